@@ -1,0 +1,2251 @@
+#!/usr/bin/env node
+/**
+ * An authenticating gateway for signal-cli-rest-api, in one file.
+ *
+ * The backend has no authentication: whoever reaches it can send as you, read your messages and link
+ * a phone of their own. This gateway stands in front of it, lets a request with a good API token send
+ * a message, and refuses everything else. It never retries a send, never follows a redirect, never
+ * forwards a credential, and never lets account setup through unless its owner spells it out.
+ *
+ *   A request:  target made canonical, or 400      →  client's address
+ *            →  credential found and taken out     →  token, its expiry, the form it came in
+ *            →  endpoint on the token's allowlist  →  the token's rate
+ *            →  body scanned while it streams      →  relayed by fetch, answered, logged
+ *
+ * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
+ *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
+ * Check  node gateway.ts --check --config gateway.json         (all that is wrong, or what each token may do)
+ * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
+ *
+ * Exit codes: 0 done, 1 a failure while running (the port is taken), 2 bad usage or configuration.
+ *
+ * Contents, in reading order; each section depends only on those below it:
+ *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
+ *   CREDENTIALS · RATE · POLICY · REQUEST BODY · BODY SCAN · RELAY · LOG · SETTINGS · LOADING ·
+ *   DEMO · COMMAND LINE · EXPORTS
+ *
+ * @module
+ */
+
+import { isUtf8 } from 'node:buffer';
+import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { readFileSync, realpathSync } from 'node:fs';
+import http from 'node:http';
+import { BlockList, isIP, type AddressInfo, type Socket } from 'node:net';
+import { setTimeout as delay } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+
+const VERSION = '1.0.0';
+
+// ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
+
+/** A place where a client can put its token (design: five forms). */
+type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
+
+/**
+ * The configuration, in the shape of the JSON file. Every field is optional; what each means, its
+ * default and its dangers stand once, in `SETTINGS` below, which `--help` prints.
+ * Durations are strings with a unit (`150s`), sizes too (`150MiB`).
+ */
+interface GatewayConfig {
+  backend?: { url?: string; timeout?: string };
+  listen?: string;
+  auth?: { methods?: Form[]; anonymous?: boolean };
+  tokens?: Record<string, TokenConfig>;
+  allow?: string[];
+  rate?: string;
+  clients?: string[];
+  trustedProxies?: string[];
+  limits?: { body?: string; connections?: number };
+  shutdown?: string;
+  log?: { level?: Level; format?: 'text' | 'json' };
+}
+
+/** One token. A field that is absent falls back to the top-level one; one that is present replaces it whole. */
+interface TokenConfig {
+  secret?: string;
+  secretFile?: string;
+  methods?: Form[];
+  allow?: string[];
+  senders?: string[];
+  recipients?: string[];
+  rate?: string;
+  clients?: string[];
+  expires?: string;
+}
+
+/** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
+interface GatewayOptions {
+  /** Reaches the backend. @default globalThis.fetch */
+  fetch?: typeof globalThis.fetch;
+  /** Milliseconds since the epoch. @default Date.now */
+  now?: () => number;
+  /** Receives each finished log line, without its line feed. @default standard output */
+  log?: (line: string) => void;
+  /** How long a client may take over a request's headers. @default 10_000 */
+  headersTimeoutMs?: number;
+  /** How long a request's body may make no progress; also how long it may take in all before its sender is known. @default 30_000 */
+  bodyTimeoutMs?: number;
+}
+
+interface Gateway {
+  /** The underlying server, for its events and its address. */
+  readonly server: http.Server;
+  /** Opens the port. Resolves to where it listens (`http://127.0.0.1:8880`); rejects if it cannot. */
+  listen(): Promise<string>;
+  /** Stops accepting, lets running requests finish within the `shutdown` setting, then cuts them off. */
+  close(): Promise<void>;
+}
+
+// ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
+
+/** Everything that can go wrong with a request. Codes are contract; sentences are for a person. */
+const PROBLEMS = {
+  bad_target: [400, 'The request target is not one that this gateway passes on.'],
+  bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
+  bad_json: [400, 'The body is not a JSON object.'],
+  bad_field: [400, 'A field of the body is not acceptable.'],
+  unauthorized: [401, 'A valid API token is required, in a form that this gateway accepts, for example "Authorization: Bearer TOKEN".'],
+  endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
+  setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
+  sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
+  recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
+  client_not_allowed: [403, 'Requests from this address are not accepted.'],
+  request_timeout: [408, 'The request took too long to arrive.'],
+  body_too_large: [413, 'The body is larger than this gateway accepts.'],
+  unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
+  rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
+  too_many_failures: [429, 'Too many wrong credentials came from this address; try again after the time in Retry-After.'],
+  client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
+  internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
+  backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
+  bad_backend_answer: [502, 'The Signal backend gave no usable answer; the message may have been sent.'],
+  shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
+  backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
+} as const satisfies Record<string, readonly [status: number, sentence: string]>;
+
+type ProblemCode = keyof typeof PROBLEMS;
+
+/** A request that ends here. `detail` replaces the sentence on the wire; `reason` is for the log alone. */
+class Problem extends Error {
+  readonly code: ProblemCode;
+  readonly status: number;
+  readonly reason: string | undefined;
+  readonly retryAfterMs: number | undefined;
+
+  constructor(code: ProblemCode, more: { detail?: string; reason?: string; retryAfterMs?: number; cause?: unknown } = {}) {
+    const [status, sentence] = PROBLEMS[code];
+    super(more.detail ?? sentence, { cause: more.cause });
+    this.code = code;
+    this.status = status;
+    this.reason = more.reason;
+    this.retryAfterMs = more.retryAfterMs;
+  }
+}
+
+/** The whole of an error answer's body; every refusal on every path has this form. */
+function problemBody(problem: Problem, requestId: string): string {
+  return JSON.stringify({ error: problem.message, code: problem.code, requestId });
+}
+
+function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
+  const body = problemBody(problem, requestId);
+  for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
+  res.statusMessage = http.STATUS_CODES[problem.status] ?? '';
+  res.statusCode = problem.status;
+  res.setHeader('Content-Type', 'application/json');
+  res.setHeader('Content-Length', Buffer.byteLength(body));
+  // Some clients (wget, Jetty) send no credential until they are challenged for one.
+  if (problem.status === 401) res.setHeader('WWW-Authenticate', ['Basic realm="signal"', 'Bearer']);
+  if (problem.retryAfterMs !== undefined) res.setHeader('Retry-After', Math.max(1, Math.ceil(problem.retryAfterMs / 1000)));
+  res.end(body);
+}
+
+// ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+
+/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
+interface Core {
+  rules: Rules;
+  readonly fetch: typeof globalThis.fetch;
+  readonly now: () => number;
+  readonly log: Log;
+  readonly bodyTimeoutMs: number;
+  readonly spent: RateLimiter;
+  readonly failures: RateLimiter;
+  draining: boolean;
+}
+
+/**
+ * Makes a gateway from a configuration.
+ * @throws {ConfigError} with every mistake in the configuration, before anything is opened.
+ */
+function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
+  return startGateway(embeddedSettings(config), options);
+}
+
+function embeddedSettings(config: GatewayConfig): Settings {
+  const problems: string[] = [];
+  return readSettings(fileSources(config, problems), problems);
+}
+
+function startGateway(settings: Settings, options: GatewayOptions): Gateway {
+  const core: Core = {
+    rules: makeRules(settings),
+    fetch: options.fetch ?? globalThis.fetch,
+    now: options.now ?? Date.now,
+    log: makeLog(settings, options),
+    bodyTimeoutMs: options.bodyTimeoutMs ?? 30_000,
+    spent: new RateLimiter(),
+    failures: new RateLimiter(),
+    draining: false,
+  };
+  const headersTimeout = options.headersTimeoutMs ?? 10_000;
+  const server = http.createServer({
+    headersTimeout,
+    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
+    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+  });
+  server.maxConnections = settings['limits.connections'];
+
+  const latest = new WeakMap<Socket, http.ServerResponse>();
+  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
+    latest.set(req.socket, res);
+    res.once('close', () => { if (core.draining) server.closeIdleConnections(); });
+    handle(core, req, res).catch((error: Error) => {
+      core.log('error', 'internal error', { stack: error.stack });
+      res.destroy();
+    });
+  };
+  server.on('request', onRequest);
+  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
+  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
+  server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
+    core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
+    answerUnparsable(error, socket, latest.get(socket));
+  });
+  return {
+    server,
+    listen: () => listen(server, settings, core),
+    close: () => close(server, settings, core),
+  };
+}
+
+async function listen(server: http.Server, settings: Settings, core: Core): Promise<string> {
+  const { path, host, port } = settings.listen;
+  server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
+  await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
+  const address = server.address() as AddressInfo | string;
+  const url = typeof address === 'string' ? `unix:${address}` : `http://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
+  const names = [...core.rules.tokens.values()].map((token) => token.name);
+  core.log('info', 'listening', {
+    listen: url,
+    backend: settings['backend.url'].base,
+    tokens: names.length,
+    names: names.join(',') || undefined,
+    allow: settings.allow.words.join(','),
+    warning: core.rules.anonymous ? 'no tokens are configured: every request is let in without a credential' : undefined,
+  });
+  return url;
+}
+
+async function close(server: http.Server, settings: Settings, core: Core): Promise<void> {
+  core.draining = true;
+  if (!server.listening) return;
+  const closed = once(server, 'close');
+  server.close();
+  server.closeIdleConnections();
+  const patience = setTimeout(() => server.closeAllConnections(), settings.shutdown);
+  await closed;
+  clearTimeout(patience);
+}
+
+/** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
+function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, res: http.ServerResponse | undefined): void {
+  const midAnswer = res?.headersSent && !res.writableFinished;
+  if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
+  const timedOut = error.code === 'ERR_HTTP_REQUEST_TIMEOUT';
+  const body = timedOut ? problemBody(new Problem('request_timeout'), randomUUID()) : '';
+  const status = timedOut ? '408 Request Timeout' : '400 Bad Request';
+  const type = body && 'Content-Type: application/json\r\n';
+  socket.end(`HTTP/1.1 ${status}\r\nConnection: close\r\n${type}Content-Length: ${body.length}\r\n\r\n${body}`, () => socket.destroy());
+}
+
+// ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+
+/** What is known of a request so far; its one log line is made of it. */
+interface Exchange {
+  requestId: string;
+  client: string;
+  method: string;
+  route: string | undefined;
+  token: string | undefined;
+  form: Form | undefined;
+  status: number;
+  code: ProblemCode | undefined;
+  reason: string | undefined;
+  bytesIn: number;
+  bytesOut: number;
+}
+
+/** The way of a request. The order is a security claim; each step says why it stands where it does. */
+async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse): Promise<void> {
+  const { rules } = core; // one snapshot: a reload in the middle of a request changes nothing for it
+  const startedMs = core.now();
+  const exchange: Exchange = {
+    requestId: randomUUID(), client: clientAddress(req, rules.trustedProxies), method: req.method ?? '',
+    route: undefined, token: undefined, form: undefined, status: 0, code: undefined, reason: undefined, bytesIn: 0, bytesOut: 0,
+  };
+  const abort = new AbortController();
+  res.once('close', () => { if (!res.writableFinished) abort.abort(new Problem('client_left')); });
+  const body = new RequestBody(req, res, exchange, core.bodyTimeoutMs, rules.bodyLimitBytes);
+  try {
+    // Before everything: a health check must not depend on what is being checked.
+    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
+    if (core.draining) throw new Problem('shutting_down');
+
+    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+    const target = parseTarget(exchange.method, req.url ?? '');
+    exchange.route = target.route?.template;
+
+    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+    const { client } = exchange;
+    if (!rules.clients.some((list) => addressAllowed(list, client))) throw new Problem('client_not_allowed');
+
+    // Before the endpoint: what exists here is nobody's business who holds no token. The body is read
+    // only if nothing else was found and some token accepts that form, and then no more than its head.
+    let credential = findCredential(req, target);
+    if (credential === undefined && rules.forms.has('body')) credential = await body.findCredential();
+    exchange.form = credential?.form;
+
+    const token = identify(core, rules, credential, exchange);
+    exchange.token = token.name;
+    if (!addressAllowed(token.clients, client)) throw new Problem('client_not_allowed');
+
+    checkEndpoint(token, target);
+
+    // After the endpoint: a request that could never pass must not use up the rate of those that can.
+    takeRate(core, token);
+
+    // Before the backend is contacted: the head of the body, or all of a small one, has been judged.
+    const content = await body.admit(target, (field) => judgeField(token, field), abort);
+
+    await relay(core, rules, { req, res, target, exchange, content, abort });
+  } catch (error) {
+    const problem = toProblem(error, abort.signal);
+    Object.assign(exchange, { status: problem.status, code: problem.code, reason: problem.reason });
+    if (problem.code === 'internal_error') core.log('error', 'internal error', { requestId: exchange.requestId, stack: (error as Error).stack });
+    if (core.draining) res.shouldKeepAlive = false;
+    // After the first byte there is no honest way to say that it failed, but to break off.
+    if (res.headersSent) res.destroy();
+    else answerProblem(res, problem, exchange.requestId);
+  } finally {
+    body.discardRest(exchange.token !== undefined);
+    logExchange(core, exchange, startedMs);
+  }
+}
+
+function answerHealth(res: http.ServerResponse, exchange: Exchange): void {
+  exchange.route = '/healthz';
+  exchange.status = 200;
+  res.setHeader('Content-Type', 'text/plain');
+  res.end('ok\n');
+}
+
+function toProblem(error: unknown, signal: AbortSignal): Problem {
+  if (signal.reason instanceof Problem) return signal.reason; // the first failure is the cause of the later ones
+  return error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+}
+
+function logExchange(core: Core, exchange: Exchange, startedMs: number): void {
+  const { status } = exchange;
+  const level = exchange.route === '/healthz' ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
+  core.log(level, 'request', { ...exchange, ms: Math.round(core.now() - startedMs) });
+}
+
+// ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
+// fetch normalises what a check did not see (`..`, `%2e%2e`, `\`, TAB), and the backend decodes once
+// more (`:number` twice). So a target is taken apart once, judged, and built anew from its parts.
+
+/** A request target that passed the rules, in parts. */
+interface Target {
+  readonly method: string;
+  /** Decoded, none empty; the `@auth` segment is taken out. */
+  readonly segments: readonly string[];
+  /** The raw query without the `@auth` parameter, and the same decoded. */
+  readonly query: string;
+  readonly parameters: readonly (readonly [name: string, value: string])[];
+  readonly route: Route | undefined;
+  readonly pathSecret: string | undefined;
+  readonly querySecret: string | undefined;
+}
+
+/**
+ * Makes a raw request target canonical.
+ * @throws {Problem} bad_target, or bad_credential for two `@auth` in one place.
+ */
+function parseTarget(method: string, raw: string): Target {
+  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
+  if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
+  if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
+  if (/%(?:[01][0-9a-f]|7f)/i.test(raw)) throw badTarget('it holds an encoded control character');
+  const cut = raw.indexOf('?');
+  const path = cut < 0 ? raw : raw.slice(0, cut);
+  const pairs = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '').map(parsePair);
+
+  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('an encoded slash, backslash, dot or percent sign in a path means different things to different programs');
+  // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
+  const segments = path.split('/').filter((segment) => segment !== '').map(decodeSegment);
+  const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)));
+  if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) throw badTarget('the "@auth=" segment must come first');
+  for (const segment of segments) {
+    if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
+    if (segment.startsWith('-')) throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+  }
+  return {
+    method,
+    segments,
+    query: pairs.filter((pair) => pair.name !== '@auth').map((pair) => pair.raw).join('&'),
+    parameters: pairs.map((pair) => [pair.name, pair.value] as const),
+    route: findRoute(method, segments),
+    pathSecret,
+    querySecret: takeSecret(pairs.filter((pair) => pair.name === '@auth').map((pair) => pair.value)),
+  };
+}
+
+function badTarget(why: string): Problem {
+  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
+}
+
+/** The one secret in a place, if any; two are nobody's choice to make. */
+function takeSecret(found: string[]): string | undefined {
+  if (found.length > 1) throw new Problem('bad_credential');
+  return found[0];
+}
+
+function decodeSegment(segment: string): string {
+  const decoded = decode(segment);
+  if (/\p{Cc}/u.test(decoded)) throw badTarget('it holds an encoded control character');
+  return decoded;
+}
+
+function decode(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw badTarget('its percent-encoded bytes are not UTF-8');
+  }
+}
+
+/** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
+function parsePair(pair: string): { raw: string; name: string; value: string } {
+  const cut = pair.indexOf('=');
+  const part = (text: string): string => decode(text.replaceAll('+', ' '));
+  return {
+    // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
+    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
+    name: part(cut < 0 ? pair : pair.slice(0, cut)),
+    value: part(cut < 0 ? '' : pair.slice(cut + 1)),
+  };
+}
+
+/** The backend's URL for a target: built from what was judged, never resolved from what was sent. */
+function backendUrl(backend: Backend, target: Target): string {
+  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  const encode = (segment: string): string => encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
+  return `${backend.base}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
+}
+
+// ── ROUTES AND ALLOWLIST ─────────────────────────────────────────────────────────────────────────
+
+type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
+
+interface Route {
+  readonly group: Group;
+  readonly method: string;
+  readonly template: string;
+  readonly parts: readonly string[];
+  /** The backend refuses the request without a body. */
+  readonly needsBody: boolean;
+}
+
+const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
+
+/**
+ * Every route of the backend: methods, template, and "body" where it needs one. The first match wins,
+ * so that a static segment stands before a parameter, as in the backend's own router.
+ */
+const ROUTES: readonly Route[] = Object.entries({
+  info: ['GET /v1/about', 'GET /v1/health'],
+  send: ['POST /v2/send body', 'POST /v1/send body'],
+  receive: ['GET /v1/receive/:number'],
+  messaging: [
+    'PUT,DELETE /v1/typing-indicator/:number body',
+    'POST,DELETE /v1/reactions/:number body',
+    'POST /v1/receipts/:number body',
+    'DELETE /v1/remote-delete/:number body',
+    'POST,DELETE /v1/polls/:number body',
+    'POST /v1/polls/:number/vote body',
+    'GET /v1/attachments',
+    'GET,DELETE /v1/attachments/:attachment',
+    'GET /v1/sticker-packs/:number',
+    'POST /v1/sticker-packs/:number body',
+    'GET /v1/search',
+    'GET /v1/search/:number',
+    'GET /v1/groups/:number',
+    'POST /v1/groups/:number body',
+    'GET,DELETE /v1/groups/:number/:groupid',
+    'PUT /v1/groups/:number/:groupid body',
+    'GET /v1/groups/:number/:groupid/avatar',
+    'POST /v1/groups/:number/:groupid/block',
+    'POST /v1/groups/:number/:groupid/join',
+    'POST /v1/groups/:number/:groupid/quit',
+    'POST,DELETE /v1/groups/:number/:groupid/members body',
+    'POST,DELETE /v1/groups/:number/:groupid/admins body',
+    'POST,DELETE /v1/groups/:number/:groupid/pin-message body',
+  ],
+  setup: [
+    'GET /v1/configuration',
+    'POST /v1/configuration body',
+    'GET /v1/configuration/:number/settings',
+    'POST /v1/configuration/:number/settings body',
+    'POST /v1/register/:number',
+    'POST /v1/register/:number/verify/:token',
+    'POST /v1/unregister/:number',
+    'GET /v1/qrcodelink',
+    'GET /v1/qrcodelink/raw',
+    'GET /v1/accounts',
+    'POST /v1/accounts/:number/rate-limit-challenge body',
+    'PUT /v1/accounts/:number/settings body',
+    'POST /v1/accounts/:number/username body',
+    'DELETE /v1/accounts/:number/username',
+    'POST /v1/accounts/:number/pin body',
+    'DELETE /v1/accounts/:number/pin',
+    'GET /v1/devices/:number',
+    'POST /v1/devices/:number body',
+    'DELETE /v1/devices/:number/local-data',
+    'DELETE /v1/devices/:number/:deviceId',
+    'PUT /v1/profiles/:number body',
+    'GET /v1/identities/:number',
+    'PUT /v1/identities/:number/trust/:numbertotrust body',
+    'GET /v1/contacts/:number',
+    'PUT /v1/contacts/:number body',
+    'GET /v1/contacts/:number/:uuid',
+    'GET /v1/contacts/:number/:uuid/avatar',
+    'POST /v1/contacts/:number/sync',
+    '* /v1/plugins/*',
+    'GET /swagger/*',
+  ],
+}).flatMap(([group, lines]) => lines.flatMap((line) => {
+  const [methods = '', template = '', body] = line.split(' ');
+  return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+    group: group as Group, method, template, parts: template.slice(1).split('/'), needsBody: body === 'body',
+  }));
+}));
+
+/** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
+const GROUPS: Record<Group, readonly Group[]> = {
+  send: ['send'], info: ['info'], receive: ['receive'], messaging: ['send', 'receive', 'messaging'], setup: ['setup'],
+};
+
+/** The first two segments of every setup route: a new upstream route below one of them is setup too. */
+const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
+
+function prefixOf(segments: readonly string[]): string {
+  return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
+}
+
+/** E.164 with its plus, as loosely as numbers are handed out. */
+const NUMBER = /^\+[0-9]{5,15}$/;
+
+/** What the owner allowed: groups by name, and single patterns. */
+interface Allow {
+  readonly words: readonly string[];
+  readonly groups: ReadonlySet<Group>;
+  readonly patterns: readonly { readonly method: string; readonly parts: readonly string[] }[];
+}
+
+/**
+ * The route of a request, if the backend has one.
+ * @throws {Problem} bad_target for an account that is not a phone number: the backend would decode it
+ *   a second time and hand it to signal-cli as an argument.
+ */
+function findRoute(method: string, segments: readonly string[]): Route | undefined {
+  const route = ROUTES.find((candidate) => candidate.method === method && partsMatch(candidate.parts, segments));
+  const number = route && segments[route.parts.indexOf(':number')];
+  if (number !== undefined && !NUMBER.test(number)) throw badTarget('the account in the path must be "+" and 5 to 15 digits');
+  return route;
+}
+
+/** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
+function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
+  const open = parts.at(-1) === '*';
+  if (open ? segments.length < parts.length : segments.length !== parts.length) return false;
+  return parts.every((part, i) => part === '*' || part.startsWith(':') || part === segments[i]);
+}
+
+/** Whether an allowlist lets a target through, and whether by a group's word or by a pattern that names it. */
+function findGrant(allow: Allow, target: Target): 'group' | 'pattern' | undefined {
+  const { segments, route } = target;
+  const isSetup = SETUP_PREFIXES.has(prefixOf(segments));
+  const named = allow.patterns.some(({ method, parts }) =>
+    (method === '*' ? METHODS.includes(target.method) : method === target.method)
+    && partsMatch(parts, segments)
+    && !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? ''))
+    // No wildcard reaches setup: the first two segments must be spelled out.
+    && !(isSetup && parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':'))));
+  if (named) return 'pattern';
+  return route && allow.groups.has(route.group) ? 'group' : undefined;
+}
+
+/**
+ * Step 7: is this endpoint the token's to use, and with this account.
+ * @throws {Problem} endpoint_not_allowed, setup_blocked, sender_not_allowed, bad_field.
+ */
+function checkEndpoint(token: Token, target: Target): void {
+  const { route, segments } = target;
+  const grant = findGrant(token.allow, target);
+  if (grant === undefined) throw new Problem(SETUP_PREFIXES.has(prefixOf(segments)) ? 'setup_blocked' : 'endpoint_not_allowed');
+  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
+  const opaque = route === undefined || route.parts.at(-1) === '*';
+  if (opaque && (token.senders || token.recipients)) throw new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
+  if (token.senders && !opaque) {
+    const at = route.parts.indexOf(':number');
+    if (at >= 0 && !token.senders.has(segments[at] ?? '')) throw new Problem('sender_not_allowed');
+    // All attachments, all accounts: routes without an account show every account's.
+    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'pattern') {
+      throw new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
+    }
+  }
+  // The numbers of a search become arguments of signal-cli, like those in a body.
+  for (const [name, value] of target.parameters) if (name === 'numbers') checkArgument(name, value);
+}
+
+// ── CLIENT ADDRESS ───────────────────────────────────────────────────────────────────────────────
+
+/** A list of addresses and ranges, and how it was written. */
+interface AddressList {
+  readonly words: readonly string[];
+  readonly list: BlockList;
+}
+
+/** An absent list allows every address. */
+function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
+  return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
+}
+
+/** An IPv4-mapped IPv6 address is the IPv4 address. A unix socket's peer has none; it is on this machine. */
+function normalizeAddress(address: string | undefined): string {
+  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
+}
+
+/**
+ * The client's address: the peer's, or behind trusted proxies the right-most address in
+ * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
+ */
+function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
+  let address = normalizeAddress(req.socket.remoteAddress);
+  if (trusted === undefined) return address;
+  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
+  while (hops.length > 0 && addressAllowed(trusted, address)) {
+    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    if (!isIP(hop)) break; // not an address: the last trusted proxy answers for it
+    address = hop;
+  }
+  return address;
+}
+
+// ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
+
+interface Credential {
+  readonly form: Form;
+  /** Undefined where the form was right and the content could not be read: it is wrong, not absent. */
+  readonly secret: string | undefined;
+}
+
+/** A token with all its settings resolved. Its secret is known by digest alone. */
+interface Token {
+  readonly name: string;
+  readonly digest: string;
+  readonly methods: ReadonlySet<Form>;
+  readonly allow: Allow;
+  readonly senders: ReadonlySet<string> | undefined;
+  readonly recipients: ReadonlySet<string> | undefined;
+  readonly rate: Rate | undefined;
+  readonly clients: AddressList | undefined;
+  readonly expiresMs: number | undefined;
+}
+
+/**
+ * The first credential outside the body, in the order header, path, query. One decides: if it is
+ * wrong, nothing falls through to the next, or a guess could hide behind a form that is not logged.
+ * @throws {Problem} bad_credential for two Authorization headers.
+ */
+function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
+  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== '')); // n8n sends an empty one
+  if (header !== undefined) return parseAuthorization(header);
+  if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
+  if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
+  return undefined;
+}
+
+/** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
+function headerValues(req: http.IncomingMessage, name: string): string[] {
+  return req.rawHeaders.filter((_, i, raw) => i % 2 === 1 && raw[i - 1]?.toLowerCase() === name);
+}
+
+/** RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). */
+function parseAuthorization(value: string): Credential {
+  const [, scheme = '', rest = ''] = /^\s*(\S+)\s*(.*?)\s*$/.exec(value) ?? [];
+  if (scheme.toLowerCase() === 'basic') {
+    const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
+    return { form: 'basic', secret: password };
+  }
+  // node:http hands header bytes over as Latin-1; a secret is UTF-8.
+  const secret = scheme.toLowerCase() === 'bearer' ? Buffer.from(rest, 'latin1').toString() : undefined;
+  return { form: 'bearer', secret };
+}
+
+function digestOf(secret: string): string {
+  return createHash('sha256').update(secret).digest('hex');
+}
+
+/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
+const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
+
+/**
+ * Steps 5 and 6: whose request this is. Every refusal looks the same from outside; the log has the reason.
+ *
+ * The digest is looked up in a map. How long that takes depends on the SHA-256 of what was sent, which
+ * tells nothing about how much of a secret was right. A right credential is never refused for wrong
+ * ones from the same address, so that nobody can lock anybody out.
+ * @throws {Problem} unauthorized, too_many_failures.
+ */
+function identify(core: Core, rules: Rules, credential: Credential | undefined, exchange: Exchange): Token {
+  if (rules.anonymous) return rules.anonymous;
+  if (credential === undefined) throw new Problem('unauthorized', { reason: 'no_credential' });
+  const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
+  const reason = token === undefined ? 'unknown_token'
+    : token.expiresMs !== undefined && token.expiresMs <= core.now() ? 'expired_token'
+    : token.methods.has(credential.form) ? undefined : 'form_not_accepted';
+  if (token && reason === undefined) return token;
+  const retryAfterMs = core.failures.take(failureKey(exchange.client), FAILURE_RATE, core.now());
+  if (retryAfterMs > 0) throw new Problem('too_many_failures', { reason: reason!, retryAfterMs });
+  throw new Problem('unauthorized', { reason: reason! });
+}
+
+/** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
+function failureKey(address: string): string {
+  if (isIP(address) !== 6) return address;
+  const [head = '', tail] = address.split('::');
+  const left = head.split(':').filter(Boolean);
+  const right = (tail ?? '').split(':').filter(Boolean);
+  const full = tail === undefined ? left : [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right];
+  return full.slice(0, 4).join(':');
+}
+
+// ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
+
+/** So many requests in so much time. */
+interface Rate {
+  readonly count: number;
+  readonly perMs: number;
+  readonly words: string;
+}
+
+/** Keys kept at most. The oldest go first: an attacker with a million addresses forgets only itself. */
+const RATE_KEYS_LIMIT = 10_000;
+
+/**
+ * A token bucket per key, kept as one number each: the time at which the bucket would be full again
+ * (the generic cell rate algorithm). It holds `count` at first and regains one every `perMs / count`.
+ */
+class RateLimiter {
+  readonly #fullAtMs = new Map<string, number>();
+
+  /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
+  take(key: string, rate: Rate, nowMs: number): number {
+    const known = this.#fullAtMs.get(key) ?? nowMs;
+    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out.
+    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs) + rate.perMs / rate.count;
+    const waitMs = fullAtMs - nowMs - rate.perMs;
+    if (waitMs > 0.001) return waitMs; // the sum of fractions may be a hair too large
+    this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
+    this.#fullAtMs.set(key, fullAtMs);
+    if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
+    return 0;
+  }
+}
+
+/** Step 8. @throws {Problem} rate_limited. */
+function takeRate(core: Core, token: Token): void {
+  const retryAfterMs = token.rate ? core.spent.take(token.name, token.rate, core.now()) : 0;
+  if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
+}
+
+// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * The top-level keys of a body that matter, as the backend acts on them. `list` is an array of
+ * strings; an `argument` may also be a number (the votes of a poll).
+ */
+const BODY_KEYS = {
+  auth: { list: false, role: 'credential' },
+  number: { list: false, role: 'sender' },
+  recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
+  recipients: { list: true, role: 'recipient' },
+  members: { list: true, role: 'recipient' },
+  admins: { list: true, role: 'recipient' },
+  answers: { list: true, role: 'argument' },
+  selected_answers: { list: true, role: 'argument' },
+  base64_attachment: { list: false, role: 'attachment' },
+  base64_attachments: { list: true, role: 'attachment' },
+} as const satisfies Record<string, { list: boolean; role: string }>;
+
+type BodyKey = keyof typeof BODY_KEYS;
+
+/** One string under a key that matters; of an attachment only what stands before its data. */
+interface Field {
+  readonly key: BodyKey;
+  readonly value: string;
+}
+
+/** A group's id. `group.01` is one too many: that is a user name, and a person (nickname.digits). */
+const GROUP_ID = /^group\.(?![0-9]+$)[A-Za-z0-9+/=]+$/;
+
+/**
+ * Judges one field by the rules for all tokens and by this token's own.
+ * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
+ */
+function judgeField(token: Token, { key, value }: Field): void {
+  const { role } = BODY_KEYS[key];
+  if (role === 'attachment') return checkAttachment(key, value);
+  checkArgument(key, value);
+  if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
+  if (role === 'recipient' && token.recipients && !token.recipients.has(value)
+    && !(token.recipients.has('group.*') && GROUP_ID.test(value))) throw new Problem('recipient_not_allowed');
+}
+
+/** These become arguments of a command line (signal-cli's), where "-" begins an option. */
+function checkArgument(name: string, value: string): void {
+  if (value === '') throw badField(name, 'may not be empty');
+  if (value.startsWith('-')) throw badField(name, 'may not begin with "-"');
+  if (/\p{Cc}/u.test(value)) throw badField(name, 'may not hold control characters');
+}
+
+/** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
+function checkAttachment(key: string, meta: string): void {
+  for (const part of meta.split(';')) {
+    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}$/.test(part.slice('filename='.length))) {
+      throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
+    }
+  }
+}
+
+function badField(key: string, why: string): Problem {
+  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
+}
+
+// ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
+
+/** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
+const HEAD_LIMIT_BYTES = 64 * 1024;
+
+/** How long a refused client may take to read its answer and stop sending. */
+const LINGER_MS = 2000;
+
+/** What is relayed: nothing, a small body in one piece, or a large one as a stream. */
+type Content = Uint8Array | { stream: ReadableStream<Uint8Array>; length: number | undefined } | undefined;
+
+/** A request's body, read through the scanner: first its head, then, once it is admitted, the rest. */
+class RequestBody {
+  readonly #req: http.IncomingMessage;
+  readonly #res: http.ServerResponse;
+  readonly #exchange: Exchange;
+  readonly #timeoutMs: number;
+  readonly #limitBytes: number;
+  readonly #scan = new BodyScan();
+  #head: Uint8Array[] | undefined; // scanned, and not yet passed on
+  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
+  #ended: boolean;
+  #discarding = false;
+  #wake: (() => void) | undefined;
+
+  constructor(req: http.IncomingMessage, res: http.ServerResponse, exchange: Exchange, timeoutMs: number, limitBytes: number) {
+    this.#req = req;
+    this.#res = res;
+    this.#exchange = exchange;
+    this.#timeoutMs = timeoutMs;
+    this.#limitBytes = limitBytes;
+    // RFC 9112 6: a request has a body if one of these two headers says so.
+    this.#ended = req.headers['transfer-encoding'] === undefined && (req.headers['content-length'] ?? '0') === '0';
+    if (!this.#ended) for (const event of ['readable', 'end', 'close', 'error']) req.on(event, () => this.#wake?.());
+  }
+
+  /**
+   * Looks for `auth` in the head of the body.
+   * @throws {Problem} bad_json, bad_field, unsupported_encoding, request_timeout, client_left.
+   */
+  async findCredential(): Promise<Credential | undefined> {
+    // A total, not per chunk: until its sender is known, a body may not trickle in for hours.
+    const deadlineMs = performance.now() + this.#timeoutMs;
+    await this.#readHead(() => deadlineMs - performance.now());
+    return this.#scan.auth === undefined ? undefined : { form: 'body', secret: this.#scan.auth };
+  }
+
+  /**
+   * Judges the head and returns what is to be relayed.
+   * @param judge throws a Problem for a field that may not pass.
+   * @param abort ends the relay when a later part of the body fails.
+   * @throws {Problem} as findCredential, and body_too_large, and what judge throws.
+   */
+  async admit(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
+    const declared = this.#req.headers['content-length'];
+    if (declared !== undefined && Number(declared) > this.#limitBytes) throw new Problem('body_too_large');
+    const head = await this.#readHead(() => this.#timeoutMs);
+    this.#scan.takeFields().forEach(judge);
+    const empty = this.#exchange.bytesIn === 0;
+    if (empty && target.route?.needsBody) throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
+    const bodiless = target.method === 'GET';
+    if (bodiless && !this.#ended) throw new Problem('body_too_large');
+    if (empty || bodiless) return undefined;
+    if (this.#ended) return Buffer.concat(head);
+    // From here on, what the scanner takes out it replaces with spaces: the length stays true.
+    this.#scan.keepLength = declared !== undefined;
+    const length = declared === undefined ? undefined : Number(declared) - this.#scan.cutBytes;
+    return { stream: this.#stream(head, judge, abort), length };
+  }
+
+  /**
+   * After the answer: reads and drops what the client still sends, because a connection that is closed
+   * with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is not worth
+   * more than the head; then nothing is read any more, and the connection goes soon after.
+   */
+  discardRest(known: boolean): void {
+    if (this.#ended || this.#discarding) return;
+    this.#discarding = true;
+    this.#wake?.();
+    void this.#discard((known ? this.#limitBytes : HEAD_LIMIT_BYTES) - this.#exchange.bytesIn);
+  }
+
+  async #discard(allowanceBytes: number): Promise<void> {
+    try {
+      let left = allowanceBytes;
+      while (left >= 0) {
+        const chunk = await this.#next(LINGER_MS, true);
+        if (chunk === undefined) return;
+        left -= chunk.length;
+      }
+      await delay(LINGER_MS, undefined, { ref: false });
+    } catch { /* the client left or sent nothing more: both end the connection */ }
+    this.#req.socket.destroy();
+  }
+
+  async #readHead(timeoutMs: () => number): Promise<Uint8Array[]> {
+    if (this.#head !== undefined || this.#ended) return this.#head ?? [];
+    const encoding = this.#req.headers['content-encoding'] ?? 'identity';
+    if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
+    if (/^100-continue$/i.test(this.#req.headers.expect ?? '')) this.#res.writeContinue();
+    const head: Uint8Array[] = [];
+    while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
+      const chunk = await this.#next(timeoutMs());
+      const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
+      if (chunk !== undefined && chunk.length > room) this.#rest = chunk.subarray(room);
+      head.push(...this.#feed(chunk?.subarray(0, room)));
+    }
+    return this.#head = head;
+  }
+
+  /** Passes a chunk, or the end, through the scanner. */
+  #feed(chunk: Uint8Array | undefined): Uint8Array[] {
+    if (chunk !== undefined) {
+      this.#exchange.bytesIn += chunk.length;
+      if (this.#exchange.bytesIn > this.#limitBytes) throw new Problem('body_too_large');
+      return this.#scan.write(chunk);
+    }
+    this.#ended = true;
+    return this.#exchange.bytesIn === 0 ? [] : this.#scan.end();
+  }
+
+  /** The next chunk, or undefined at the end. @throws {Problem} request_timeout, client_left. */
+  async #next(timeoutMs: number, discarding = false): Promise<Uint8Array | undefined> {
+    const rest = this.#rest;
+    if (rest !== undefined) {
+      this.#rest = undefined;
+      return rest;
+    }
+    const deadlineMs = performance.now() + timeoutMs;
+    for (;;) {
+      if (this.#discarding !== discarding) throw new Problem('client_left'); // the relay is over, and so is its stream
+      const chunk = this.#req.read() as Uint8Array | null;
+      if (chunk !== null) return chunk;
+      if (this.#req.readableEnded) return undefined;
+      if (this.#req.destroyed) throw new Problem('client_left');
+      const leftMs = deadlineMs - performance.now();
+      if (leftMs <= 0) throw new Problem('request_timeout');
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, leftMs);
+        this.#wake = () => { clearTimeout(timer); resolve(); };
+      });
+    }
+  }
+
+  /** The head and then the rest, pulled one chunk at a time: nothing is read that the backend has no room for. */
+  #stream(head: Uint8Array[], judge: (field: Field) => void, abort: AbortController): ReadableStream<Uint8Array> {
+    let ready = head;
+    return new ReadableStream<Uint8Array>({
+      pull: async (controller) => {
+        try {
+          while (ready.length === 0 && !this.#ended) {
+            ready = this.#feed(await this.#next(this.#timeoutMs));
+            this.#scan.takeFields().forEach(judge);
+          }
+        } catch (error) {
+          abort.abort(error);
+          throw error;
+        }
+        for (const piece of ready) controller.enqueue(piece);
+        ready = [];
+        if (this.#ended) controller.close();
+      },
+    }, { highWaterMark: 0 });
+  }
+}
+
+// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+
+// What the scanner expects next.
+const S_OBJECT = 0; // the opening brace of the document
+const S_FIRST_KEY = 1; // a key, or the end of an empty object
+const S_KEY = 2;
+const S_COLON = 3;
+const S_FIRST_ELEMENT = 4; // a value, or the end of an empty array
+const S_VALUE = 5;
+const S_AFTER = 6; // a comma, or the end of the object or array
+const S_STRING = 7;
+const S_ESCAPE = 8;
+const S_HEX = 9;
+const S_BARE = 10; // a number, true, false or null
+const S_DONE = 11;
+
+const QUOTE = 0x22;
+const COMMA = 0x2c;
+const COLON = 0x3a;
+const SEMICOLON = 0x3b;
+const OPEN_ARRAY = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_ARRAY = 0x5d;
+const OPEN_OBJECT = 0x7b;
+const CLOSE_OBJECT = 0x7d;
+
+/** Deeper than any request of this backend; it bounds the stack that the scanner keeps. */
+const NESTING_LIMIT = 64;
+/** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
+const KEY_LIMIT_BYTES = 256;
+const VALUE_LIMIT_BYTES = 4096;
+const BARE_LIMIT_BYTES = 256;
+/** How much of an attachment may come before its data. */
+const META_LIMIT_BYTES = 1024;
+
+const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
+
+/** Which top-level keys the scanner looks at, and what also counts as one of them. */
+interface KeyRules {
+  readonly keys: ReadonlySet<string>;
+  readonly folded: RegExp;
+}
+
+function keyRules(keys: readonly string[]): KeyRules {
+  // The flags i and u together compare by simple case folding, exactly as Go's encoding/json does:
+  // "recipient\u017f" matches "recipients", "\u212a" matches "k", and nothing else outside ASCII does.
+  return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|') || '(?!)'})$`, 'iu') };
+}
+
+const BODY_RULES = keyRules(Object.keys(BODY_KEYS));
+const NO_RULES = keyRules([]);
+
+/**
+ * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and
+ * reports the top-level fields that matter. It does no I/O and knows no policy, and its result does not
+ * depend on how the document was cut into chunks.
+ *
+ * What `write` returns may be passed on at once, except that a document is complete only with the
+ * closing brace, which `end` returns: what fails before never becomes something a backend can act on.
+ *
+ * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to
+ * case (Unicode simple folding) and takes the last of duplicates: for keys that matter, a second one,
+ * a spelling that only folds to one, and a wrong type are refused.
+ */
+class BodyScan {
+  /** The top-level `auth`, once it has been read completely. */
+  auth: string | undefined;
+  /** How many bytes have been cut out. */
+  cutBytes = 0;
+  /** From when on this is true, cut bytes are replaced by as many spaces. */
+  keepLength = false;
+
+  readonly #rules: KeyRules;
+  readonly #seen = new Set<string>();
+  readonly #stack: number[] = []; // the closing byte of each open object and array
+  #fields: Field[] = [];
+  #state = S_OBJECT;
+  #key: BodyKey | undefined; // the key that matters whose value is being read
+  #anyMember = false; // a member has been passed on: the next one needs its comma
+
+  #text = ''; // of a string or bare value, as it is written, one character per byte
+  #capturing = false;
+  #isKey = false;
+  #metaEnded = false; // in an attachment: the data has begun
+  #hex = '';
+
+  #chunk: Buffer = Buffer.alloc(0);
+  #latin1: string | undefined; // the chunk as text, made when a long string needs a native search
+  #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
+  #out: Uint8Array[] = [];
+  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
+  #offset = 0; // of the chunk in the document
+  #utf8Tail: Buffer = Buffer.alloc(0); // the beginning of a character that the next chunk completes
+
+  constructor(rules: KeyRules = BODY_RULES) {
+    this.#rules = rules;
+  }
+
+  /** The fields found since the last call. */
+  takeFields(): Field[] {
+    const fields = this.#fields;
+    this.#fields = [];
+    return fields;
+  }
+
+  /**
+   * Reads a chunk; returns what may be passed on, as parts of the chunks that came in.
+   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
+   */
+  write(chunk: Uint8Array): Uint8Array[] {
+    this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    this.#latin1 = undefined;
+    this.#from = 0;
+    this.#out = [];
+    this.#checkUtf8();
+    for (let i = 0; i < chunk.length;) {
+      switch (this.#state) {
+        case S_STRING: i = this.#readString(i); break;
+        case S_ESCAPE: this.#readEscape(i++); break;
+        case S_HEX: this.#readHex(i++); break;
+        case S_BARE: i = this.#readBare(i); break;
+        default: this.#readStructure(i++);
+      }
+    }
+    this.#pass(chunk.length);
+    if (this.#held && this.#held.reduce((sum, piece) => sum + piece.length, 0) > HEAD_LIMIT_BYTES) this.#fail(0, 'too much white space');
+    this.#offset += chunk.length;
+    return this.#out;
+  }
+
+  /** Ends the document; returns the closing brace. @throws {Problem} bad_json if it is not complete. */
+  end(): Uint8Array[] {
+    this.#chunk = Buffer.alloc(0);
+    if (this.#state !== S_DONE || this.#utf8Tail.length > 0) this.#fail(0, 'it ends too early');
+    return [Buffer.from('}')];
+  }
+
+  #fail(i: number, why: string): never {
+    throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
+  }
+
+  // What may pass. Between `hold` and `release` or `cut`, bytes are kept back.
+
+  #pass(end: number): void {
+    if (end > this.#from) (this.#held ?? this.#out).push(this.#chunk.subarray(this.#from, end));
+    this.#from = end;
+  }
+
+  #hold(start: number): void {
+    this.#pass(start);
+    this.#held = [];
+  }
+
+  #release(end: number): void {
+    this.#pass(end);
+    this.#out.push(...this.#held ?? []);
+    this.#held = undefined;
+  }
+
+  #cut(end: number): void {
+    this.#pass(end);
+    const count = (this.#held ?? []).reduce((sum, piece) => sum + piece.length, 0);
+    this.#held = undefined;
+    if (this.keepLength) this.#out.push(Buffer.alloc(count, ' '));
+    else this.cutBytes += count;
+  }
+
+  // The grammar.
+
+  #readStructure(i: number): void {
+    const byte = this.#chunk[i]!;
+    if (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09) return;
+    switch (this.#state) {
+      case S_OBJECT:
+        if (byte !== OPEN_OBJECT) this.#fail(i, 'it must begin with "{"');
+        return this.#open(i, byte);
+      case S_FIRST_KEY:
+      case S_KEY:
+        if (byte === CLOSE_OBJECT && this.#state === S_FIRST_KEY) return this.#close(i, byte);
+        if (byte !== QUOTE) this.#fail(i, 'a key in double quotes is expected');
+        return this.#openString(true);
+      case S_COLON:
+        if (byte !== COLON) this.#fail(i, 'a colon is expected');
+        this.#state = S_VALUE;
+        return;
+      case S_FIRST_ELEMENT:
+        if (byte === CLOSE_ARRAY) return this.#close(i, byte);
+        return this.#openValue(i, byte);
+      case S_VALUE:
+        return this.#openValue(i, byte);
+      case S_AFTER:
+        if (byte === COMMA) return this.#comma(i);
+        return this.#close(i, byte);
+      default:
+        this.#fail(i, 'something follows its end');
+    }
+  }
+
+  #open(i: number, byte: number): void {
+    if (this.#stack.push(byte === OPEN_OBJECT ? CLOSE_OBJECT : CLOSE_ARRAY) > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
+    this.#state = byte === OPEN_OBJECT ? S_FIRST_KEY : S_FIRST_ELEMENT;
+    if (this.#stack.length === 1) this.#hold(i + 1);
+  }
+
+  #close(i: number, byte: number): void {
+    if (byte !== this.#stack.at(-1)) this.#fail(i, 'a comma or the end of the object or array is expected');
+    this.#stack.pop();
+    if (this.#stack.length > 0) return this.#endValue(i + 1);
+    this.#release(i);
+    this.#from = i + 1; // the closing brace is held back until `end`
+    this.#state = S_DONE;
+  }
+
+  #comma(i: number): void {
+    this.#state = this.#stack.at(-1) === CLOSE_OBJECT ? S_KEY : S_VALUE;
+    if (this.#stack.length > 1) return;
+    this.#hold(i);
+    if (!this.#anyMember) { // all members so far were cut, and this comma goes with them
+      this.#cut(i + 1);
+      this.#hold(i + 1);
+    }
+  }
+
+  #openValue(i: number, byte: number): void {
+    this.#checkType(byte);
+    if (byte === QUOTE) return this.#openString(false);
+    if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) return this.#open(i, byte);
+    this.#state = S_BARE;
+    this.#text = String.fromCharCode(byte);
+  }
+
+  /** Refuses a value that begins like the wrong type for the key that it belongs to. */
+  #checkType(byte: number): void {
+    if (this.#key === undefined) return;
+    const { list, role } = BODY_KEYS[this.#key];
+    const isBare = byte !== QUOTE && byte !== OPEN_OBJECT && byte !== OPEN_ARRAY;
+    const fits = list && this.#stack.length === 1 ? byte === OPEN_ARRAY : byte === QUOTE;
+    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers.
+    const mayBeBare = role === 'attachment' ? this.#stack.length === 1 : role === 'argument' && this.#stack.length === 2;
+    if (!fits && !(isBare && mayBeBare)) throw badField(this.#key, list ? 'must be a list of strings' : 'must be a string');
+  }
+
+  #endValue(end: number): void {
+    this.#state = S_AFTER;
+    if (this.#stack.length > 1) return;
+    if (this.#key === 'auth') this.#cut(end);
+    this.#key = undefined;
+  }
+
+  // Strings and bare values.
+
+  #openString(isKey: boolean): void {
+    this.#state = S_STRING;
+    this.#isKey = isKey;
+    this.#capturing = isKey ? this.#stack.length === 1 : this.#key !== undefined;
+    this.#metaEnded = false;
+    this.#text = '';
+  }
+
+  get #inAttachment(): boolean {
+    return !this.#isKey && this.#key !== undefined && BODY_KEYS[this.#key].role === 'attachment';
+  }
+
+  /** Reads as much of a string as the chunk has; returns where it stopped. */
+  #readString(i: number): number {
+    const inMeta = this.#inAttachment && !this.#metaEnded;
+    // Metadata is read no further than its limit, so that the verdict does not depend on the chunks.
+    const stop = inMeta ? Math.min(this.#chunk.length, i + Math.max(0, META_LIMIT_BYTES - this.#text.length)) : this.#chunk.length;
+    const end = this.#findSpecial(i, stop);
+    this.#capture(i, end);
+    if (end === stop) {
+      if (inMeta && this.#text.length >= META_LIMIT_BYTES) this.#endMeta();
+      return end;
+    }
+    const byte = this.#chunk[end]!;
+    if (byte === QUOTE) this.#endString(end);
+    else if (byte === BACKSLASH) this.#state = S_ESCAPE;
+    else if (byte < 0x20) this.#fail(end, 'a string holds a control character');
+    else this.#readSeparator(byte);
+    return end + 1;
+  }
+
+  /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
+  #findSpecial(i: number, stop: number): number {
+    const separators = this.#inAttachment;
+    for (const near = Math.min(stop, i + 64); i < near; i++) {
+      const byte = this.#chunk[i]!;
+      if (byte === QUOTE || byte === BACKSLASH || byte < 0x20 || (separators && (byte === COMMA || byte === SEMICOLON))) return i;
+    }
+    if (i === stop) return stop;
+    const special = separators ? /["\\\0-\x1f,;]/g : /["\\\0-\x1f]/g;
+    special.lastIndex = i;
+    const found = special.exec(this.#latin1 ??= this.#chunk.toString('latin1'))?.index ?? stop;
+    return Math.min(found, stop);
+  }
+
+  /** In an attachment, the first comma ends the metadata; none may follow, for the backend looks for the last. */
+  #readSeparator(byte: number): void {
+    if (this.#metaEnded) throw badField(this.#key!, 'may have "," and ";" only before its data');
+    if (byte === COMMA) this.#endMeta();
+    else this.#text += ';';
+  }
+
+  #endMeta(): void {
+    this.#metaEnded = true;
+    this.#capturing = false;
+    this.#report(this.#decodeText());
+  }
+
+  #readEscape(i: number): void {
+    const char = String.fromCharCode(this.#chunk[i]!);
+    if (char === 'u') {
+      this.#state = S_HEX;
+      this.#hex = '';
+      return;
+    }
+    if (!'"\\/bfnrt'.includes(char)) this.#fail(i, 'an unknown escape');
+    this.#captureText(`\\${char}`);
+    this.#state = S_STRING;
+  }
+
+  #readHex(i: number): void {
+    this.#hex += String.fromCharCode(this.#chunk[i]!);
+    if (!/^[0-9a-fA-F]+$/.test(this.#hex)) this.#fail(i, 'four hexadecimal digits are expected');
+    if (this.#hex.length < 4) return;
+    const code = parseInt(this.#hex, 16);
+    if (this.#inAttachment && (code === COMMA || code === SEMICOLON)) throw badField(this.#key!, 'may not have "," or ";" as an escape');
+    this.#captureText(`\\u${this.#hex}`);
+    this.#state = S_STRING;
+  }
+
+  #capture(start: number, end: number): void {
+    if (this.#capturing && end > start) this.#captureText(this.#chunk.toString('latin1', start, Math.min(end, start + VALUE_LIMIT_BYTES + 1)));
+  }
+
+  /** Keeps the text of a string, and no more of it than can matter. */
+  #captureText(text: string): void {
+    if (!this.#capturing) return;
+    this.#text += text;
+    if (this.#isKey) {
+      this.#capturing = this.#text.length <= KEY_LIMIT_BYTES; // too long to be a key that matters
+    } else if (this.#text.length > VALUE_LIMIT_BYTES) {
+      throw badField(this.#key!, `may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    }
+    if (this.#isKey && !this.#capturing) this.#endKey(undefined);
+  }
+
+  #decodeText(): string {
+    return JSON.parse(`"${Buffer.from(this.#text, 'latin1').toString()}"`) as string;
+  }
+
+  #endString(end: number): void {
+    if (this.#isKey) {
+      if (this.#capturing) this.#endKey(this.#decodeText());
+      this.#state = S_COLON;
+      return;
+    }
+    if (this.#inAttachment ? !this.#metaEnded : this.#capturing) this.#report(this.#decodeText());
+    this.#endValue(end + 1);
+  }
+
+  /** Decides what a top-level key means; all but `auth` may pass from here on. */
+  #endKey(name: string | undefined): void {
+    if (name !== undefined && this.#rules.keys.has(name)) {
+      if (this.#seen.has(name)) throw badField(name, 'may be given only once');
+      this.#seen.add(name);
+      this.#key = name as BodyKey;
+    } else if (name !== undefined && this.#rules.folded.test(name)) {
+      const meant = [...this.#rules.keys].find((key) => new RegExp(`^${key}$`, 'iu').test(name));
+      throw badField(meant ?? '', 'must be spelled exactly so');
+    }
+    if (this.#key === 'auth') return;
+    this.#release(this.#from);
+    this.#anyMember = true;
+  }
+
+  #report(value: string): void {
+    if (this.#key === 'auth') this.auth = value;
+    else this.#fields.push({ key: this.#key!, value });
+  }
+
+  /** Reads as much of a number or word as the chunk has; returns where it stopped. */
+  #readBare(i: number): number {
+    let end = i;
+    while (end < this.#chunk.length && isBareByte(this.#chunk[end]!)) end++;
+    this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
+    if (this.#text.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
+    if (end === this.#chunk.length) return end;
+    if (!BARE.test(this.#text)) this.#fail(i, 'a value is expected');
+    this.#endBare(end);
+    return end;
+  }
+
+  #endBare(end: number): void {
+    if (this.#key !== undefined) {
+      const isNull = this.#text === 'null';
+      const role = BODY_KEYS[this.#key].role;
+      if (role === 'attachment' ? !isNull : isNull || /^[tf]/.test(this.#text)) throw badField(this.#key, 'has a value of the wrong type');
+      if (!isNull) this.#report(this.#text);
+    }
+    this.#endValue(end);
+  }
+
+  /** Validates the chunk as UTF-8, natively; a character may span two chunks. */
+  #checkUtf8(): void {
+    const bytes = this.#utf8Tail.length > 0 ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
+    const whole = bytes.length - incompleteTail(bytes);
+    if (!isUtf8(bytes.subarray(0, whole))) this.#fail(0, 'it is not valid UTF-8');
+    this.#utf8Tail = Buffer.from(bytes.subarray(whole));
+  }
+}
+
+/** Letters, digits, `+`, `-` and `.`: what numbers and the three words are made of. */
+function isBareByte(byte: number): boolean {
+  return (byte >= 0x30 && byte <= 0x39) || (byte >= 0x61 && byte <= 0x7a) || byte === 0x2d || byte === 0x2b || byte === 0x2e || byte === 0x45;
+}
+
+/** How many bytes at the end begin a UTF-8 character that is not complete (RFC 3629 3). */
+function incompleteTail(bytes: Uint8Array): number {
+  for (let back = 1; back <= Math.min(3, bytes.length); back++) {
+    const byte = bytes[bytes.length - back]!;
+    if (byte < 0x80) return 0;
+    if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2) ? back : 0;
+  }
+  return 0;
+}
+
+// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+
+interface Passage {
+  readonly req: http.IncomingMessage;
+  readonly res: http.ServerResponse;
+  readonly target: Target;
+  readonly exchange: Exchange;
+  readonly content: Content;
+  readonly abort: AbortController;
+}
+
+/** For one connection only, not for the next (RFC 9110 7.6.1); the last four are older than that list. */
+const HOP_BY_HOP = [
+  'connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization',
+  'keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings',
+];
+
+/** Not the client's to say to the backend: who it is, how it got here, and what fetch sets itself. */
+const NOT_FORWARDED = [
+  'host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding',
+];
+
+/**
+ * Step 10: sends the request to the backend, once, and its answer to the client.
+ * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
+ */
+async function relay(core: Core, rules: Rules, passage: Passage): Promise<void> {
+  const { res, target, exchange, content, abort } = passage;
+  // Counted from the last byte that went up, so that a slow upload does not use up the backend's time.
+  const timer = rules.backendTimeoutMs > 0
+    ? setTimeout(() => abort.abort(new Problem('backend_timeout')), rules.backendTimeoutMs) : undefined;
+  let response: Response;
+  try {
+    response = await core.fetch(backendUrl(rules.backend, target), {
+      method: target.method,
+      headers: outboundHeaders(rules, passage),
+      // The backend never has to redirect a canonical target; and in any other mode Node's fetch keeps
+      // a copy of the whole body, in case that it has to send it again.
+      redirect: 'error',
+      signal: abort.signal,
+      ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
+      ...(content && 'stream' in content && { body: refreshing(content.stream, timer), duplex: 'half' as const }),
+    });
+  } catch (error) {
+    throw abort.signal.aborted ? error : backendProblem(error);
+  } finally {
+    clearTimeout(timer);
+  }
+  exchange.status = response.status;
+  res.statusCode = response.status;
+  res.statusMessage = response.statusText;
+  for (const [name, value] of inboundHeaders(response.headers)) res.setHeader(name, value);
+  if (core.draining) res.shouldKeepAlive = false;
+  await relayAnswer(response, res, exchange, abort.signal);
+}
+
+/** Passes a stream's chunks on and restarts the timer with each. */
+function refreshing(stream: ReadableStream<Uint8Array>, timer: NodeJS.Timeout | undefined): ReadableStream<Uint8Array> {
+  if (timer === undefined) return stream;
+  const reader = stream.getReader();
+  return new ReadableStream<Uint8Array>({
+    pull: async (controller) => {
+      const { done, value } = await reader.read();
+      timer.refresh();
+      if (done) controller.close();
+      else controller.enqueue(value);
+    },
+    cancel: (reason) => reader.cancel(reason),
+  }, { highWaterMark: 0 });
+}
+
+/** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
+async function relayAnswer(response: Response, res: http.ServerResponse, exchange: Exchange, signal: AbortSignal): Promise<void> {
+  try {
+    for await (const chunk of response.body ?? []) {
+      exchange.bytesOut += chunk.length;
+      // The signal fires when the client leaves: 'drain' would never come then.
+      if (!res.write(chunk)) await once(res, 'drain', { signal });
+    }
+  } catch (error) {
+    throw signal.aborted ? error : new Problem('bad_backend_answer', { reason: failureCode(error), cause: error });
+  }
+  res.end();
+}
+
+/** The names that a Connection header declares to be for this hop only. */
+function connectionNames(value: string | null | undefined): string[] {
+  return (value ?? '').split(',').map((name) => name.trim().toLowerCase());
+}
+
+/** Headers for the backend, built afresh; what came in is left as it is. */
+function outboundHeaders(rules: Rules, { req, exchange, content }: Passage): [string, string][] {
+  const dropped = new Set([...HOP_BY_HOP, ...NOT_FORWARDED, ...connectionNames(req.headers.connection)]);
+  const headers: [string, string][] = [];
+  for (let i = 0; i < req.rawHeaders.length; i += 2) {
+    const name = req.rawHeaders[i]!.toLowerCase();
+    if (!dropped.has(name) && !name.startsWith('x-forwarded-')) headers.push([name, req.rawHeaders[i + 1]!]);
+  }
+  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
+  headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
+  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', 'http'], ['x-request-id', exchange.requestId]);
+  if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
+  if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
+  if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
+  return headers;
+}
+
+/** Headers for the client: the backend's own, less what was for this hop only. */
+function inboundHeaders(headers: Headers): [string, string | string[]][] {
+  const dropped = new Set([...HOP_BY_HOP, ...connectionNames(headers.get('connection'))]);
+  // fetch has decoded such a body, but left the headers that describe it encoded.
+  if (headers.has('content-encoding')) dropped.add('content-encoding').add('content-length');
+  const passed = [...headers].filter(([name]) => name !== 'set-cookie' && !dropped.has(name)) as [string, string | string[]][];
+  if (headers.getSetCookie().length > 0) passed.push(['set-cookie', headers.getSetCookie()]);
+  return passed;
+}
+
+/** What fetch failed with, in one word and without an address or a path. */
+function failureCode(error: unknown): string {
+  const { code, cause, message } = error as { code?: unknown; cause?: { code?: unknown; message?: string }; message?: string };
+  if (typeof code === 'string') return code;
+  if (typeof cause?.code === 'string') return cause.code;
+  const text = cause?.message ?? message ?? '';
+  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
+}
+
+/** Connection never made (Node's and undici's codes, Bun's, Deno's): nothing can have been sent. */
+const UNREACHABLE = /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
+
+function backendProblem(error: unknown): Problem {
+  const reason = failureCode(error);
+  // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
+  const code = UNREACHABLE.test(reason) ? 'backend_unreachable' : reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
+  return new Problem(code, { reason, cause: error });
+}
+
+// ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
+
+const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
+type Level = (typeof LEVELS)[number];
+type Log = (level: Level, message: string, fields: object) => void;
+
+/** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
+function makeLog(settings: Settings, options: GatewayOptions): Log {
+  const now = options.now ?? Date.now;
+  const write = options.log ?? ((line: string) => void process.stdout.write(`${line}\n`));
+  const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
+  const least = LEVELS.indexOf(settings['log.level']);
+  return (level, message, fields) => {
+    if (LEVELS.indexOf(level) < least) return;
+    const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
+    write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
+  };
+}
+
+function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
+  const pairs = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
+  return [time, level.padEnd(5), message, ...pairs.map(([name, value]) => {
+    const text = String(value);
+    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  })].join(' ');
+}
+
+// ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
+
+/** The backend's address in the parts that a request needs. */
+interface Backend {
+  /** Origin and path prefix, without a slash at the end and without userinfo. */
+  readonly base: string;
+  readonly authorization: string | undefined;
+}
+
+interface Listen {
+  readonly host: string | undefined;
+  readonly port: number | undefined;
+  readonly path: string | undefined;
+  /** Only programs on this machine can connect. */
+  readonly isLocal: boolean;
+}
+
+/** All settings, read and checked, by the path that they have in the file. */
+interface Settings {
+  'backend.url': Backend;
+  'backend.timeout': number;
+  'listen': Listen;
+  'auth.methods': ReadonlySet<Form>;
+  'auth.anonymous': boolean;
+  'tokens': readonly TokenSettings[];
+  'allow': Allow;
+  'rate': Rate | undefined;
+  'clients': AddressList | undefined;
+  'trustedProxies': AddressList | undefined;
+  'limits.body': number;
+  'limits.connections': number;
+  'shutdown': number;
+  'log.level': Level;
+  'log.format': 'text' | 'json' | undefined;
+}
+
+interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
+  readonly name: string;
+  readonly digest: string;
+}
+
+/** Receives what is wrong, and where. */
+type Report = (at: string, message: string) => void;
+/** Reads a value from JSON or from an environment variable; undefined if it reported a mistake. */
+type Reader<T> = (value: unknown, at: string, report: Report) => T | undefined;
+
+interface Setting<T> {
+  readonly env: string;
+  readonly read: Reader<T>;
+  /** As it would be written in the environment; absent where there is none. */
+  readonly default?: string;
+  readonly help: string;
+}
+
+const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
+
+/** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
+const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
+  'backend.url': { env: 'BACKEND_URL', read: scalar(readBackend, 'an http or https URL without a query'), default: 'http://127.0.0.1:8080', help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)' },
+  'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s', help: "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s" },
+  'listen': { env: 'LISTEN', read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'), default: '127.0.0.1:8880', help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock' },
+  'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body', help: 'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log' },
+  'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false', help: 'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token' },
+  'tokens': { env: 'API_TOKENS', read: readTokens, help: 'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings' },
+  'allow': { env: 'ALLOW', read: readAllow, default: 'send,info', help: 'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"' },
+  'rate': { env: 'RATE', read: scalar(readRate, 'a rate such as 30/1m'), help: 'requests per time for each token, such as 30/1m' },
+  'clients': { env: 'ALLOW_CLIENTS', read: readAddresses, help: 'addresses and CIDR ranges that may connect; any if absent' },
+  'trustedProxies': { env: 'TRUSTED_PROXIES', read: readAddresses, help: 'addresses and CIDR ranges whose X-Forwarded-For is believed' },
+  'limits.body': { env: 'MAX_BODY', read: scalar(readSize, 'a size such as 150MiB'), default: '150MiB', help: 'the largest request body; 413 beyond it' },
+  'limits.connections': { env: 'MAX_CONNECTIONS', read: scalar(readCount, 'a whole number of at least 1'), default: '1024', help: 'connections at the same time; further ones are closed' },
+  'shutdown': { env: 'SHUTDOWN_TIMEOUT', read: scalar(readDuration, 'a duration such as 10s'), default: '10s', help: 'how long running requests may finish after SIGTERM' },
+  'log.level': { env: 'LOG_LEVEL', read: scalar(oneOf(LEVELS), LEVELS.join(', ')), default: 'info', help: 'the least that is logged: debug, info, warn, error' },
+  'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json'), help: 'text or json; if absent, text on a terminal and json otherwise' },
+};
+
+/** A token's own settings, besides its secret; the readers are those of the top-level ones. */
+const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'secretFile'>]: Reader<unknown> } = {
+  methods: readForms,
+  allow: readAllow,
+  senders: list(scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits')),
+  recipients: list(scalar((text) => /^(?!-)\P{Cc}+$/u.test(text) ? text : undefined, 'a phone number, a user name, a UUID, group.… or group.*')),
+  rate: SETTINGS.rate.read,
+  clients: readAddresses,
+  expires: scalar(readExpiry, 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z'),
+};
+
+/** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
+class ConfigError extends Error {
+  readonly problems: readonly string[];
+
+  constructor(problems: readonly string[]) {
+    super(`the configuration is not usable:\n  ${problems.join('\n  ')}`);
+    this.problems = problems;
+  }
+}
+
+/** A reader of single values; `expected` completes the sentence "… is not …". */
+function scalar<T>(parse: (text: string) => T | undefined, expected: string): Reader<T> {
+  return (value, at, report) => {
+    const parsed = typeof value === 'object' ? undefined : parse(String(value));
+    if (parsed === undefined) report(at, `${show(value)} is not ${expected}`);
+    return parsed;
+  };
+}
+
+/** The value, short, for a message; a URL without what may be a password in it. */
+function show(value: unknown): string {
+  const text = (JSON.stringify(value) ?? '').replace(/\/\/[^/]*@/, '//…@');
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}
+
+/** A reader of sets: an array in JSON, a text separated by commas in the environment. */
+function list<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
+  return (value, at, report) => {
+    const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
+    if (!Array.isArray(items) || items.length === 0) return void report(at, 'must be a list with at least one entry');
+    return new Set(items.flatMap((item, i) => read(item, `${at}[${i}]`, report) ?? []));
+  };
+}
+
+function oneOf<T extends string>(words: readonly T[]): (text: string) => T | undefined {
+  return (text) => words.find((word) => word === text);
+}
+
+function readForms(value: unknown, at: string, report: Report): ReadonlySet<Form> | undefined {
+  return list(scalar(oneOf(FORMS), `one of ${FORMS.join(', ')}`))(value, at, report);
+}
+
+function readBoolean(text: string): boolean | undefined {
+  return text === 'true' ? true : text === 'false' ? false : undefined;
+}
+
+function readCount(text: string): number | undefined {
+  return /^[1-9][0-9]{0,8}$/.test(text) ? Number(text) : undefined;
+}
+
+/** Milliseconds. The unit is needed, except for 0; timers take no more than 24 days. */
+function readDuration(text: string): number | undefined {
+  const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
+  const ms = text === '0' ? 0 : Number(count || NaN) * ({ ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit] ?? NaN);
+  return ms <= 2 ** 31 - 1 ? ms : undefined;
+}
+
+/** Bytes. */
+function readSize(text: string): number | undefined {
+  const [, count = '', unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
+  return count === '' ? undefined : Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit);
+}
+
+function readRate(text: string): Rate | undefined {
+  const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
+  const perMs = readDuration(time);
+  return perMs ? { count: Number(count), perMs, words: text } : undefined;
+}
+
+/** Milliseconds since the epoch. A date alone means the end of that day. */
+function readExpiry(text: string): number | undefined {
+  const isDate = /^\d{4}-\d{2}-\d{2}$/.test(text);
+  if (!isDate && !/^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})$/.test(text)) return undefined;
+  const ms = Date.parse(isDate ? `${text}T23:59:59.999Z` : text);
+  // Date.parse takes the 31st of February for the 3rd of March.
+  return Number.isNaN(ms) || (isDate && !new Date(ms).toISOString().startsWith(text)) ? undefined : ms;
+}
+
+function readBackend(text: string): Backend | undefined {
+  const url = URL.canParse(text) ? new URL(text) : undefined;
+  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) return undefined;
+  const userinfo = url.username || url.password ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}` : undefined;
+  return {
+    base: url.origin + url.pathname.replace(/\/+$/, ''),
+    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
+  };
+}
+
+function readListen(text: string): Listen | undefined {
+  const [, path] = /^unix:(\/.+)$/.exec(text) ?? [];
+  if (path !== undefined) return { path, host: undefined, port: undefined, isLocal: true };
+  const [, v6, name, digits = ''] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
+  const port = Number(digits || NaN);
+  if (!(port <= 65535) || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+  const host = v6 ?? (name || undefined);
+  const isLocal = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
+  return { path: undefined, host, port, isLocal };
+}
+
+function readAddresses(value: unknown, at: string, report: Report): AddressList | undefined {
+  const blockList = new BlockList();
+  const words = list(scalar((text) => {
+    const [address = '', bits, more] = text.split('/');
+    const size = { 4: 32, 6: 128 }[isIP(address)];
+    if (size === undefined || more !== undefined || (bits !== undefined && !(/^[0-9]{1,3}$/.test(bits) && Number(bits) <= size))) return undefined;
+    blockList.addSubnet(address, Number(bits ?? size), size === 32 ? 'ipv4' : 'ipv6');
+    return text;
+  }, 'an address or a CIDR range'))(value, at, report);
+  return words && { words: [...words], list: blockList };
+}
+
+function readAllow(value: unknown, at: string, report: Report): Allow | undefined {
+  const words = list(scalar((text) => text in GROUPS || readPattern(text) ? text : undefined,
+    `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`))(value, at, report);
+  if (words === undefined) return undefined;
+  return {
+    words: [...words],
+    groups: new Set([...words].flatMap((word) => GROUPS[word as Group] ?? [])),
+    patterns: [...words].flatMap((word) => readPattern(word) ?? []),
+  };
+}
+
+/** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
+function readPattern(text: string): { method: string; parts: string[] } | undefined {
+  const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
+  const parts = path.split('/');
+  const good = (method === '*' || METHODS.includes(method)) && parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
+  return good ? { method, parts } : undefined;
+}
+
+/** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
+function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
+  const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
+  if (tokens?.length === 0) report(at, 'holds no token; leave it out to run without tokens');
+  const owners = new Map<string, string>();
+  for (const { name, digest } of tokens ?? []) {
+    const owner = owners.get(digest);
+    if (owner !== undefined) report(at, `"${owner}" and "${name}" have the same secret`);
+    owners.set(digest, name);
+  }
+  return tokens;
+}
+
+const TOKEN_NAME = /^[A-Za-z0-9][\w.-]{0,63}$/;
+
+/** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
+function readTokenWords(text: string, at: string, report: Report): TokenSettings[] {
+  const names = new Set<string>();
+  return text.split(/[\s,]+/).filter(Boolean).flatMap((word, i) => {
+    const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
+    if (names.has(name)) report(`${at}[${i}]`, 'has the name of an earlier one');
+    names.add(name);
+    const digest = readSecret(secret, `${at}[${i}]`, report);
+    return digest === undefined ? [] : [{ name, digest }];
+  });
+}
+
+function readTokenObject(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
+  if (!isObject(value)) return void report(at, 'must be an object, name to settings');
+  return Object.entries(value).flatMap(([name, config]) => {
+    const here = `${at}.${name}`;
+    if (!TOKEN_NAME.test(name)) report(at, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+    if (!isObject(config)) {
+      report(here, 'must be an object with "secret" or "secretFile"');
+      return [];
+    }
+    const token: Record<string, unknown> = { name, digest: readTokenSecret(config, here, report) };
+    for (const [key, setting] of Object.entries(config)) {
+      const read = Object.hasOwn(TOKEN_SETTINGS, key) ? TOKEN_SETTINGS[key as keyof typeof TOKEN_SETTINGS] : undefined;
+      if (read) token[key === 'expires' ? 'expiresMs' : key] = read(setting, `${here}.${key}`, report);
+      else if (key !== 'secret' && key !== 'secretFile') reportUnknown(here, key, [...Object.keys(TOKEN_SETTINGS), 'secret', 'secretFile'], report);
+    }
+    return [token as unknown as TokenSettings];
+  });
+}
+
+function readTokenSecret(config: Record<string, unknown>, at: string, report: Report): string | undefined {
+  const { secret, secretFile } = config;
+  if ((secret === undefined) === (secretFile === undefined)) return void report(at, 'needs either "secret" or "secretFile"');
+  if (secret !== undefined) return readSecret(secret, `${at}.secret`, report);
+  const text = typeof secretFile === 'string' ? readText(secretFile, `${at}.secretFile`, report) : report(`${at}.secretFile`, 'must be the path of a file');
+  return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report);
+}
+
+/** A secret's digest. A message never shows any of it. */
+function readSecret(secret: unknown, at: string, report: Report): string | undefined {
+  if (typeof secret !== 'string') return void report(at, 'must be a string');
+  if (/^sha256:/i.test(secret)) {
+    const digest = secret.slice('sha256:'.length).toLowerCase();
+    return /^[0-9a-f]{64}$/.test(digest) ? digest : void report(at, 'after "sha256:" there must be 64 hexadecimal digits');
+  }
+  if (/\p{Cc}/u.test(secret)) return void report(at, 'holds a control character');
+  if (secret.length < 16) return void report(at, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
+  return digestOf(secret);
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+function reportUnknown(at: string, key: string, known: string[], report: Report): void {
+  const nearest = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) => a.far - b.far)[0];
+  report(at ? `${at}.${key}` : key, `is not a setting${nearest && nearest.far <= 3 ? `; did you mean "${nearest.name}"?` : ''}`);
+}
+
+/** Levenshtein's distance, by rows. */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 0; i < a.length; i++) {
+    const next = [i + 1];
+    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + (a[i] === b[j] ? 0 : 1)));
+    row = next;
+  }
+  return row[b.length]!;
+}
+
+// ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
+
+/** A setting's value as it was given, and where: in a message it is named as its owner wrote it. */
+type Sources = Map<string, { value: unknown; at: string }>;
+
+/** The settings in a parsed file, by path. */
+function fileSources(config: unknown, problems: string[]): Sources {
+  const sources: Sources = new Map();
+  const paths = Object.keys(SETTINGS);
+  const walk = (value: unknown, prefix: string): void => {
+    if (!isObject(value)) return void problems.push(`${prefix || 'the file'}: must be an object`);
+    for (const [key, inner] of Object.entries(value)) {
+      const path = prefix ? `${prefix}.${key}` : key;
+      if (paths.includes(path)) sources.set(path, { value: inner, at: path });
+      else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
+      else {
+        const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) => name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!);
+        reportUnknown(prefix, key, known, (at, message) => problems.push(`${at}: ${message}`));
+      }
+    }
+  };
+  walk(config, '');
+  return sources;
+}
+
+/** The settings in the environment. A variable that is set but empty is a mistake: it may have been meant to hold a secret. */
+function envSources(env: NodeJS.ProcessEnv, problems: string[]): Sources {
+  const sources: Sources = new Map();
+  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  for (const [path, { env: name }] of Object.entries(SETTINGS)) {
+    if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
+  }
+  if (env.API_TOKENS_FILE !== undefined) {
+    if (sources.has('tokens')) report('API_TOKENS_FILE', 'is set, and API_TOKENS too; use one of them');
+    const text = env.API_TOKENS_FILE && readText(env.API_TOKENS_FILE, 'API_TOKENS_FILE', report);
+    if (text !== undefined) sources.set('tokens', { value: text.replace(/^\s*#.*$/gm, ''), at: 'API_TOKENS_FILE' });
+  }
+  for (const name of Object.keys(env)) {
+    // The mistake that would leave a gateway open without a word.
+    if (/^API_?TOKEN/i.test(name) && name !== 'API_TOKENS' && name !== 'API_TOKENS_FILE') report(name, 'is not a setting; did you mean "API_TOKENS"?');
+  }
+  for (const { value, at } of sources.values()) if (value === '') report(at, 'is set but empty; unset it, or give it a value');
+  return sources;
+}
+
+function readText(path: string, at: string, report: Report): string | undefined {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    return void report(at, `cannot be read (${(error as NodeJS.ErrnoException).code})`);
+  }
+}
+
+/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
+function parseFile(text: string, at: string, problems: string[]): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    let why = 'it is not valid JSON';
+    try {
+      const scan = new BodyScan(NO_RULES);
+      scan.write(Buffer.from(text));
+      scan.end();
+    } catch (error) {
+      const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
+      const before = Buffer.from(text).subarray(0, Number(offset)).toString().split('\n');
+      why = `line ${before.length}, column ${before.at(-1)!.length + 1}: ${said}`;
+    }
+    problems.push(`${at}: is not a JSON object: ${why}`);
+    return undefined;
+  }
+}
+
+/** Where a configuration comes from. */
+interface ConfigSources {
+  file?: string | undefined;
+  env?: NodeJS.ProcessEnv;
+  flags?: Record<string, string | undefined>;
+}
+
+/**
+ * Reads file, environment and flags; of two that say something on the same setting, the later wins.
+ * @throws {ConfigError} with everything that is wrong.
+ */
+function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
+  const problems: string[] = [];
+  const text = file === undefined ? undefined : readText(file, file, (at, message) => problems.push(`${at}: ${message}`));
+  const config = text === undefined ? undefined : parseFile(text, file!, problems);
+  const sources: Sources = new Map([
+    ...(config === undefined ? [] : fileSources(config, problems)),
+    ...envSources(env, problems),
+    ...Object.entries(flags).flatMap(([path, value]) => value === undefined ? [] : [[path, { value, at: `--${path.split('.')[0]}` }] as const]),
+  ]);
+  return readSettings(sources, problems);
+}
+
+/** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
+function readSettings(sources: Sources, problems: string[]): Settings {
+  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  const settings: Partial<Record<keyof Settings, unknown>> = {};
+  for (const path of Object.keys(SETTINGS) as (keyof Settings)[]) {
+    const { read, default: fallback } = SETTINGS[path];
+    const { value, at } = sources.get(path) ?? { value: fallback, at: path };
+    if (value === '' && at !== path) continue; // reported where it was found
+    settings[path] = value === undefined ? undefined : read(value, at, report);
+  }
+  const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
+  if (tokens.length === 0 && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
+    report('tokens', 'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in');
+  }
+  if (problems.length > 0) throw new ConfigError([...new Set(problems)]);
+  return { ...settings, tokens } as Settings;
+}
+
+/** What requests are judged by: the tokens with their fallbacks resolved. */
+interface Rules {
+  /** By digest. */
+  readonly tokens: ReadonlyMap<string, Token>;
+  /** The token that everybody has, if none is configured. */
+  readonly anonymous: Token | undefined;
+  /** The forms that any token accepts. */
+  readonly forms: ReadonlySet<Form>;
+  /** The address lists of all tokens. */
+  readonly clients: readonly (AddressList | undefined)[];
+  readonly trustedProxies: AddressList | undefined;
+  readonly backend: Backend;
+  readonly backendTimeoutMs: number;
+  readonly bodyLimitBytes: number;
+}
+
+function makeRules(settings: Settings): Rules {
+  const resolve = (token: TokenSettings): Token => ({
+    name: token.name,
+    digest: token.digest,
+    methods: token.methods ?? settings['auth.methods'],
+    allow: token.allow ?? settings.allow,
+    senders: token.senders,
+    recipients: token.recipients,
+    rate: token.rate ?? settings.rate,
+    clients: token.clients ?? settings.clients,
+    expiresMs: token.expiresMs,
+  });
+  const tokens = settings.tokens.map(resolve);
+  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
+  const all = anonymous ? [anonymous] : tokens;
+  return {
+    tokens: new Map(tokens.map((token) => [token.digest, token])),
+    anonymous,
+    forms: new Set(tokens.flatMap((token) => [...token.methods])),
+    clients: all.map((token) => token.clients),
+    trustedProxies: settings.trustedProxies,
+    backend: settings['backend.url'],
+    backendTimeoutMs: settings['backend.timeout'],
+    bodyLimitBytes: settings['limits.body'],
+  };
+}
+
+/** What a token may do, in words. */
+function describeToken(token: Token, nowMs: number): string {
+  const words = (set: ReadonlySet<string> | undefined, none: string): string => set ? [...set].join(', ') : none;
+  return [
+    `  ${token.name}`,
+    `    may call     ${token.allow.words.join(', ')}`,
+    ...(token.digest ? [`    presented    as ${words(token.methods, '')}`] : []),
+    `    sends from   ${words(token.senders, 'any account')}`,
+    `    sends to     ${words(token.recipients, 'anybody')}`,
+    `    rate         ${token.rate?.words ?? 'no limit'}`,
+    `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
+    `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (token.expiresMs <= nowMs ? ' (it has)' : '')}`,
+  ].join('\n');
+}
+
+// ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
+
+/** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
+function startDemoBackend(show: (line: string) => void): http.Server {
+  return http.createServer(async (req, res) => {
+    const answers: Record<string, [status: number, body?: unknown]> = {
+      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset', capabilities: {} }],
+      'GET /v1/health': [204],
+      'POST /v2/send': [201, { timestamp: String(Date.now()) }],
+    };
+    const chunks: Uint8Array[] = [];
+    for await (const chunk of req) chunks.push(chunk);
+    const text = Buffer.concat(chunks).toString();
+    const [status, body] = answers[`${req.method} ${req.url}`] ?? [404, { error: 'this stand-in backend has no such route' }];
+    show(`backend got   ${req.method} ${req.url} ${text.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    res.writeHead(status, body === undefined ? {} : { 'Content-Type': 'application/json' }).end(body && JSON.stringify(body));
+  });
+}
+
+/** Starts gateway and stand-in backend with a new token, and prints a line to paste for each form. */
+async function runDemo(flags: Record<string, string | undefined>, show: (line: string) => void): Promise<Gateway> {
+  const backend = startDemoBackend(show);
+  backend.listen(0, '127.0.0.1').unref();
+  await once(backend, 'listening');
+  const secret = newSecret();
+  const gateway = createGateway({
+    backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
+    ...(flags.listen !== undefined && { listen: flags.listen }),
+    auth: { methods: [...FORMS] },
+    tokens: { demo: { secret } },
+  });
+  const url = await gateway.listen();
+  gateway.server.once('close', () => backend.close());
+  const send = (form: string, target: string, more = '', auth = {}): string => {
+    const message = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
+    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${JSON.stringify(message)}'\n`;
+  };
+  show([
+    '', 'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
+    'Paste these into another terminal; what reaches the backend appears below, without the token.', '',
+    send('bearer', '/v2/send', `-H 'Authorization: Bearer ${secret}' `),
+    send('basic', '/v2/send', `-u 'api:${secret}' `),
+    send('query', `/v2/send?@auth=${secret}`),
+    send('path', `/@auth=${secret}/v2/send`),
+    send('body', '/v2/send', '', { auth: secret }),
+    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/+15550100001' -H 'Authorization: Bearer ${secret}'\n`,
+  ].join('\n'));
+  return gateway;
+}
+
+// ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
+
+/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
+function newSecret(): string {
+  return randomBytes(32).toString('base64url');
+}
+
+const FLAGS = {
+  config: { type: 'string' },
+  listen: { type: 'string' },
+  backend: { type: 'string' },
+  check: { type: 'boolean' },
+  demo: { type: 'boolean' },
+  help: { type: 'boolean', short: 'h' },
+  version: { type: 'boolean', short: 'v' },
+} as const;
+
+function usage(): string {
+  const rows = Object.entries(SETTINGS).map(([path, { env, default: fallback, help }]) =>
+    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`);
+  return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
+
+Usage:
+  gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
+  gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
+  gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
+  gateway.ts token [NAME]   make a secret; prints it and its sha256: line
+  gateway.ts hash           read a secret on standard input; prints its sha256: line
+
+Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG) and in the environment; of the
+file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
+
+${rows.join('\n')}
+
+A token in the file has "secret" (plain, or sha256:<64 hex>) or "secretFile", and may have settings of
+its own, each of which replaces the top-level one: ${Object.keys(TOKEN_SETTINGS).join(', ')}.
+`;
+}
+
+function printCheck(settings: Settings): string {
+  const rules = makeRules(settings);
+  const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
+  return [
+    'The configuration is good.',
+    `backend ${settings['backend.url'].base}`,
+    rules.anonymous ? 'no tokens are configured: every request is let in without a credential' : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
+    ...tokens.map((token) => describeToken(token, Date.now())),
+  ].join('\n');
+}
+
+/** Bad usage or configuration: the message goes to standard error, the exit code is 2. */
+class UsageError extends Error {}
+
+function parseCommandLine(args: string[]): { values: { [K in keyof typeof FLAGS]?: (typeof FLAGS)[K]['type'] extends 'string' ? string : boolean }; positionals: string[] } {
+  try {
+    return parseArgs({ args, options: FLAGS, allowPositionals: true });
+  } catch (error) {
+    throw new UsageError(`${(error as Error).message.split('. ')[0]}; --help lists what there is`);
+  }
+}
+
+/** The whole command line. Only here is `process` asked for anything but its standard output. */
+async function main(): Promise<void> {
+  const print = (text: string): void => void process.stdout.write(`${text}\n`);
+  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  if (values.help) return print(usage().trimEnd());
+  if (values.version) return print(VERSION);
+  if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
+  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
+  if (command !== undefined) throw new UsageError(`"${[command, ...rest].join(' ')}" is not a command; --help lists what there is`);
+
+  const file = values.config ?? process.env.GATEWAY_CONFIG;
+  const flags = { 'listen': values.listen, 'backend.url': values.backend };
+  if (values.demo) {
+    const configured = [file, values.backend, process.env.BACKEND_URL, process.env.API_TOKENS, process.env.API_TOKENS_FILE];
+    if (values.check || configured.some((value) => value !== undefined)) throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
+    return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
+  }
+  const settings = loadSettings({ file, env: process.env, flags });
+  if (values.check) return print(printCheck(settings));
+  const gateway = startGateway(settings, {});
+  await gateway.listen();
+  stopOnSignal(gateway);
+}
+
+function printToken(name: string | undefined, print: (text: string) => void): void {
+  if (name !== undefined && !TOKEN_NAME.test(name)) throw new UsageError('a name may have letters, digits, "_", "-" and ".", 64 at most');
+  const secret = newSecret();
+  print(`${secret}\nsha256:${digestOf(secret)}`);
+  if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
+}
+
+function hashStdin(): string {
+  const problems: string[] = [];
+  const digest = readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''), 'standard input', (at, message) => problems.push(`${at}: ${message}`));
+  if (digest === undefined) throw new UsageError(problems.join('\n'));
+  return digest;
+}
+
+function stopOnSignal(gateway: Gateway): void {
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => void gateway.close());
+}
+
+/** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
+function isEntryPoint(): boolean {
+  const { main: isMain } = import.meta as { main?: boolean };
+  const script = process.argv[1];
+  return isMain ?? (script !== undefined && realpathSync(script) === fileURLToPath(import.meta.url));
+}
+
+// ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
+
+export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter };
+export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
+
+if (isEntryPoint()) {
+  main().catch((error: Error) => {
+    process.stderr.write(`gateway: ${error instanceof UsageError || error instanceof ConfigError ? error.message : `cannot run: ${error.message}`}\n`);
+    process.exitCode = error instanceof UsageError || error instanceof ConfigError ? 2 : 1;
+  });
+}
