@@ -1,0 +1,1042 @@
+/**
+ * Run it with `npm test`, or alone: node --import tsx --test gateway.test.ts
+ *
+ * Everything here runs over real sockets on loopback ports that the system chooses, against a stand-in
+ * backend that reads paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is only
+ * proved by a backend that saw nothing, so `assertDenied` always asks it.
+ *
+ * The random tests print their seed; replay one with SEED=… in the environment.
+ */
+
+import assert from 'node:assert/strict';
+import { spawn, type ChildProcess } from 'node:child_process';
+import { createHash, randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import http from 'node:http';
+import net, { type AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { test, type TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, type GatewayConfig, type GatewayOptions } from './gateway.ts';
+
+// ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
+
+const SECRET = 'correct-horse-battery-staple';
+const OTHER = 'another-secret-that-is-long';
+const FROM = '+15550100001';
+const TO = '+15550100002';
+const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
+const BEARER = { authorization: `Bearer ${SECRET}` };
+const HERE = fileURLToPath(new URL('.', import.meta.url));
+
+interface Seen {
+  method: string;
+  url: string;
+  headers: http.IncomingHttpHeaders;
+  rawHeaders: string[];
+  body: Buffer;
+  /** The request arrived completely. */
+  complete: boolean;
+}
+
+interface Backend {
+  url: string;
+  port: number;
+  /** Every request that reached it, complete or not. */
+  seen: Seen[];
+  /** Every message that it would have sent. */
+  sent: { number: string; recipients: string[]; message: string }[];
+  connections: number;
+  server: http.Server;
+}
+
+type Handler = (req: http.IncomingMessage, res: http.ServerResponse, seen: Seen) => void;
+
+/** A backend that records what reaches it. Without a handler it answers as signal-cli-rest-api does. */
+async function startBackend(t: TestContext, handler?: Handler): Promise<Backend> {
+  const backend: Backend = { url: '', port: 0, seen: [], sent: [], connections: 0, server: http.createServer() };
+  backend.server.on('connection', () => { backend.connections++; });
+  backend.server.on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    const seen: Seen = { method: req.method!, url: req.url!, headers: req.headers, rawHeaders: req.rawHeaders, body: Buffer.alloc(0), complete: false };
+    backend.seen.push(seen);
+    req.on('error', () => {});
+    if (handler) return handler(req, res, seen);
+    const chunks: Buffer[] = [];
+    req.on('data', (chunk: Buffer) => chunks.push(chunk));
+    req.on('end', () => {
+      seen.body = Buffer.concat(chunks);
+      seen.complete = true;
+      answerAsBackend(backend, seen, res);
+    });
+  });
+  backend.server.listen(0, '127.0.0.1');
+  await once(backend.server, 'listening');
+  backend.port = (backend.server.address() as AddressInfo).port;
+  backend.url = `http://127.0.0.1:${backend.port}`;
+  t.after(() => { backend.server.close(); backend.server.closeAllConnections(); });
+  return backend;
+}
+
+/** Routes and JSON as backend.md describes them: decoded paths, folded keys, text for what does not bind. */
+function answerAsBackend(backend: Backend, seen: Seen, res: http.ServerResponse): void {
+  const text = (status: number, body: string): void => void res.writeHead(status, { 'Content-Type': 'text/plain' }).end(body);
+  const json = (status: number, body: unknown): void => void res.writeHead(status, { 'Content-Type': 'application/json; charset=utf-8' }).end(JSON.stringify(body));
+  const [rawPath = '', query = ''] = seen.url.split('?');
+  if (rawPath.length > 1 && rawPath.endsWith('/')) return void res.writeHead(seen.method === 'GET' ? 301 : 307, { Location: rawPath.slice(0, -1) }).end();
+  const [, version, name, number] = decodeURIComponent(rawPath).split('/');
+  const account = number === undefined ? undefined : decodeURIComponent(number);
+  switch (`${seen.method} /${version}/${name}`) {
+    case 'GET /v1/about': return json(200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: '0.100', capabilities: { 'v2/send': ['quotes'] } });
+    case 'GET /v1/health': return void res.writeHead(204).end();
+    case 'GET /v1/receive': return text(200, JSON.stringify([{ envelope: {}, account, query }]));
+    case 'POST /v1/register': return void res.writeHead(201).end();
+    case 'GET /v1/groups': return json(200, [{ id: 'group.abc', account }]);
+    case 'PUT /v1/typing-indicator':
+    case 'DELETE /v1/typing-indicator': return void res.writeHead(204).end();
+    case 'POST /v1/send':
+    case 'POST /v2/send': break;
+    default: return text(404, '404 page not found');
+  }
+  const body = bindLikeGo(seen.body);
+  if (!body) return text(400, "Couldn't process request - invalid request");
+  const recipients = [...body.recipients ?? [], ...body.recipient === undefined ? [] : [body.recipient]];
+  if (recipients.length === 0) return json(400, { error: "Couldn't process request - please provide at least one recipient" });
+  if (!body.number) return json(400, { error: "Couldn't process request - please provide a valid number" });
+  backend.sent.push({ number: body.number, recipients, message: body.message ?? '' });
+  return json(201, version === 'v1' ? { timestamp: '1700000000000' } : [{ timestamp: '1700000000000' }]);
+}
+
+interface SendBody { number?: string; recipient?: string; recipients?: string[]; message?: string }
+
+/** encoding/json: keys match whatever their case, the last of several wins, the rest of the input is not read. */
+function bindLikeGo(bytes: Buffer): SendBody | undefined {
+  let value: unknown;
+  try {
+    value = JSON.parse(bytes.toString());
+  } catch {
+    return undefined;
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return undefined;
+  const bound: Record<string, unknown> = {};
+  for (const [key, inner] of Object.entries(value)) {
+    const field = ['number', 'recipient', 'recipients', 'message'].find((name) => new RegExp(`^${name}$`, 'iu').test(key));
+    if (field && inner !== null) bound[field] = inner;
+  }
+  return bound as SendBody;
+}
+
+interface Running {
+  url: string;
+  port: number;
+  log: string[];
+  close(): Promise<void>;
+}
+
+/** A gateway with one token, on a port of its own. */
+async function startGateway(t: TestContext, backend: { url: string }, config: GatewayConfig = {}, options: GatewayOptions = {}): Promise<Running> {
+  const log: string[] = [];
+  const gateway = createGateway({
+    backend: { url: backend.url },
+    listen: '127.0.0.1:0',
+    tokens: { test: { secret: SECRET } },
+    shutdown: '1s',
+    log: { format: 'json', level: 'debug' },
+    ...config,
+  }, { log: (line) => log.push(line), ...options });
+  const url = await gateway.listen();
+  t.after(() => { gateway.server.closeAllConnections(); return gateway.close(); });
+  return { url, port: Number(url.split(':').at(-1)), log, close: () => gateway.close() };
+}
+
+async function startBoth(t: TestContext, config: GatewayConfig = {}, options: GatewayOptions = {}): Promise<{ backend: Backend; gateway: Running }> {
+  const backend = await startBackend(t);
+  return { backend, gateway: await startGateway(t, backend, config, options) };
+}
+
+interface Answer {
+  status: number;
+  headers: http.IncomingHttpHeaders;
+  rawHeaders: string[];
+  text: string;
+  json: any;
+}
+
+interface Ask {
+  method?: string;
+  path?: string;
+  headers?: http.OutgoingHttpHeaders;
+  body?: string | Buffer | object;
+}
+
+/** One request on a connection of its own, its target as given. A body makes it a POST, an object is sent as JSON. */
+async function ask(to: { port: number }, { body, method = body === undefined ? 'GET' : 'POST', path = body === undefined ? '/v1/about' : '/v2/send', headers = {} }: Ask = {}): Promise<Answer> {
+  const bytes = body === undefined || body instanceof Buffer ? body : Buffer.from(typeof body === 'string' ? body : JSON.stringify(body));
+  const req = http.request({ host: '127.0.0.1', port: to.port, method, path, agent: false, headers: { ...(bytes !== undefined && headers['transfer-encoding'] === undefined && { 'content-length': bytes.length }), ...headers } });
+  req.end(bytes);
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  const chunks: Buffer[] = [];
+  for await (const chunk of res) chunks.push(chunk as Buffer);
+  const text = Buffer.concat(chunks).toString();
+  let json: unknown;
+  try { json = JSON.parse(text); } catch { /* not JSON */ }
+  return { status: res.statusCode!, headers: res.headers, rawHeaders: res.rawHeaders, text, json };
+}
+
+/** Sends exact bytes and returns all that comes back until the other side closes. */
+async function raw(to: { port: number }, bytes: string | Buffer): Promise<string> {
+  const socket = net.connect(to.port, '127.0.0.1');
+  socket.on('error', () => {});
+  let text = '';
+  socket.on('data', (chunk) => { text += chunk.toString('latin1'); });
+  socket.write(bytes);
+  await closed(socket);
+  return text;
+}
+
+/** Waits for a socket to be closed, politely or not. */
+function closed(socket: net.Socket): Promise<void> {
+  return new Promise((resolve) => socket.once('close', () => resolve()));
+}
+
+/** A raw request with a raw target. */
+function rawRequest(to: { port: number }, target: string, { method = 'GET', headers = [] as string[], body = '' } = {}): Promise<string> {
+  const length = body || method !== 'GET' ? [`Content-Length: ${Buffer.byteLength(body)}`] : [];
+  return raw(to, Buffer.from([`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close', ...headers, ...length, '', body].join('\r\n'), 'latin1'));
+}
+
+function statusOf(response: string): number {
+  return Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
+}
+
+function codeOf(response: string): string | undefined {
+  return /"code":"(\w+)"/.exec(response)?.[1];
+}
+
+/** The answer refuses in the form that all refusals have, the log knows it, and the backend saw nothing. */
+function assertDenied(answer: Answer, status: number, code: string, { backend, gateway }: { backend: Backend; gateway: Running }): void {
+  assert.equal(answer.status, status, answer.text);
+  assert.match(answer.headers['content-type'] ?? '', /^application\/json/);
+  assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
+  assert.equal(answer.json.code, code);
+  const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
+  assert.equal(line?.status, status);
+  assert.equal(line?.code, code);
+  assert.equal(backend.seen.length, 0, 'the backend saw a request');
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
+}
+
+function requests(gateway: Running): any[] {
+  return gateway.log.map((line) => JSON.parse(line)).filter((entry) => entry.message === 'request');
+}
+
+/** Waits for a condition by asking again after every turn of the event loop; the test's own time-out is the limit. */
+async function until(condition: () => boolean): Promise<void> {
+  while (!condition()) await new Promise((resolve) => setTimeout(resolve, 2));
+}
+
+function basic(userinfo: string): string {
+  return `Basic ${Buffer.from(userinfo).toString('base64')}`;
+}
+
+/** A small seeded generator (mulberry32), so that a failure can be replayed. */
+function seeded(t: TestContext): (below: number) => number {
+  let state = Number(process.env.SEED ?? Date.now() % 1e9);
+  t.diagnostic(`SEED=${state}`);
+  return (below) => {
+    state = (state + 0x6d2b79f5) | 0;
+    let x = Math.imul(state ^ (state >>> 15), 1 | state);
+    x = (x + Math.imul(x ^ (x >>> 7), 61 | x)) ^ x;
+    return ((x ^ (x >>> 14)) >>> 0) % below;
+  };
+}
+
+// ── FIVE FORMS ───────────────────────────────────────────────────────────────────────────────────
+
+const ALL_FORMS: GatewayConfig = { auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] } };
+
+/** Every place that a client can put a token, in each of the spellings seen on the wire. */
+const FORMS: { name: string; form: string; ask: (token: string) => Ask }[] = [
+  { name: 'bearer', form: 'bearer', ask: (token) => ({ headers: { authorization: `Bearer ${token}` } }) },
+  { name: 'bearer, scheme in another case', form: 'bearer', ask: (token) => ({ headers: { authorization: `bEARER   ${token}` } }) },
+  { name: 'basic', form: 'basic', ask: (token) => ({ headers: { authorization: basic(`api:${token}`) } }) },
+  { name: 'basic, scheme in another case', form: 'basic', ask: (token) => ({ headers: { authorization: basic(`api:${token}`).replace('Basic', 'BASIC') } }) },
+  { name: 'query', form: 'query', ask: (token) => ({ path: `/v2/send?@auth=${token}` }) },
+  { name: 'query as %40auth', form: 'query', ask: (token) => ({ path: `/v2/send?x=1&%40auth=${token}&y=2` }) },
+  { name: 'path', form: 'path', ask: (token) => ({ path: `/@auth=${token}/v2/send` }) },
+  { name: 'path as %40auth=', form: 'path', ask: (token) => ({ path: `/%40auth=${token}/v2/send` }) },
+  { name: 'path as %40auth%3D', form: 'path', ask: (token) => ({ path: `/%40auth%3D${token}/v2/send` }) },
+  { name: 'path behind a base URL that ends in a slash', form: 'path', ask: (token) => ({ path: `//@auth=${token}//v2/send` }) },
+  { name: 'body', form: 'body', ask: (token) => ({ body: { auth: token, ...MESSAGE } }) },
+  { name: 'body, last and without a Content-Type', form: 'body', ask: (token) => ({ body: { ...MESSAGE, auth: token } }) },
+  { name: 'body as application/x-www-form-urlencoded', form: 'body', ask: (token) => ({ body: { ...MESSAGE, auth: token }, headers: { 'content-type': 'application/x-www-form-urlencoded' } }) },
+  { name: 'body, the key written with escapes', form: 'body', ask: (token) => ({ body: JSON.stringify({ ...MESSAGE, auth: token }).replace('"auth"', '"\\u0061u\\u0074h"') }) },
+];
+
+for (const { name, form, ask: make } of FORMS) {
+  test(`form ${name}: a right token sends, and the backend does not see it`, async (t) => {
+    const { backend, gateway } = await startBoth(t, ALL_FORMS);
+    const answer = await ask(gateway, { body: MESSAGE, ...make(SECRET) });
+    assert.equal(answer.status, 201, answer.text);
+    assert.deepEqual(answer.json, [{ timestamp: '1700000000000' }]);
+    assert.deepEqual(backend.sent, [{ ...MESSAGE }]);
+    const [seen] = backend.seen;
+    assert.equal(seen!.url.replace(/\?x=1&y=2$/, ''), '/v2/send');
+    assert.equal(seen!.headers.authorization, undefined);
+    assert.deepEqual(JSON.parse(seen!.body.toString()), MESSAGE);
+    assert.equal(Number(seen!.headers['content-length']), seen!.body.length);
+    assert.equal(requests(gateway)[0].form, form);
+    assert.equal(requests(gateway)[0].token, 'test');
+  });
+
+  test(`form ${name}: a wrong token is 401, and the backend sees nothing`, async (t) => {
+    const both = await startBoth(t, ALL_FORMS);
+    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(OTHER) }), 401, 'unauthorized', both);
+    assert.equal(requests(both.gateway)[0].reason, 'unknown_token');
+  });
+
+  test(`form ${name}: a form that the token does not accept is 401 like a wrong one`, async (t) => {
+    const methods = (['bearer', 'basic', 'query', 'path', 'body'] as const).filter((other) => other !== form);
+    const both = await startBoth(t, { tokens: { test: { secret: SECRET, methods } } });
+    const answer = await ask(both.gateway, { body: MESSAGE, ...make(SECRET) });
+    assertDenied(answer, 401, 'unauthorized', both);
+    assert.notEqual(requests(both.gateway)[0].reason, 'unknown_token');
+  });
+}
+
+test('query and path are off unless they are named', async (t) => {
+  const both = await startBoth(t);
+  for (const path of [`/v2/send?@auth=${SECRET}`, `/@auth=${SECRET}/v2/send`]) {
+    assertDenied(await ask(both.gateway, { path, body: MESSAGE }), 401, 'unauthorized', both);
+  }
+});
+
+test('a token that names a form accepts it, whatever the top level says', async (t) => {
+  const { gateway } = await startBoth(t, { auth: { methods: ['bearer'] }, tokens: { a: { secret: SECRET, methods: ['path'] }, b: { secret: OTHER } } });
+  assert.equal((await ask(gateway, { path: `/@auth=${SECRET}/v1/about` })).status, 200);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
+  assert.equal((await ask(gateway, { path: `/@auth=${OTHER}/v1/about` })).status, 401);
+});
+
+test('the first credential in the order header, path, query, body decides, and a wrong one does not fall through', async (t) => {
+  const good = { header: { headers: BEARER }, path: `/@auth=${SECRET}`, query: `?@auth=${SECRET}`, body: { auth: SECRET, ...MESSAGE } };
+  const bad = { header: { headers: { authorization: `Bearer ${OTHER}` } }, path: `/@auth=${OTHER}`, query: `?@auth=${OTHER}`, body: { auth: OTHER, ...MESSAGE } };
+  const cases: { name: string; request: Ask; status: number }[] = [
+    { name: 'bad header, good path', request: { ...bad.header, path: `${good.path}/v2/send`, body: MESSAGE }, status: 401 },
+    { name: 'good header, bad path, query and body', request: { ...good.header, path: `${bad.path}/v2/send${bad.query}`, body: bad.body }, status: 201 },
+    { name: 'bad path, good query', request: { path: `${bad.path}/v2/send${good.query}`, body: MESSAGE }, status: 401 },
+    { name: 'good path, bad query', request: { path: `${good.path}/v2/send${bad.query}`, body: MESSAGE }, status: 201 },
+    { name: 'bad query, good body', request: { path: `/v2/send${bad.query}`, body: good.body }, status: 401 },
+    { name: 'good query, bad body', request: { path: `/v2/send${good.query}`, body: bad.body }, status: 201 },
+    { name: 'empty header, good body', request: { headers: { authorization: '' }, body: good.body }, status: 201 },
+    { name: 'wrong user name, good body', request: { headers: { authorization: basic(`root:${SECRET}`) }, body: good.body }, status: 401 },
+    { name: 'unknown scheme, good body', request: { headers: { authorization: `Digest ${SECRET}` }, body: good.body }, status: 401 },
+    { name: 'bearer without a token, good body', request: { headers: { authorization: 'Bearer' }, body: good.body }, status: 401 },
+    { name: 'basic that is not base64, good body', request: { headers: { authorization: 'Basic !!!' }, body: good.body }, status: 401 },
+    { name: 'empty path secret, good body', request: { path: '/@auth=/v2/send', body: good.body }, status: 401 },
+  ];
+  for (const { name, request, status } of cases) {
+    await t.test(name, async (t) => {
+      const { backend, gateway } = await startBoth(t, ALL_FORMS);
+      const answer = await ask(gateway, request);
+      assert.equal(answer.status, status, answer.text);
+      assert.equal(backend.seen.length, status === 201 ? 1 : 0);
+      for (const seen of backend.seen) {
+        const bytes = JSON.stringify([seen.url, seen.rawHeaders, seen.body.toString()]);
+        assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER), bytes);
+      }
+    });
+  }
+});
+
+test('a password may hold colons and UTF-8, in every form that can carry it', async (t) => {
+  const secret = 'pass:wörd:with:colons';
+  const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+  const encoded = encodeURIComponent(secret);
+  for (const request of [
+    { headers: { authorization: basic(`api:${secret}`) } },
+    { headers: { authorization: Buffer.from(`Bearer ${secret}`).toString('latin1') } },
+    { path: `/v2/send?@auth=${encoded}` }, { path: `/@auth=${encoded}/v2/send` },
+    { body: { auth: secret, ...MESSAGE } },
+  ]) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
+});
+
+test('two credentials in one place are 400, and the backend sees nothing', async (t) => {
+  const both = await startBoth(t, ALL_FORMS);
+  assertDenied(await ask(both.gateway, { path: `/v1/about?@auth=${SECRET}&%40auth=${SECRET}` }), 400, 'bad_credential', both);
+  assertDenied(await ask(both.gateway, { path: `/@auth=${SECRET}/@auth=${SECRET}/v1/about` }), 400, 'bad_credential', both);
+  assertDenied(await ask(both.gateway, { path: `/v1/@auth=${SECRET}/about` }), 400, 'bad_target', both);
+  assertDenied(await ask(both.gateway, { body: `{"auth":"${SECRET}","auth":"${SECRET}"}` }), 400, 'bad_field', both);
+  const response = await rawRequest(both.gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, `Authorization: Bearer ${SECRET}`] });
+  assert.equal(statusOf(response), 400);
+  assert.equal(codeOf(response), 'bad_credential');
+  assert.equal(both.backend.seen.length, 0);
+  // An empty one counts as absent, here too.
+  assert.equal(statusOf(await rawRequest(both.gateway, '/v1/about', { headers: ['Authorization:', `Authorization: Bearer ${SECRET}`] })), 200);
+});
+
+test('every 401 is the same, whatever was wrong, and carries both challenges', async (t) => {
+  const both = await startBoth(t, { auth: { methods: ['bearer'] }, tokens: { test: { secret: SECRET }, old: { secret: OTHER, expires: '2020-01-01' } } });
+  const answers = [];
+  for (const request of [
+    {}, { headers: { authorization: 'Bearer wrong' } }, { headers: { authorization: basic(`api:${SECRET}`) } }, { headers: { authorization: basic(`api:${OTHER}`) } },
+    { headers: { authorization: `Bearer ${OTHER}` } }, { path: `/@auth=${SECRET}/v1/about` }, { path: '/v1/accounts' }, { path: '/no/such/thing' }, { body: MESSAGE }, { body: { auth: SECRET, ...MESSAGE } },
+  ]) {
+    const answer = await ask(both.gateway, request);
+    assertDenied(answer, 401, 'unauthorized', both);
+    assert.deepEqual(answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate'), ['Basic realm="signal"', 'Bearer']);
+    answers.push(answer.json.error);
+  }
+  assert.equal(new Set(answers).size, 1);
+  assert.deepEqual(new Set(requests(both.gateway).map((line) => line.reason)), new Set(['no_credential', 'unknown_token', 'form_not_accepted', 'expired_token']));
+});
+
+test('without tokens, requests need no credential, and all else still applies', async (t) => {
+  const backend = await startBackend(t);
+  const log: string[] = [];
+  const gateway = createGateway({ backend: { url: backend.url }, listen: '127.0.0.1:0', log: { format: 'json' } }, { log: (line) => log.push(line) });
+  const url = await gateway.listen();
+  t.after(() => gateway.close());
+  const to = { port: Number(url.split(':').at(-1)) };
+  assert.equal(JSON.parse(log[0]!).warning, 'no tokens are configured: every request is let in without a credential');
+  assert.equal((await ask(to, { body: { auth: SECRET, ...MESSAGE }, headers: BEARER })).status, 201);
+  assert.deepEqual(JSON.parse(backend.seen[0]!.body.toString()), MESSAGE);
+  assert.equal(backend.seen[0]!.headers.authorization, undefined);
+  assert.equal((await ask(to, { method: 'POST', path: `/v1/register/${FROM}` })).json.code, 'setup_blocked');
+  assert.equal(backend.seen.length, 1);
+});
+
+test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
+  const both = await startBoth(t);
+  const socket = net.connect(both.gateway.port, '127.0.0.1');
+  socket.on('error', () => {});
+  let text = '';
+  socket.on('data', (chunk) => { text += chunk; });
+  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`);
+  const filler = Buffer.alloc(64 * 1024, 'x');
+  const more = (): void => { while (!socket.destroyed && socket.write(filler)); };
+  socket.on('drain', more);
+  more();
+  await closed(socket);
+  assert.equal(statusOf(text), 401);
+  assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024);
+  assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
+  assert.equal(both.backend.connections, 0);
+});
+
+test('auth within the first 64 KiB is found, and one byte later it is not', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const limit = 64 * 1024;
+  const tail = `","auth":"${SECRET}"`; // complete with its closing quote
+  const make = (length: number): string => {
+    const head = `{"number":"${FROM}","recipients":["${TO}"],"message":"`;
+    return `${head}${'x'.repeat(length - head.length - tail.length)}${tail}}`;
+  };
+  assert.equal((await ask(gateway, { body: make(limit) })).status, 201);
+  assert.equal((await ask(gateway, { body: make(limit + 1) })).status, 401);
+  assert.equal((await ask(gateway, { body: `${make(limit).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}` })).status, 201);
+  assert.equal(backend.seen.length, 2);
+  assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
+});
+
+test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
+  const canary = 'CANARY0secret0that0must0not0show';
+  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
+  const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: { other: { secret: OTHER, recipients: ['+15559999999'] } } });
+  const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
+  const emitted: string[] = [];
+  for (const to of [gateway, strict, dead]) {
+    for (const { ask: make } of FORMS) {
+      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
+        const request = { body: MESSAGE as object | string, ...make(token) };
+        for (const variant of [
+          request,
+          { ...request, method: 'PUT' },
+          { ...request, method: 'POST', path: (request.path ?? '/v2/send').replace('/v2/send', `/v1/register/${FROM}`) },
+          { ...request, path: (request.path ?? '/v2/send').replace('/v2/send', '/v2/send/@auth=' + token) },
+          { ...request, body: typeof request.body === 'string' ? request.body.slice(0, -1) : JSON.stringify(request.body).slice(0, -1) },
+          { ...request, headers: { 'x-forwarded-for': token, 'x-request-id': token, 'proxy-authorization': token, forwarded: token, ...request.headers } },
+          { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
+        ]) {
+          if (/["\\]/.test(variant.path ?? '')) continue; // node's own client refuses to send these; raw ones follow
+          const answer = await ask(to, variant);
+          emitted.push(answer.text, answer.rawHeaders.join('\n'));
+        }
+      }
+    }
+    for (const target of [`/@auth=${canary}"/v2/send`, `/@auth=${canary}\\/v2/send`, `http://x/@auth=${canary}/v1/about`, `/v1/about?@auth=${canary}"`, `/v1/about#@auth=${canary}`]) {
+      emitted.push(await rawRequest(to, target));
+    }
+    emitted.push(await raw(to, `${canary} rubbish\r\n\r\n`), await raw(to, `GET /@auth=${canary}/ HTTP/1.1\r\n${canary}\r\n\r\n`));
+    emitted.push(...to.log);
+  }
+  for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
+  assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
+  const digest = createHash('sha256').update(canary).digest('hex');
+  const base64 = Buffer.from(`api:${canary}`).toString('base64').replace(/=+$/, '');
+  for (const text of emitted) {
+    for (const form of [canary, digest, base64]) assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
+  }
+});
+
+// ── TARGETS ──────────────────────────────────────────────────────────────────────────────────────
+
+const REFUSED_TARGETS = [
+  'http://evil.example/v1/about', 'HTTP://evil.example/v1/about', '*', 'v1/about', '/v1/about#fragment', '/v1\\about', '\\v1\\about', '/\\evil/x',
+  '/v2/../v1/about', '/v2/./send', '/v1/about/..', '/v2/%2e%2e/v1/about', '/v2/%2E%2e/v1/about', '/v2/.%2e/v1/about', '/v2/send/..\\..\\v1\\about',
+  '/v1%2fabout', '/v1%2Fabout', '/v1%5cabout', '/v1/%2561bout', '/v1/receive/%252B15550100001', '/v1/about%00', '/v1/about%0a', '/v1/about%0D%0A', '/v1/about%7f', '/v1/about%1F',
+  '/v1/about%', '/v1/about%z', '/v1/about%zz', '/v1/about%c3', '/v1/about%ff', '/v1/about%C2%85', '/v1/about?x=%', '/v1/about?x=%zz', '/v1/about?x=%ff', '/v1/about?x=%00', '/v1/about?%0ax=1',
+  '/v1/receive/--help', '/v1/receive/-a', '/v1/receive/%2Dx', '/-v1/about', '/v1/attachments/-rf', '/v1/attachments/%2e%2e%2fetc',
+  '/v1/receive/15550100001', '/v1/receive/+1555', '/v1/receive/+1555010000112345', '/v1/receive/+1555a', '/v1/receive/+15550100001%20', '/v1/receive/%20+15550100001', '/v1/receive/++15550100001', '/v1/receive/+1%D9%A15550100001',
+];
+
+for (const target of REFUSED_TARGETS) {
+  test(`target ${JSON.stringify(target)} is 400, with a right token too, and the backend sees nothing`, async (t) => {
+    const { backend, gateway } = await startBoth(t, { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] });
+    const response = await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(statusOf(response), 400, response);
+    // What does not begin like a target is refused by node's own parser, without a body.
+    assert.equal(codeOf(response), /^[/*hH]/.test(target) ? 'bad_target' : undefined);
+    assert.equal(backend.connections, 0);
+  });
+}
+
+test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
+    assert.equal(statusOf(await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] })), 400, JSON.stringify(byte));
+  }
+  assert.equal(backend.connections, 0);
+});
+
+/** What is sent to the backend for a target that passes. */
+const PASSED_TARGETS: [target: string, sent: string][] = [
+  ['/v1/about', '/v1/about'],
+  ['//v1/about', '/v1/about'],
+  ['/v1/about/', '/v1/about'],
+  ['/v1//about//', '/v1/about'],
+  ['/%76%31/%61bout', '/v1/about'],
+  ['/v1/about?', '/v1/about'],
+  ['/v1/about?a=1&&b=%20+%2B&c', '/v1/about?a=1&b=%20+%2B&c'],
+  ['/v1/about?a="<\'>"', '/v1/about?a=%22%3C%27%3E%22'],
+  ['/v1/about?next=http://evil/../%2e%2e/%2525', '/v1/about?next=http://evil/../%2e%2e/%2525'],
+  ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
+  ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
+  ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
+  ['/v1/groups/+15550100001/group.QUJD%3D=', '/v1/groups/+15550100001/group.QUJD=='],
+  ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
+  ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
+  ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
+  ['/v1/attachments/[x]^`{|}', '/v1/attachments/%5Bx%5D%5E%60%7B%7C%7D'],
+];
+
+test('what was checked is byte for byte what the backend gets', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } });
+  for (const [target, sent] of PASSED_TARGETS) {
+    await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(backend.seen.at(-1)?.url, sent, target);
+  }
+  assert.equal(backend.seen.length, PASSED_TARGETS.length);
+});
+
+test('parseTarget: a target that it makes passes again unchanged', () => {
+  for (const [, sent] of PASSED_TARGETS) {
+    const once = parseTarget('GET', sent);
+    assert.deepEqual(parseTarget('GET', `/${once.segments.map((segment) => encodeURIComponent(segment)).join('/')}`).segments, once.segments);
+  }
+});
+
+test('a path prefix of the backend is kept, and its userinfo becomes Basic', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, { url: `http://us%20er:p%40ss@127.0.0.1:${backend.port}/pre/fix/` });
+  await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
+  assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
+  assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
+  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+});
+
+// ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
+
+/** Every route of backend.md, with the group that it belongs to here. */
+const ROUTES = `
+info GET /v1/about
+info GET /v1/health
+send POST /v2/send
+send POST /v1/send
+receive GET /v1/receive/N
+messaging PUT,DELETE /v1/typing-indicator/N
+messaging POST,DELETE /v1/reactions/N
+messaging POST /v1/receipts/N
+messaging DELETE /v1/remote-delete/N
+messaging POST,DELETE /v1/polls/N
+messaging POST /v1/polls/N/vote
+messaging GET /v1/attachments
+messaging GET,DELETE /v1/attachments/abc
+messaging GET,POST /v1/sticker-packs/N
+messaging GET /v1/search
+messaging GET /v1/search/N
+messaging GET,POST /v1/groups/N
+messaging GET,PUT,DELETE /v1/groups/N/group.QUJD
+messaging GET /v1/groups/N/group.QUJD/avatar
+messaging POST /v1/groups/N/group.QUJD/block
+messaging POST /v1/groups/N/group.QUJD/join
+messaging POST /v1/groups/N/group.QUJD/quit
+messaging POST,DELETE /v1/groups/N/group.QUJD/members
+messaging POST,DELETE /v1/groups/N/group.QUJD/admins
+messaging POST,DELETE /v1/groups/N/group.QUJD/pin-message
+setup GET,POST /v1/configuration
+setup GET,POST /v1/configuration/N/settings
+setup POST /v1/register/N
+setup POST /v1/register/N/verify/123456
+setup POST /v1/unregister/N
+setup GET /v1/qrcodelink
+setup GET /v1/qrcodelink/raw
+setup GET /v1/accounts
+setup POST /v1/accounts/N/rate-limit-challenge
+setup PUT /v1/accounts/N/settings
+setup POST,DELETE /v1/accounts/N/username
+setup POST,DELETE /v1/accounts/N/pin
+setup GET,POST /v1/devices/N
+setup DELETE /v1/devices/N/2
+setup DELETE /v1/devices/N/local-data
+setup PUT /v1/profiles/N
+setup GET /v1/identities/N
+setup PUT /v1/identities/N/trust/+15550100009
+setup GET,PUT /v1/contacts/N
+setup GET /v1/contacts/N/some-uuid
+setup GET /v1/contacts/N/some-uuid/avatar
+setup POST /v1/contacts/N/sync
+setup GET,POST,PUT,DELETE /v1/plugins/anything
+setup GET /swagger/index.html
+setup GET /swagger/doc.json`.trim().split('\n').flatMap((line) => {
+  const [group = '', methods = '', path = ''] = line.split(' ');
+  return methods.split(',').map((method) => ({ group, method, path: path.replace('N', FROM) }));
+});
+
+const IN_GROUP: Record<string, string[]> = { send: ['send'], info: ['info'], receive: ['receive'], messaging: ['send', 'receive', 'messaging'], setup: ['setup'] };
+
+for (const [word, groups] of Object.entries(IN_GROUP)) {
+  test(`allow "${word}" lets through its routes of the backend and no other`, async (t) => {
+    const backend = await startBackend(t, (req, res) => { req.resume(); res.end('{}'); });
+    const gateway = await startGateway(t, backend, { allow: [word] });
+    for (const { group, method, path } of ROUTES) {
+      const before = backend.seen.length;
+      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
+      const allowed = groups.includes(group);
+      assert.equal(answer.status, allowed ? 200 : 403, `${method} ${path}`);
+      assert.equal(backend.seen.length - before, allowed ? 1 : 0, `${method} ${path}`);
+      if (allowed) assert.equal(backend.seen.at(-1)!.url, path);
+      else assert.equal(answer.json.code, group === 'setup' ? 'setup_blocked' : 'endpoint_not_allowed', `${method} ${path}`);
+    }
+  });
+}
+
+test('no wildcard reaches setup; the word or its first two segments do', async (t) => {
+  const backend = await startBackend(t, (req, res) => { req.resume(); res.end('{}'); });
+  const cases: [allow: string[], reached: string[]][] = [
+    [['* /*', '* /v1/*', '* /:a/*', 'GET /v1/:a/:b', '* /v1/*/:number', '* /:a/:b', '* /v1/:a', '* /swagger/*', 'messaging', 'send', 'info', 'receive'], []],
+    [['* /v1/accounts/*'], ['/v1/accounts/']],
+    [['GET /v1/accounts', 'GET /swagger/doc.json'], ['GET /v1/accounts', 'GET /swagger/doc.json']],
+    [['setup'], ['/v1/', '/swagger/']],
+  ];
+  for (const [allow, reached] of cases) {
+    const gateway = await startGateway(t, backend, { allow });
+    for (const { method, path } of ROUTES.filter(({ group }) => group === 'setup')) {
+      const before = backend.seen.length;
+      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
+      const expected = reached.some((part) => part.includes(' ') ? part === `${method} ${path}` : path.startsWith(part));
+      assert.equal(answer.status, expected ? 200 : 403, `${allow[0]}: ${method} ${path}`);
+      assert.equal(backend.seen.length - before, expected ? 1 : 0);
+    }
+  }
+});
+
+test('a new upstream route below a setup prefix is setup, although no table knows it', async (t) => {
+  const both = await startBoth(t, { allow: ['* /*', 'messaging'] });
+  for (const path of ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins']) {
+    assertDenied(await ask(both.gateway, { path, headers: BEARER }), 403, 'setup_blocked', both);
+  }
+});
+
+test('patterns: literals, parameters, wildcards and methods', async (t) => {
+  const backend = await startBackend(t, (req, res) => { req.resume(); res.end('{}'); });
+  const cases: [pattern: string, method: string, path: string, allowed: boolean][] = [
+    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, true],
+    ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, false],
+    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/x`, false],
+    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/x`, true],
+    ['* /v1/groups/*', 'GET', '/v1/groups', false],
+    ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', true],
+    ['* /v1/groups/*', 'HEAD', '/v1/groups/a', false],
+    ['* /v1/groups/*', 'OPTIONS', '/v1/groups/a', false],
+    ['GET /v1/*/x', 'GET', '/v1/new/x', true],
+    ['GET /v1/*/x', 'GET', '/v1/new/more/x', false],
+    ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, true],
+    ['GET /v1/new/:number', 'GET', '/v1/new/12', false],
+    ['GET /v1/new/:any', 'GET', '/v1/new/12', true],
+    ['GET /v1/About', 'GET', '/v1/about', false],
+    ['GET /v1/about', 'GET', '/v1/ABOUT', false],
+    [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, true],
+    [`GET /v1/groups/${FROM}`, 'GET', '/v1/groups/+15550100009', false],
+  ];
+  for (const [pattern, method, path, allowed] of cases) {
+    const gateway = await startGateway(t, backend, { allow: [pattern] });
+    const before = backend.seen.length;
+    const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(statusOf(response), allowed ? 200 : 403, `${pattern} on ${method} ${path}`);
+    assert.equal(backend.seen.length - before, allowed ? 1 : 0);
+  }
+});
+
+test('the default allows sending and asking about, and nothing more', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (const [status, request] of [
+    [200, { path: '/v1/about' }], [204, { path: '/v1/health' }], [201, { body: MESSAGE }], [201, { body: MESSAGE, path: '/v1/send' }],
+    [403, { path: `/v1/receive/${FROM}` }], [403, { path: '/v1/attachments' }], [403, { path: '/api/v1/rpc', body: '{}' }], [403, { path: '/' }],
+  ] as [number, Ask][]) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status);
+  assert.equal(backend.seen.length, 4);
+});
+
+test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
+  for (const method of ['get', 'post', 'TRACE', 'CONNECT', 'PROPFIND', 'HEAD']) {
+    const response = await rawRequest(gateway, '/v1/about', { method, headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.ok([400, 403, NaN].includes(statusOf(response)), `${method}: ${response}`);
+  }
+  assert.equal(backend.seen.length, 0);
+});
+
+// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+
+interface Scanned { out: string; auth: string | undefined; fields: { key: string; value: string }[] }
+
+/** Pushes a document through the scanner in the given chunks. */
+function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
+  const scan = new BodyScan();
+  scan.keepLength = keepLength;
+  const out = chunks.flatMap((chunk) => scan.write(chunk));
+  out.push(...scan.end());
+  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
+}
+
+/** A document cut in two at every byte, and cut into single bytes. */
+function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
+  const bytes = Buffer.from(text as string);
+  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
+  yield Array.from(bytes, (byte) => Buffer.from([byte]));
+}
+
+const T = 'the-token';
+
+/** Document, what goes on, and what `auth` was. */
+const SCANNED: [name: string, input: string, output: string, auth?: string][] = [
+  ['an empty object', '{}', '{}'],
+  ['white space stays, but what follows the end goes before the brace', ' { \t} \r\n', ' { \t \r\n}'],
+  ['no auth', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}'],
+  ['auth alone', `{"auth":"${T}"}`, '{}', T],
+  ['auth alone with white space', `{ "auth" : "${T}" }`, '{ }', T],
+  ['auth first', `{"auth":"${T}","a":1}`, '{"a":1}', T],
+  ['auth first with white space', `{ "auth":"${T}" , "a":1 }`, '{  "a":1 }', T],
+  ['auth last', `{"a":1,"auth":"${T}"}`, '{"a":1}', T],
+  ['auth last with white space', `{"a":1 ,\n "auth":"${T}"\n}`, '{"a":1 \n}', T],
+  ['auth in the middle', `{"a":1,"auth":"${T}","b":2}`, '{"a":1,"b":2}', T],
+  ['auth with escapes', '{"\\u0061uth":"a\\"b\\\\c\\u00e9\\/\\n","b":2}', '{"b":2}', 'a"b\\cé/\n'],
+  ['auth in UTF-8', '{"b":"ü","auth":"pässwörd€😀"}', '{"b":"ü"}', 'pässwörd€😀'],
+  ['an empty auth', '{"auth":""}', '{}', ''],
+  ['a nested auth is not the gateway\'s', '{"a":{"auth":"x"},"b":[{"auth":"y"}]}', '{"a":{"auth":"x"},"b":[{"auth":"y"}]}'],
+  ['auth as a value', '{"a":"auth","b":["auth"]}', '{"a":"auth","b":["auth"]}'],
+  ['keys like auth', '{"auths":"x","aut":"y","":"z","auth ":"w"}', '{"auths":"x","aut":"y","":"z","auth ":"w"}'],
+  ['a text that looks like auth', '{"a":"\\",\\"auth\\":\\"x\\"","auth":"T"}', '{"a":"\\",\\"auth\\":\\"x\\""}', 'T'],
+  ['all escapes', '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}', '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}'],
+  ['all numbers', '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}', '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}'],
+  ['a long key', `{"${'k'.repeat(600)}":1,"auth":"${T}"}`, `{"${'k'.repeat(600)}":1}`, T],
+  ['a long key that begins like one that matters', `{"auth${'\\u0000'.repeat(60)}":1}`, `{"auth${'\\u0000'.repeat(60)}":1}`],
+  ['a long text', `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}","auth":"${T}"}`, `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}"}`, T],
+  ['deep nesting', `{"a":${'['.repeat(63)}${']'.repeat(63)}}`, `{"a":${'['.repeat(63)}${']'.repeat(63)}}`],
+  ['keys that matter only on top', '{"a":{"number":1,"recipients":"x","Recipients":2}}', '{"a":{"number":1,"recipients":"x","Recipients":2}}'],
+  ['no attachments', '{"base64_attachments":null,"base64_attachment":null}', '{"base64_attachments":null,"base64_attachment":null}'],
+];
+
+for (const [name, input, output, auth] of SCANNED) {
+  test(`BodyScan: ${name}, cut at every byte`, () => {
+    for (const chunks of everySplit(input)) {
+      const scanned = scanAll(chunks);
+      assert.equal(scanned.out, output);
+      assert.equal(scanned.auth, auth);
+      const kept = scanAll(chunks, true);
+      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), 'the length is kept');
+      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output));
+      assert.equal(kept.out.includes(T), false);
+    }
+  });
+}
+
+test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
+  const document = '{"number":"\\u002b4912","recipients":["+1","group.x","ü\\n"],"recipient":"r","members":[],"admins":["a"],"answers":["y",1],"selected_answers":[0,2],'
+    + '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD",""],"x":"y"}';
+  const fields = [
+    ['number', '+4912'], ['recipients', '+1'], ['recipients', 'group.x'], ['recipients', 'ü\n'], ['recipient', 'r'], ['admins', 'a'], ['answers', 'y'], ['answers', '1'],
+    ['selected_answers', '0'], ['selected_answers', '2'], ['base64_attachment', 'data:image/png;filename=a/b.png;base64'], ['base64_attachments', 'QUJD'], ['base64_attachments', 'data:;base64'], ['base64_attachments', ''],
+  ];
+  for (const chunks of everySplit(document)) {
+    const scanned = scanAll(chunks);
+    assert.equal(scanned.out, document);
+    assert.deepEqual(scanned.fields.map(({ key, value }) => [key, value]), fields);
+  }
+});
+
+const NOT_AN_OBJECT = [
+  '', ' ', '[]', '[{}]', '"text"', '1', 'null', 'true', 'auth=x', '\ufeff{}', '{', '{"', '{"a', '{"a"', '{"a":', '{"a":1', '{"a":1,', '{"a":1,}', '{,}', '{"a":1 "b":2}', '{a:1}', "{'a':1}",
+  '{"a" 1}', '{"a"::1}', '{"a":}', '{"a":,}', '{"a":1}}', '{}{}', '{} x', '{}\0', '{}]', '{"a":[}', '{"a":]}', '{"a":[1,]}', '{"a":[,1]}', '{"a":[1 2]}', '{"a":{]}', '{"a":(1)}', '{"a":[1}]',
+  '{"a":01}', '{"a":+1}', '{"a":.5}', '{"a":1.}', '{"a":1e}', '{"a":--1}', '{"a":1-1}', '{"a":0x1}', '{"a":NaN}', '{"a":Infinity}', '{"a":-}', '{"a":tru}', '{"a":True}', '{"a":nul}', '{"a":truefalse}', '{"a":1a}', '{"a":undefined}',
+  '{"a":"\n"}', '{"a":"\t"}', '{"a":"\0"}', '{"a":"\x1f"}', '{"a\x01":1}', '{"a":"\\x"}', '{"a":"\\u12"}', '{"a":"\\u12g4"}', '{"a":"\\U0041"}', '{"a":"\\', '{/**/}', '{"a":1}//', '\v{}', '{\u00a0}', '{\f}',
+  `{"a":${'['.repeat(64)}${']'.repeat(64)}}`, `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`, `{"a":${'1'.repeat(300)}}`, '{"auth":"x"', '{"auth":"x","a":1', '{"auth":"x",}',
+];
+
+/** Documents that are JSON, and that the backend would read in another way than it looks. */
+const BAD_FIELDS = [
+  '{"auth":1}', '{"auth":null}', '{"auth":["x"]}', '{"auth":{}}', '{"auth":"x","auth":"x"}', '{"auth":"x","\\u0061uth":"y"}', '{"Auth":"x"}', '{"AUTH":"x"}', '{"\\u0041uth":"x"}',
+  '{"number":1}', '{"number":null}', '{"number":["+1"]}', '{"number":true}', '{"number":"+1","number":"+2"}', '{"number":"+1","Number":"+2"}', '{"NUMBER":"+1"}',
+  '{"recipients":"+1"}', '{"recipients":null}', '{"recipients":{}}', '{"recipients":[1]}', '{"recipients":[null]}', '{"recipients":[["+1"]]}', '{"recipients":[{"a":1}]}', '{"recipients":["+1",true]}', '{"recipients":1}',
+  '{"recipients":["+1"],"recipients":["+2"]}', '{"recipients":["+1"],"Recipients":["+2"]}', '{"recipient\u017f":["+1"]}', '{"recipient\\u017f":["+1"]}', '{"recipient\\u017F":["+1"]}', '{"\\u0052ecipients":["+1"]}',
+  '{"recipient":["+1"]}', '{"recipient":1}', '{"Recipient":"+1"}', '{"recipient":"+1","recipient":"+2"}', '{"member\u017f":["x"]}', '{"admin\\u017f":["x"]}', '{"ADMINS":[]}', '{"members":"x"}',
+  '{"base64_attachments":"x"}', '{"base64_attachments":[null]}', '{"base64_attachments":true}', '{"ba\u017fe64_attachments":[]}', '{"base64_attachment":["x"]}', '{"base64_attachments":[],"base64_attachments":[]}', '{"answers":[null]}', '{"answers":[true]}', '{"answers":["a"],"Answers":["-b"]}', '{"selected_answer\\u017f":[1]}',
+  '{"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}', '{"base64_attachments":["data:x;base64,AAAA\\u003bfilename=x"]}', '{"base64_attachments":["data:x;base64\\u002cQUJD"]}', '{"base64_attachments":["QUJD,QUJD,"]}',
+  `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`, `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`, `{"recipients":["${'1'.repeat(5000)}"]}`, `{"auth":"${'\\u0041'.repeat(1000)}"}`,
+];
+
+for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
+  for (const document of documents) {
+    const title = document.length > 70 ? `${document.slice(0, 70)}… (${document.length})` : document;
+    test(`BodyScan: ${JSON.stringify(title)} is ${code} however it is cut, and nothing complete has passed`, () => {
+      for (const chunks of everySplit(document)) {
+        const scan = new BodyScan();
+        const passed: Uint8Array[] = [];
+        assert.throws(() => {
+          for (const chunk of chunks) passed.push(...scan.write(chunk));
+          passed.push(...scan.end());
+        }, { code }, JSON.stringify(chunks.map(String)));
+        assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
+      }
+    });
+  }
+}
+
+test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
+  for (const bytes of [[0x80], [0xc3], [0xc0, 0x80], [0xe0, 0x80, 0x80], [0xed, 0xa0, 0x80], [0xf0, 0x80, 0x80, 0x80], [0xf4, 0x90, 0x80, 0x80], [0xf5], [0xff], [0xe2, 0x82], [0xf0, 0x9f, 0x98]]) {
+    for (const chunks of everySplit(Buffer.concat([Buffer.from('{"a":"'), Buffer.from(bytes), Buffer.from('"}')]))) assert.throws(() => scanAll(chunks), { code: 'bad_json' });
+  }
+  const good = '{"a":"\u0080é߿ࠀ€\ud7ff\ue000￿𐀀😀\u{10ffff}"}';
+  for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
+});
+
+test('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (t) => {
+  const random = seeded(t);
+  const pick = <V>(values: V[]): V => values[random(values.length)]!;
+  const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
+  const text = (): string => `"${Array.from({ length: random(12) }, () => pick(['a', 'é', '😀', '\\n', '\\"', '\\\\', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '['])).join('')}"`;
+  const value = (depth: number): string => {
+    const kind = random(depth > 4 ? 3 : 5);
+    if (kind === 0) return text();
+    if (kind === 1) return pick(['0', '-1', '1.5', '1e3', '-0.0E-2', '123456789012345678']);
+    if (kind === 2) return pick(['true', 'false', 'null']);
+    const inner = Array.from({ length: random(4) }, () => `${space()}${kind === 3 ? '' : `${text()}${space()}:${space()}`}${value(depth + 1)}${space()}`).join(',');
+    return kind === 3 ? `[${inner}]` : `{${inner || space()}}`;
+  };
+  for (let round = 0; round < 2000; round++) {
+    const members = Array.from({ length: random(6) }, (_, i) => `${space()}"k${i}${text().slice(1)}${space()}:${space()}${value(1)}${space()}`);
+    const auth = random(2) ? `t${random(1000)}` : undefined;
+    if (auth !== undefined) members.splice(random(members.length + 1), 0, `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`);
+    const document = `${space()}{${members.join(',')}}${space()}`;
+    const chunks: Buffer[] = [];
+    for (let rest = Buffer.from(document); rest.length > 0;) {
+      const size = 1 + random(20);
+      chunks.push(rest.subarray(0, size));
+      rest = rest.subarray(size);
+    }
+    const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
+    const scanned = scanAll(chunks, random(2) === 0);
+    assert.deepEqual(JSON.parse(scanned.out), expected, document);
+    assert.equal(scanned.auth, auth, document);
+    assert.equal(cut, auth);
+
+    // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
+    const bytes = Buffer.from(document);
+    bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
+    let isObject = false;
+    try {
+      const parsed: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
+      isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
+    } catch { /* not JSON */ }
+    let refusal: string | undefined;
+    try { scanAll([bytes]); } catch (error) { refusal = (error as { code: string }).code; }
+    if (refusal !== 'bad_field') assert.equal(refusal === undefined, isObject, JSON.stringify(bytes.toString('latin1')));
+  }
+});
+
+test('BodyScan: 64 MiB pass through without being kept', () => {
+  const scan = new BodyScan();
+  const chunk = Buffer.alloc(64 * 1024, 'QUJD');
+  let passed = 0;
+  const push = (bytes: Uint8Array): void => { for (const piece of scan.write(bytes)) passed += piece.length; };
+  push(Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,'));
+  const before = process.memoryUsage();
+  for (let i = 0; i < 1024; i++) push(chunk);
+  const after = process.memoryUsage();
+  push(Buffer.from('"]}'));
+  for (const piece of scan.end()) passed += piece.length;
+  assert.equal(passed, 64 * 1024 * 1024 + 64);
+  // Made for a native search and dropped at once; what is alive may wait for the collector.
+  assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
+});
+
+// ── BODIES ON THE WAY ────────────────────────────────────────────────────────────────────────────
+
+test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
+  const both = await startBoth(t);
+  for (const body of NOT_AN_OBJECT) {
+    for (const headers of [BEARER, {}]) {
+      if (body === '' && headers !== BEARER) continue; // nothing was sent: that is a missing credential
+      assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send', body, headers }), 400, 'bad_json', both);
+    }
+  }
+  assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send' }), 401, 'unauthorized', both);
+});
+
+test('a body that the backend would read in another way is 400, and the backend sees nothing', async (t) => {
+  const both = await startBoth(t);
+  for (const body of BAD_FIELDS) assertDenied(await ask(both.gateway, { body, headers: BEARER }), 400, 'bad_field', both);
+});
+
+test('an empty body is fine where the route needs none', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
+  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: { ...BEARER, 'transfer-encoding': 'chunked' } })).status, 201);
+  assert.equal(backend.seen.length, 2);
+  assert.equal((await ask(gateway, { method: 'DELETE', path: `/v1/typing-indicator/${FROM}`, headers: BEARER })).status, 400);
+  assert.equal((await ask(gateway, { method: 'DELETE', path: `/v1/typing-indicator/${FROM}`, headers: BEARER, body: { recipient: TO } })).status, 204);
+  assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
+});
+
+test('the body of a GET authenticates it and goes no further', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
+  assert.equal(backend.seen[0]!.body.length, 0);
+  assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: `{"auth":"${SECRET}"${' '.repeat(70_000)}}` })).status, 413);
+  assert.equal(backend.seen.length, 1);
+});
+
+test('a compressed body is 415, and the backend sees nothing', async (t) => {
+  const both = await startBoth(t);
+  for (const encoding of ['gzip', 'br', 'deflate, identity', 'x']) {
+    assertDenied(await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': encoding } }), 415, 'unsupported_encoding', both);
+  }
+  assert.equal((await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': 'Identity' } })).status, 201);
+});
+
+test('a body beyond the limit is 413: at once if it says so, and as soon as it is if not', async (t) => {
+  const both = await startBoth(t, { limits: { body: '4KiB' } });
+  const long = { ...MESSAGE, message: 'x'.repeat(5000) };
+  assertDenied(await ask(both.gateway, { body: long, headers: BEARER }), 413, 'body_too_large', both);
+  assert.equal(requests(both.gateway)[0].bytesIn, 0);
+  assertDenied(await ask(both.gateway, { body: long, headers: { ...BEARER, 'transfer-encoding': 'chunked' } }), 413, 'body_too_large', both);
+});
+
+test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
+  const answer = await ask(gateway, { body: { ...MESSAGE, message: 'x'.repeat(2_000_000) }, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
+  assert.equal(answer.status, 413);
+  assert.deepEqual(backend.sent, []);
+  assert.ok(backend.seen.every((seen) => !seen.complete));
+});
+
+test('small bodies arrive with their true length, chunked or not; large ones as they were announced', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const large = { ...MESSAGE, base64_attachments: ['A'.repeat(1_000_000)] };
+  const early = JSON.stringify({ auth: SECRET, ...large });
+  const late = JSON.stringify({ ...large, auth: SECRET });
+  const chunked = { 'transfer-encoding': 'chunked' };
+  const cases: [body: string, headers: http.OutgoingHttpHeaders, length: number | undefined][] = [
+    [JSON.stringify(MESSAGE), chunked, JSON.stringify(MESSAGE).length],
+    [JSON.stringify(large), {}, JSON.stringify(large).length],
+    [JSON.stringify(large), chunked, undefined],
+    [early, {}, JSON.stringify(large).length],
+    [late, {}, late.length], // announced before it was known: spaces take the place of auth
+  ];
+  for (const [body, headers, length] of cases) {
+    assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
+    const seen = backend.seen.at(-1)!;
+    assert.equal(seen.headers['content-length'], length === undefined ? undefined : String(length));
+    assert.equal(seen.headers['transfer-encoding'], length === undefined ? 'chunked' : undefined);
+    const { auth: _, ...expected } = JSON.parse(body);
+    assert.deepEqual(JSON.parse(seen.body.toString()), expected);
+    assert.ok(!seen.body.includes(SECRET));
+  }
+});
+
+test('a large body without auth passes unchanged, byte for byte', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const body = Buffer.from(`  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`);
+  assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
+  assert.ok(backend.seen[0]!.body.equals(body));
+});
+
+test('a large body that fails late never becomes a document, and the request to the backend breaks off', async (t) => {
+  const big = 'A'.repeat(300_000);
+  const start = `{"number":"${FROM}","recipients":["${TO}"],"base64_attachments":["${big}"]`;
+  for (const [name, body, code] of [
+    ['a duplicate', `${start},"recipients":["+15559999999"]}`, 'bad_field'],
+    ['a second document', `${start}}{}`, 'bad_json'],
+    ['an early end', start, 'bad_json'],
+    ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
+    ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
+    ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
+  ] as const) {
+    await t.test(name, async (t) => {
+      let got = '';
+      let broke = false;
+      const server = net.createServer((socket) => {
+        socket.on('data', (chunk) => { got += chunk.toString('latin1'); });
+        socket.on('error', () => {});
+        socket.on('close', () => { broke = true; });
+      });
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      t.after(() => server.close());
+      const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+      const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
+      assert.equal(answer.status, 400);
+      assert.equal(answer.json.code, code);
+      await until(() => broke);
+      assert.match(got, /^POST \/v2\/send HTTP\/1\.1/);
+      assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
+      const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').replace(/\r\n$/, '');
+      assert.throws(() => JSON.parse(document), SyntaxError);
+      assert.ok(!document.trimEnd().endsWith('}'));
+    });
+  }
+});
+
+test('Expect: 100-continue is answered when the body is wanted, and a refused client is not asked for it', async (t) => {
+  const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
+  const upload = async (authorization: string): Promise<{ continued: boolean; status: number | undefined }> => {
+    const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(2_000_000)] });
+    const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent: false, headers: { authorization, 'expect': '100-continue', 'content-length': body.length } });
+    let continued = false;
+    req.on('continue', () => { continued = true; req.end(body); });
+    req.flushHeaders();
+    const [res] = await once(req, 'response') as [http.IncomingMessage];
+    res.resume();
+    await once(res, 'end');
+    req.destroy();
+    return { continued, status: res.statusCode };
+  };
+  assert.deepEqual(await upload(`Bearer ${OTHER}`), { continued: false, status: 401 });
+  assert.deepEqual(await upload(basic(`api:${SECRET}`)), { continued: false, status: 401 });
+  assert.equal(backend.connections, 0);
+  assert.deepEqual(await upload(`Bearer ${SECRET}`), { continued: true, status: 201 });
+  assert.equal(backend.sent.length, 1);
+  assert.equal(backend.seen[0]!.headers.expect, undefined);
+});
