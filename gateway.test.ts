@@ -176,6 +176,7 @@ async function ask(to: { port: number }, { body, method = body === undefined ? '
   const req = http.request({ host: '127.0.0.1', port: to.port, method, path, agent: false, headers: { ...(bytes !== undefined && headers['transfer-encoding'] === undefined && { 'content-length': bytes.length }), ...headers } });
   req.end(bytes);
   const [res] = await once(req, 'response') as [http.IncomingMessage];
+  req.on('error', () => {}); // of a body that is still being sent: the answer is there
   const chunks: Buffer[] = [];
   for await (const chunk of res) chunks.push(chunk as Buffer);
   const text = Buffer.concat(chunks).toString();
@@ -1039,4 +1040,435 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
   assert.deepEqual(await upload(`Bearer ${SECRET}`), { continued: true, status: 201 });
   assert.equal(backend.sent.length, 1);
   assert.equal(backend.seen[0]!.headers.expect, undefined);
+});
+
+// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+
+test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(200, [
+      'Connection', 'X-Hop-Back', 'X-Hop-Back', 'secret', 'Keep-Alive', 'timeout=1', 'Proxy-Authenticate', 'Basic', 'Upgrade', 'h2c',
+      'X-End', 'to end', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2; Path=/', 'Content-Type', 'application/json', 'Content-Length', '2',
+    ]).end('{}');
+  });
+  const gateway = await startGateway(t, backend);
+  const response = await rawRequest(gateway, '/v1/about', { headers: [
+    `Authorization: Bearer ${SECRET}`, 'Connection: X-Hop, x-forwarded-for, content-type', 'X-Hop: secret', 'Keep-Alive: 5', 'TE: trailers', 'Trailer: X', 'Upgrade: h2c', 'Proxy-Authorization: Basic x', 'Proxy-Connection: close',
+    'Forwarded: for=1.2.3.4', 'X-Forwarded-For: 1.2.3.4', 'X-Forwarded-Host: evil', 'X-Forwarded-Proto: https', 'X-Forwarded-Prefix: /evil', 'X-Real-IP: 1.2.3.4', 'X-Request-Id: forged',
+    'Accept-Encoding: gzip', 'X-End: to end', 'Cookie: c=3', 'User-Agent: test/1',
+  ] });
+  const [seen] = backend.seen;
+  const { 'x-request-id': requestId, 'accept-language': _1, 'sec-fetch-mode': _2, accept: _3, ...headers } = seen!.headers;
+  assert.deepEqual(headers, {
+    'host': `127.0.0.1:${backend.port}`, 'connection': headers.connection, 'accept-encoding': 'identity', 'x-end': 'to end', 'cookie': 'c=3', 'user-agent': 'test/1',
+    'x-forwarded-for': '127.0.0.1', 'x-forwarded-host': 'gateway', 'x-forwarded-proto': 'http',
+  });
+  assert.equal(requestId, requests(gateway)[0].requestId);
+  const lower = response.toLowerCase();
+  for (const name of ['x-hop-back', 'proxy-authenticate', 'upgrade', 'timeout=1']) assert.ok(!lower.includes(name), name);
+  assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
+  assert.match(response, /\r\nx-end: to end\r\n/i);
+  assert.match(response, /\r\ncontent-length: 2\r\n/i);
+});
+
+test('status and body come back as the backend sent them', async (t) => {
+  const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
+  const cases: [status: number, type: string | undefined, body: string][] = [
+    [200, 'text/plain; charset=utf-8', '[]'], [201, 'application/json', '{"timestamp":"1"}'], [201, undefined, ''], [204, undefined, ''], [304, undefined, ''],
+    [400, 'text/plain', "Couldn't process request - invalid request"], [404, 'text/plain', '404 page not found'], [429, 'application/json', challenge], [500, undefined, ''], [418, 'image/png', '\x89PNG'],
+  ];
+  for (const [status, type, body] of cases) {
+    const backend = await startBackend(t, (req, res) => { req.resume(); res.writeHead(status, type === undefined ? {} : { 'Content-Type': type }).end(body); });
+    const gateway = await startGateway(t, backend);
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.headers['content-type'], answer.text], [status, type, body]);
+    assert.equal(answer.headers['retry-after'], undefined);
+  }
+});
+
+test('a compressed answer of a backend that was asked for none comes back readable', async (t) => {
+  const { gzipSync } = await import('node:zlib');
+  const backend = await startBackend(t, (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')));
+  const answer = await ask(await startGateway(t, backend), { headers: BEARER });
+  assert.equal(answer.headers['content-encoding'], undefined);
+  assert.deepEqual(answer.json, { versions: [] });
+});
+
+test('a redirect of the backend is 502, and is not followed', async (t) => {
+  const other = await startBackend(t);
+  for (const status of [301, 302, 303, 307, 308]) {
+    const backend = await startBackend(t, (req, res) => { req.resume(); res.writeHead(status, { Location: `${other.url}/v1/about` }).end(); });
+    const answer = await ask(await startGateway(t, backend), { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code, answer.headers.location], [502, 'bad_backend_answer', undefined]);
+    assert.equal(backend.seen.length, 1);
+  }
+  assert.equal(other.seen.length, 0);
+});
+
+test('a backend that is down is 502, and nothing was sent', async (t) => {
+  const spare = http.createServer().listen(0, '127.0.0.1');
+  await once(spare, 'listening');
+  const { port } = spare.address() as AddressInfo;
+  spare.close();
+  const gateway = await startGateway(t, { url: `http://127.0.0.1:${port}` });
+  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+  assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
+});
+
+test('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+  for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
+    let asked = 0;
+    const server = net.createServer((socket) => {
+      socket.on('error', () => {});
+      socket.once('data', () => { asked++; socket.end(reply); });
+    });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    t.after(() => server.close());
+    const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
+    assert.match(answer.json.error, /may have been sent/);
+    assert.equal(asked, 1);
+  }
+});
+
+test('a slow backend is 504, which says that the message may have been sent; its request is aborted', async (t) => {
+  let aborted = false;
+  const backend = await startBackend(t, (req) => { req.resume(); req.socket.on('close', () => { aborted = true; }); });
+  const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '50ms' } });
+  for (const message of ['short', 'x'.repeat(200_000)]) {
+    aborted = false;
+    const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+    assert.match(answer.json.error, /may have been sent/);
+    await until(() => aborted);
+  }
+});
+
+test('a backend that breaks off in the middle of an answer breaks the client\'s connection too', async (t) => {
+  for (const headers of [{ 'Content-Length': 100 }, {}]) {
+    const backend = await startBackend(t, (req, res) => { req.resume(); res.writeHead(200, headers); res.write('half', () => setImmediate(() => res.destroy())); });
+    const gateway = await startGateway(t, backend);
+    const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    assert.ok(!response.endsWith('0\r\n\r\n'));
+    await assert.rejects(ask(gateway, { headers: BEARER }), { code: 'ECONNRESET' });
+    await until(() => requests(gateway).length === 2);
+    assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
+  }
+});
+
+test('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+  let arrived = 0;
+  let left = 0;
+  const backend = await startBackend(t, (req) => { arrived++; req.resume(); req.socket.on('close', () => { left++; }); });
+  const gateway = await startGateway(t, backend);
+  for (const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]) {
+    const socket = net.connect(gateway.port, '127.0.0.1');
+    socket.on('error', () => {});
+    socket.write(`${body ? 'POST /v2/send' : 'GET /v1/about'} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body?.length ?? 0}\r\n\r\n${body ?? ''}`);
+    const before = arrived;
+    await until(() => arrived > before);
+    socket.destroy();
+    await until(() => left === arrived);
+  }
+  await until(() => requests(gateway).length === 3);
+  for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
+});
+
+test('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend);
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  socket.on('error', () => {});
+  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${JSON.stringify(MESSAGE).slice(0, -1)},"base64_attachments":["${'A'.repeat(200_000)}`);
+  await until(() => backend.seen.length === 1);
+  socket.destroy();
+  await until(() => requests(gateway).length === 1);
+  assert.equal(requests(gateway)[0].status, 499);
+  assert.equal(backend.seen[0]!.complete, false);
+  assert.deepEqual(backend.sent, []);
+});
+
+test('a large body reaches the backend while it is still being sent', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend);
+  const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
+  const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent: false, headers: { ...BEARER, 'content-length': body.length } });
+  req.write(body.slice(0, 100_000));
+  await until(() => backend.seen.length === 1);
+  assert.equal(backend.seen[0]!.complete, false);
+  req.end(body.slice(100_000));
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  res.resume();
+  assert.equal(res.statusCode, 201);
+});
+
+test('an answer reaches the client while it is still being sent', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (_, res) => { res.write('first,'); finish = () => res.end('second'); });
+  const gateway = await startGateway(t, backend);
+  const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  const [first] = await once(res, 'data') as [Buffer];
+  assert.equal(first.toString(), 'first,');
+  finish();
+  const [second] = await once(res, 'data') as [Buffer];
+  assert.equal(second.toString(), 'second');
+});
+
+test('no more of an upload is read than the backend takes', async (t) => {
+  const backend = await startBackend(t);
+  let taken = 0;
+  const total = 64 * 1024 * 1024;
+  const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
+  const socket = net.connect({ port: 0, host: '127.0.0.1', ...await (async () => {
+    const gateway = await startGateway(t, backend, {}, { fetch: async (_, init) => {
+      // Takes a chunk, lets everything else run for a while, and takes the next.
+      for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
+        taken += chunk.length;
+        for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+        assert.ok(socket.bytesWritten - taken < 24 * 1024 * 1024, `${socket.bytesWritten - taken} bytes are on their way`); // most of it in the system's socket buffers
+      }
+      return new Response('{"timestamp":"1"}', { status: 201 });
+    } });
+    return { port: gateway.port };
+  })() });
+  let answer = '';
+  socket.on('data', (chunk) => { answer += chunk; });
+  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${total}\r\n\r\n${body}`);
+  const filler = Buffer.alloc(256 * 1024, 'x');
+  for (let left = total - body.length - 2; left > 0;) {
+    const piece = filler.subarray(0, Math.min(left, filler.length));
+    left -= piece.length;
+    if (!socket.write(piece)) await once(socket, 'drain');
+  }
+  socket.write('"}');
+  await closed(socket);
+  assert.equal(statusOf(answer), 201);
+  assert.equal(taken, total);
+});
+
+test('an answer that comes before the upload ends is delivered', async (t) => {
+  const backend = await startBackend(t, (_, res) => { res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}'); });
+  const gateway = await startGateway(t, backend);
+  const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent: false, headers: { ...BEARER, 'content-length': 10_000_000 } });
+  req.on('error', () => {});
+  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  let text = '';
+  for await (const chunk of res) text += chunk;
+  assert.equal(res.statusCode, 400);
+  assert.equal(text, '{"error":"early"}');
+  req.destroy();
+});
+
+test('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
+  const answer = await ask(gateway, { body: Buffer.alloc(5_000_000, 'x'), headers: { authorization: `Bearer ${OTHER}` } });
+  assert.equal(answer.status, 401);
+  assert.equal((await ask(gateway, { body: Buffer.alloc(900_000, '['), headers: BEARER })).json.code, 'bad_json');
+  assert.equal(backend.seen.length, 0);
+});
+
+test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+  const { gateway } = await startBoth(t);
+  const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
+  t.after(() => agent.destroy());
+  const sockets = new Set<unknown>();
+  for (const authorization of [`Bearer ${SECRET}`, `Bearer ${OTHER}`, basic(`api:${SECRET}`), 'x', `Bearer ${SECRET}`]) {
+    const body = JSON.stringify(MESSAGE);
+    const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent, headers: { authorization, 'content-length': body.length } });
+    req.end(body);
+    const [res] = await once(req, 'response') as [http.IncomingMessage];
+    sockets.add(req.socket);
+    res.resume();
+    await once(res, 'end');
+    assert.equal(res.statusCode, authorization.includes(OTHER) || authorization === 'x' ? 401 : 201);
+    await new Promise((resolve) => setImmediate(resolve)); // the agent takes the socket back
+  }
+  assert.equal(sockets.size, 1);
+});
+
+// ── REAL CLIENTS ─────────────────────────────────────────────────────────────────────────────────
+
+test('Home Assistant\'s library: GET /v1/about with userinfo, then a send that must be exactly 201', async (t) => {
+  const { gateway } = await startBoth(t);
+  const headers = { 'authorization': basic(`api:${SECRET}`), 'user-agent': 'python-requests/2.32.5', 'accept-encoding': 'gzip, deflate', 'accept': '*/*', 'connection': 'keep-alive' };
+  const about = await ask(gateway, { path: '/v1/about', headers });
+  assert.equal(about.status, 200);
+  assert.match(about.headers['content-type']!, /^application\/json/);
+  assert.ok(about.json.versions.includes('v2'));
+  const sent = await ask(gateway, { body: { ...MESSAGE, base64_attachments: [Buffer.from('image').toString('base64')] }, headers: { ...headers, 'content-type': 'application/json' } });
+  assert.equal(sent.status, 201);
+  assert.equal(sent.json[0].timestamp, '1700000000000');
+});
+
+test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanager-webhook-signal empty fields', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (const body of [
+    MESSAGE, { ...MESSAGE, base64_attachments: null },
+    { ...MESSAGE, base64_attachments: null, mentions: null, quote_mentions: null, quote_author: '', quote_message: '', sticker: '', text_mode: '' },
+  ]) assert.equal((await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status, 201);
+  assert.equal(backend.sent.length, 3);
+});
+
+test('wget sends nothing until it is challenged, and signalbot tries TLS first', async (t) => {
+  const { gateway } = await startBoth(t);
+  const challenged = await ask(gateway, { body: MESSAGE });
+  assert.equal(challenged.status, 401);
+  assert.match(String(challenged.headers['www-authenticate']), /Basic realm="signal"/);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } })).status, 201);
+  const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
+  assert.match(await raw(gateway, hello), /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n$/);
+  assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
+});
+
+// ── OPERATIONS ───────────────────────────────────────────────────────────────────────────────────
+
+test('/healthz is 200 without a credential, needs no backend, and tells nothing else', async (t) => {
+  const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'] });
+  const answer = await ask(gateway, { path: '/healthz' });
+  assert.deepEqual([answer.status, answer.text], [200, 'ok\n']);
+  assert.equal((await ask(gateway, { path: '/healthz', method: 'HEAD' })).status, 200);
+  assert.equal((await ask(gateway, { path: '/healthz/' })).status, 403);
+  assert.equal((await ask(gateway, { path: '/healthz', body: '{}' })).status, 403);
+  assert.equal(backend.connections, 0);
+});
+
+test('one line per request, with the route\'s template and without numbers, tokens or forged lines', async (t) => {
+  const { gateway } = await startBoth(t, { allow: ['receive', 'send'] });
+  await ask(gateway, { path: `/v1/receive/${FROM}?timeout=1`, headers: BEARER });
+  await ask(gateway, { path: '/v1/devices/+15550100001/%22%20status=200%20x', headers: BEARER });
+  await ask(gateway, { body: MESSAGE, headers: { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' } as http.OutgoingHttpHeaders }).catch(() => {});
+  const lines = requests(gateway);
+  const { time, requestId, ms, bytesOut, ...first } = lines[0];
+  assert.match(time, /^\d{4}-\d\d-\d\dT/);
+  assert.match(requestId, /^[0-9a-f-]{36}$/);
+  assert.ok(ms >= 0 && bytesOut > 0);
+  assert.deepEqual(first, { level: 'info', message: 'request', client: '127.0.0.1', method: 'GET', route: '/v1/receive/:number', token: 'test', form: 'bearer', status: 200, bytesIn: 0 });
+  assert.deepEqual([lines[1].level, lines[1].status, lines[1].code, lines[1].route], ['warn', 403, 'setup_blocked', undefined]);
+  assert.ok(!gateway.log.join('').includes('1555'));
+});
+
+test('a log line in text form is one line, whatever is in it', async (t) => {
+  const { gateway } = await startBoth(t, { log: { format: 'text' } });
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, { body: '{"a":', headers: BEARER });
+  assert.match(gateway.log[0]!, /^\S+Z info {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=1 names=test allow=send,info$/);
+  assert.match(gateway.log[1]!, /^\S+Z info {2}request requestId=\S+ client=127\.0\.0\.1 method=GET route=\/v1\/about token=test form=bearer status=200 bytesIn=0 bytesOut=\d+ ms=\d+$/);
+  assert.match(gateway.log[2]!, /^\S+Z warn {2}request .* status=400 code=bad_json /);
+});
+
+test('log.level is the least that is logged', async (t) => {
+  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'warn' } });
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, {});
+  assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
+});
+
+test('rubbish on the port is a plain 400, and a connection without a request is just closed', async (t) => {
+  const both = await startBoth(t);
+  for (const bytes of ['rubbish\r\n\r\n', '\0\0\0\0', 'GET / HTTP/9.9\r\n\r\n', 'GET /v1/about HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n', `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`]) {
+    const response = await raw(both.gateway, bytes);
+    assert.equal(statusOf(response), 400, JSON.stringify(bytes));
+  }
+  const socket = net.connect(both.gateway.port, '127.0.0.1');
+  socket.end();
+  await closed(socket.resume());
+  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+  assert.equal(both.backend.seen.length, 1);
+  assert.equal(requests(both.gateway).length, 1);
+});
+
+test('a body that is not chunked as it says, while it is being relayed, leaves no document behind', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const piece = `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'A'.repeat(100_000)}`;
+  const response = await raw(gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n${piece.length.toString(16)}\r\n${piece}\r\nxyz\r\n`);
+  assert.ok(response === '' || statusOf(response) === 400, response);
+  assert.deepEqual(backend.sent, []);
+});
+
+test('headers that do not arrive end in 408, and a body that makes no progress does too', async (t) => {
+  const both = await startBoth(t, {}, { headersTimeoutMs: 100, bodyTimeoutMs: 100 });
+  const slowHeaders = await raw(both.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
+  assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
+  for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
+    const slowBody = await raw(both.gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\n${headers}Content-Length: 100\r\n\r\n{"message":`);
+    assert.deepEqual([statusOf(slowBody), codeOf(slowBody)], [408, 'request_timeout']);
+  }
+  assert.equal(both.backend.seen.length, 0);
+});
+
+test('a body of an unknown sender may not trickle: its time is a total', async (t) => {
+  const both = await startBoth(t, {}, { bodyTimeoutMs: 150 });
+  const socket = net.connect(both.gateway.port, '127.0.0.1');
+  socket.on('error', () => {});
+  let text = '';
+  socket.on('data', (chunk) => { text += chunk; });
+  socket.write('POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"');
+  const trickle = setInterval(() => socket.write('x'), 5);
+  t.after(() => clearInterval(trickle));
+  await until(() => text !== '');
+  assert.deepEqual([statusOf(text), codeOf(text)], [408, 'request_timeout']);
+  socket.destroy();
+  assert.equal(both.backend.seen.length, 0);
+});
+
+test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => { req.resume(); finish = () => res.end('{}'); });
+  const gateway = await startGateway(t, backend, { shutdown: '1h' });
+  // The second connection is open and busy with its headers when closing begins.
+  const late = net.connect(gateway.port, '127.0.0.1');
+  late.write('GET /v1/about HTTP/1.1\r\nHost: x\r\n');
+  const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+  await until(() => backend.seen.length === 1);
+  const closing = gateway.close();
+  let text = '';
+  late.on('data', (chunk) => { text += chunk; });
+  late.write('\r\n');
+  await closed(late);
+  assert.deepEqual([statusOf(text), codeOf(text)], [503, 'shutting_down']);
+  await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
+  finish();
+  assert.equal((await running).status, 200);
+  await closing;
+  await gateway.close(); // twice does no harm
+  assert.equal(backend.seen.length, 1);
+});
+
+test('closing cuts off what does not finish in time', async (t) => {
+  const backend = await startBackend(t, (req) => { req.resume(); });
+  const gateway = await startGateway(t, backend, { shutdown: '20ms' });
+  const running = assert.rejects(ask(gateway, { body: MESSAGE, headers: BEARER }), { code: 'ECONNRESET' });
+  await until(() => backend.seen.length === 1);
+  await gateway.close();
+  await running;
+});
+
+test('listen() rejects when the port is taken', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = createGateway({ listen: `127.0.0.1:${backend.port}`, tokens: { a: { secret: SECRET } } }, { log: () => {} });
+  await assert.rejects(gateway.listen(), { code: 'EADDRINUSE' });
+  await gateway.close();
+});
+
+test('limits.connections closes further connections', async (t) => {
+  const { gateway } = await startBoth(t, { limits: { connections: 1 } });
+  const first = net.connect(gateway.port, '127.0.0.1');
+  first.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+  await once(first, 'data');
+  assert.equal(await raw(gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n'), '');
+  first.destroy();
+});
+
+test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
+  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
+  assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
+  assert.equal(new Set(ids).size, 2);
 });

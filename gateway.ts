@@ -869,6 +869,7 @@ class RequestBody {
   #head: Uint8Array[] | undefined; // scanned, and not yet passed on
   #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #ended: boolean;
+  readonly #keepAlive: boolean;
   #discarding = false;
   #wake: (() => void) | undefined;
 
@@ -880,7 +881,11 @@ class RequestBody {
     this.#limitBytes = limitBytes;
     // RFC 9112 6: a request has a body if one of these two headers says so.
     this.#ended = req.headers['transfer-encoding'] === undefined && (req.headers['content-length'] ?? '0') === '0';
-    if (!this.#ended) for (const event of ['readable', 'end', 'close', 'error']) req.on(event, () => this.#wake?.());
+    this.#keepAlive = res.shouldKeepAlive;
+    if (this.#ended) return;
+    // Else node:http would close after the answer to "Connection: close" with the rest unread, and so reset it.
+    res.shouldKeepAlive = true;
+    for (const event of ['readable', 'end', 'close', 'error']) req.on(event, () => this.#wake?.());
   }
 
   /**
@@ -933,10 +938,9 @@ class RequestBody {
   async #discard(allowanceBytes: number): Promise<void> {
     try {
       let left = allowanceBytes;
-      while (left >= 0) {
-        const chunk = await this.#next(LINGER_MS, true);
-        if (chunk === undefined) return;
-        left -= chunk.length;
+      for (let chunk; left >= 0; left -= chunk.length) {
+        chunk = await this.#next(LINGER_MS, true);
+        if (chunk === undefined) return this.#keepAlive ? undefined : void this.#req.socket.end();
       }
       await delay(LINGER_MS, undefined, { ref: false });
     } catch { /* the client left or sent nothing more: both end the connection */ }
@@ -966,6 +970,7 @@ class RequestBody {
       return this.#scan.write(chunk);
     }
     this.#ended = true;
+    this.#res.shouldKeepAlive &&= this.#keepAlive;
     return this.#exchange.bytesIn === 0 ? [] : this.#scan.end();
   }
 
