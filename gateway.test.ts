@@ -10,7 +10,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn, type ChildProcess } from 'node:child_process';
-import { createHash, randomUUID } from 'node:crypto';
+import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import http from 'node:http';
@@ -1223,18 +1223,16 @@ test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
   const total = 64 * 1024 * 1024;
   const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
-  const socket = net.connect({ port: 0, host: '127.0.0.1', ...await (async () => {
-    const gateway = await startGateway(t, backend, {}, { fetch: async (_, init) => {
-      // Takes a chunk, lets everything else run for a while, and takes the next.
-      for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
-        taken += chunk.length;
-        for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
-        assert.ok(socket.bytesWritten - taken < 24 * 1024 * 1024, `${socket.bytesWritten - taken} bytes are on their way`); // most of it in the system's socket buffers
-      }
-      return new Response('{"timestamp":"1"}', { status: 201 });
-    } });
-    return { port: gateway.port };
-  })() });
+  const fetch: typeof globalThis.fetch = async (_, init) => {
+    // Takes a chunk, lets everything else run for a while, and takes the next.
+    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
+      taken += chunk.length;
+      for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+      assert.ok(socket.bytesWritten - taken < 24 * 1024 * 1024, `${socket.bytesWritten - taken} bytes are on their way`); // most of it in the system's socket buffers
+    }
+    return new Response('{"timestamp":"1"}', { status: 201 });
+  };
+  const socket = net.connect((await startGateway(t, backend, {}, { fetch })).port, '127.0.0.1');
   let answer = '';
   socket.on('data', (chunk) => { answer += chunk; });
   socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${total}\r\n\r\n${body}`);
@@ -1471,4 +1469,412 @@ test('a request id is in the answer, in the log and in the request to the backen
   const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
   assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
   assert.equal(new Set(ids).size, 2);
+});
+
+// ── CLIENT ADDRESSES AND RATES ───────────────────────────────────────────────────────────────────
+
+test('clients: an address that is not on the list is 403 before its credential is looked at', async (t) => {
+  const both = await startBoth(t, { clients: ['192.0.2.0/24', '2001:db8::/32'] });
+  assertDenied(await ask(both.gateway, { headers: BEARER }), 403, 'client_not_allowed', both);
+  assertDenied(await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '192.0.2.1' } }), 403, 'client_not_allowed', both);
+  const loopback = await startGateway(t, both.backend, { clients: ['127.0.0.0/8'] });
+  assert.equal((await ask(loopback, { headers: BEARER })).status, 200);
+});
+
+test('trustedProxies: the client is the right-most address that is not a trusted proxy\'s', async (t) => {
+  const cases: [forwarded: string[], client: string][] = [
+    [[], '127.0.0.1'],
+    [['203.0.113.7'], '203.0.113.7'],
+    [['6.6.6.6, 203.0.113.7'], '203.0.113.7'], // what stands left is the client's own claim
+    [['6.6.6.6, 203.0.113.7, 10.0.0.2'], '203.0.113.7'],
+    [['6.6.6.6', '203.0.113.7', '10.0.0.2'], '203.0.113.7'], // several headers are one list
+    [['10.0.0.3, 10.0.0.2'], '10.0.0.3'], // all trusted: the outermost
+    [['::ffff:203.0.113.7'], '203.0.113.7'],
+    [['203.0.113.7:4711'], '203.0.113.7'],
+    [['[2001:db8::1]:443'], '2001:db8::1'],
+    [['203.0.113.7, unknown, 10.0.0.2'], '10.0.0.2'], // not an address: nobody beyond it can be known
+    [['203.0.113.7, ,'], '127.0.0.1'],
+    [[''], '127.0.0.1'],
+  ];
+  const { backend, gateway } = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
+  for (const [forwarded, client] of cases) {
+    await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, ...forwarded.map((value) => `X-Forwarded-For: ${value}`)] });
+    assert.equal(requests(gateway).at(-1).client, client, JSON.stringify(forwarded));
+    assert.equal(backend.seen.at(-1)!.headers['x-forwarded-for'], client);
+  }
+});
+
+test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const { backend, gateway } = await startBoth(t, { rate: '3/1m', tokens: { a: { secret: SECRET }, b: { secret: OTHER } } }, { now: () => nowMs });
+  for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  // What may not pass anyway does not count, neither before nor after.
+  assert.equal((await ask(gateway, { headers: BEARER, path: '/v1/accounts' })).status, 403);
+  const limited = await ask(gateway, { headers: BEARER });
+  assert.deepEqual([limited.status, limited.json.code, limited.headers['retry-after']], [429, 'rate_limited', '20']);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal(backend.seen.length, 4);
+  nowMs += 19_999;
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  nowMs += 1;
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+});
+
+test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
+  const wrong = (client: string): Promise<Answer> => ask(both.gateway, { headers: { 'authorization': `Bearer ${OTHER}`, 'x-forwarded-for': client } });
+  for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
+  const limited = await wrong('203.0.113.7');
+  assertDenied(limited, 429, 'too_many_failures', both);
+  assert.equal(limited.headers['retry-after'], '2');
+  assert.equal((await wrong('203.0.113.8')).status, 401);
+  // No credential is not a wrong one, and is challenged as ever.
+  assert.equal((await ask(both.gateway, { headers: { 'x-forwarded-for': '203.0.113.7' } })).status, 401);
+  assert.equal(both.backend.seen.length, 0);
+  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '203.0.113.7' } })).status, 200);
+  nowMs += 2000;
+  assert.equal((await wrong('203.0.113.7')).status, 401);
+  assert.equal((await wrong('203.0.113.7')).status, 429);
+  // One household is one IPv6 /64.
+  for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
+  assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
+  assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
+});
+
+test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
+  const limiter = new RateLimiter();
+  const rate = { count: 7, perMs: 1000, words: '' };
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
+  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
+  assert.equal(limiter.take('b', rate, 0), 0);
+  assert.equal(limiter.take('a', rate, 143), 0);
+  assert.ok(limiter.take('a', rate, 143) > 0);
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
+  assert.ok(limiter.take('a', rate, 10_000) > 0);
+  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
+});
+
+// ── CONFIGURATION ────────────────────────────────────────────────────────────────────────────────
+
+function folder(t: TestContext): string {
+  const path = mkdtempSync(join(tmpdir(), 'gateway-'));
+  t.after(() => rmSync(path, { recursive: true }));
+  return path;
+}
+
+/** The mistakes that a configuration is refused for. */
+function problemsOf(load: () => unknown): readonly string[] {
+  try {
+    load();
+  } catch (error) {
+    assert.ok(error instanceof ConfigError, String(error));
+    return error.problems;
+  }
+  return [];
+}
+
+const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
+  [{ lisen: ':1', tokens: { a: { secret: SECRET } } }, ['lisen: is not a setting; did you mean "listen"?']],
+  [{ zzz: 1 }, ['zzz: is not a setting']],
+  [{ backend: { ulr: 'x' } }, ['backend.ulr: is not a setting; did you mean "url"?']],
+  [{ backend: 'http://x' }, ['backend: must be an object']],
+  [[], ['the file: must be an object']],
+  [null, ['the file: must be an object']],
+  [{ tokens: { grafana: { secret: SECRET, methods: ['paht'] } } }, ['tokens.grafana.methods[0]: "paht" is not one of bearer, basic, query, path, body']],
+  [{ tokens: {} }, ['tokens: holds no token; leave it out to run without tokens']],
+  [{ tokens: [] }, ['tokens: must be an object, name to settings']],
+  [{ tokens: null }, ['tokens: must be an object, name to settings']],
+  [{ tokens: { a: SECRET } }, ['tokens.a: must be an object with "secret" or "secretFile"']],
+  [{ tokens: { a: {} } }, ['tokens.a: needs either "secret" or "secretFile"']],
+  [{ tokens: { a: { secret: SECRET, secretFile: '/x' } } }, ['tokens.a: needs either "secret" or "secretFile"']],
+  [{ tokens: { a: { secret: 'short' } } }, ['tokens.a.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one']],
+  [{ tokens: { a: { secret: 17 } } }, ['tokens.a.secret: must be a string']],
+  [{ tokens: { a: { secret: 'sha256:12' } } }, ['tokens.a.secret: after "sha256:" there must be 64 hexadecimal digits']],
+  [{ tokens: { a: { secret: `${SECRET}\n` } } }, ['tokens.a.secret: holds a control character']],
+  [{ tokens: { a: { secretFile: '/no/such/file' } } }, ['tokens.a.secretFile: cannot be read (ENOENT)']],
+  [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, ['tokens: "a" and "b" have the same secret']],
+  [{ tokens: { 'a b': { secret: SECRET } } }, ['tokens: a name may have letters, digits, "_", "-" and ".", 64 at most']],
+  [{ tokens: { a: { secret: SECRET, expires: '2027-02-30' } } }, ['tokens.a.expires: "2027-02-30" is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z']],
+  [{ tokens: { a: { secret: SECRET, senders: ['0664123'], recipients: ['--x', ''] } } }, [
+    'tokens.a.senders[0]: "0664123" is not "+" and 5 to 15 digits',
+    'tokens.a.recipients[0]: "--x" is not a phone number, a user name, a UUID, group.… or group.*',
+    'tokens.a.recipients[1]: "" is not a phone number, a user name, a UUID, group.… or group.*',
+  ]],
+  [{ tokens: { a: { secret: SECRET, recipients: [] } } }, ['tokens.a.recipients: must be a list with at least one entry']],
+  [{ tokens: { a: { secret: SECRET, clients: ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'] } } }, ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text, i) => `tokens.a.clients[${i}]: "${text}" is not an address or a CIDR range`)],
+  [{ tokens: { a: { secret: SECRET, allow: ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'] } } }, ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'].map((text, i) =>
+    `tokens.a.allow[${i}]: "${text}" is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"`)],
+  [{ tokens: { a: { secret: SECRET, recipient: ['+1'] } } }, ['tokens.a.recipient: is not a setting; did you mean "recipients"?']],
+  [{ rate: '30', 'shutdown': '10', limits: { body: '150', connections: 0 }, log: { level: 'trace' } }, [
+    'rate: "30" is not a rate such as 30/1m', 'limits.body: "150" is not a size such as 150MiB', 'limits.connections: 0 is not a whole number of at least 1',
+    'shutdown: "10" is not a duration such as 10s', 'log.level: "trace" is not debug, info, warn, error',
+  ]],
+  [{ backend: { url: 'ftp://x', timeout: '1w' } }, ['backend.url: "ftp://x" is not an http or https URL without a query', 'backend.timeout: "1w" is not a duration such as 150s']],
+  [{ backend: { url: `http://user:${SECRET}@x/?q` } }, ['backend.url: "http://…@x/?q" is not an http or https URL without a query']],
+  [{ listen: '8880' }, ['listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock']],
+  [{ listen: '0.0.0.0:8880' }, ['tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in']],
+  [{ auth: { methods: [], anonymous: 'yes' } }, ['auth.methods: must be a list with at least one entry', 'auth.anonymous: "yes" is not true or false']],
+];
+
+for (const [config, problems] of BAD_CONFIGS) {
+  test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
+    const found = problemsOf(() => createGateway(config as GatewayConfig));
+    assert.deepEqual(found, problems);
+    assert.ok(!found.join('').includes(SECRET));
+  });
+}
+
+test('without tokens the gateway starts only where nobody else can reach it, or when asked to', () => {
+  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
+  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
+    assert.equal(problemsOf(() => createGateway({ listen })).length, 1, listen);
+    assert.deepEqual(problemsOf(() => createGateway({ listen, auth: { anonymous: true } })), [], listen);
+    assert.deepEqual(problemsOf(() => createGateway({ listen, tokens: { a: { secret: SECRET } } })), [], listen);
+  }
+});
+
+test('file, environment, flags: of two, the later wins', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(file, JSON.stringify({ listen: '127.0.0.1:1', backend: { url: 'http://file:1', timeout: '1s' }, rate: '1/1s', tokens: { file: { secret: SECRET } } }));
+  const settings = loadSettings({ file, env: { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' }, flags: { listen: '127.0.0.1:3' } });
+  assert.equal(settings.listen.port, 3);
+  assert.equal(settings['backend.url'].base, 'http://env:2');
+  assert.equal(settings['backend.timeout'], 1000);
+  assert.equal(settings.rate?.count, 2);
+  assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
+  assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
+});
+
+test('API_TOKENS takes secrets and names, API_TOKENS_FILE one per line with comments', (t) => {
+  const digest = createHash('sha256').update(OTHER).digest('hex');
+  const path = join(folder(t), 'tokens');
+  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+  for (const env of [{ API_TOKENS: `ha=${SECRET}, sha256:${digest}` }, { API_TOKENS: `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}` }, { API_TOKENS_FILE: path }]) {
+    const { tokens } = loadSettings({ env });
+    assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
+    assert.deepEqual(tokens.map((token) => token.digest), [createHash('sha256').update(SECRET).digest('hex'), digest]);
+  }
+});
+
+test('the environment never leaves the gateway open by mistake, and no message holds a secret', (t) => {
+  const dir = folder(t);
+  const empty = join(dir, 'empty');
+  writeFileSync(empty, '# nothing here\n\n');
+  const cases: [env: Record<string, string>, problems: string[]][] = [
+    [{ API_TOKENS: '' }, ['API_TOKENS: is set but empty; unset it, or give it a value']],
+    [{ API_TOKENS: ' , ' }, ['API_TOKENS: holds no token; leave it out to run without tokens']],
+    [{ API_TOKENS_FILE: '' }, ['API_TOKENS_FILE: is set but empty; unset it, or give it a value']],
+    [{ API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
+    [{ API_TOKENS_FILE: join(dir, 'none') }, ['API_TOKENS_FILE: cannot be read (ENOENT)']],
+    [{ API_TOKENS_FILE: dir }, ['API_TOKENS_FILE: cannot be read (EISDIR)']],
+    [{ API_TOKENS: SECRET, API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: is set, and API_TOKENS too; use one of them', 'API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
+    [{ API_TOKEN: SECRET }, ['API_TOKEN: is not a setting; did you mean "API_TOKENS"?']],
+    [{ API_TOKENS: `${SECRET} tooshort a=${OTHER} a=${OTHER}x` }, ['API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one', 'API_TOKENS[3]: has the name of an earlier one']],
+    [{ API_TOKENS: SECRET, ALLOW_CLIENTS: '', ALLOW: ',' }, ['ALLOW_CLIENTS: is set but empty; unset it, or give it a value', 'ALLOW: must be a list with at least one entry']],
+    [{ API_TOKENS: SECRET, AUTH_METHODS: 'bearer, digest', AUTH_ANONYMOUS: '1', RATE: '0/1m', LOG_FORMAT: 'xml' }, [
+      'AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body', 'AUTH_ANONYMOUS: "1" is not true or false', 'RATE: "0/1m" is not a rate such as 30/1m', 'LOG_FORMAT: "xml" is not text or json']],
+  ];
+  for (const [env, problems] of cases) {
+    const found = problemsOf(() => loadSettings({ env }));
+    assert.deepEqual(found, problems);
+    assert.ok(!found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'));
+  }
+});
+
+test('a configuration file that is missing, empty, half-written or not an object is refused, and is not quoted', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: cannot be read (ENOENT)`]);
+  const whole = JSON.stringify({ tokens: { a: { secret: SECRET } }, listen: '0.0.0.0:8880', auth: { anonymous: true } }, null, 2);
+  for (let length = 0; length < whole.length; length++) {
+    writeFileSync(file, whole.slice(0, length));
+    const [problem, ...more] = problemsOf(() => loadSettings({ file }));
+    assert.match(problem!, /: is not a JSON object: line \d+, column \d+: it ends too early$/);
+    assert.deepEqual(more, []);
+  }
+  writeFileSync(file, whole.replace(`"${SECRET}"`, `"${SECRET}`));
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object: line 4, column 46: a string holds a control character`]);
+  writeFileSync(file, '[]');
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
+});
+
+test('a token in a file takes its secret from another, and settings of its own', (t) => {
+  const dir = folder(t);
+  writeFileSync(join(dir, 'secret'), `${SECRET}\n`);
+  const file = join(dir, 'gateway.json');
+  writeFileSync(file, JSON.stringify({ tokens: { grafana: { secretFile: join(dir, 'secret'), methods: ['path'], clients: ['172.18.0.0/16'], expires: '2027-06-30' } } }));
+  const [token] = loadSettings({ file }).tokens;
+  assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
+  assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
+  assert.deepEqual([...token!.methods!], ['path']);
+});
+
+// ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
+
+/** How this runtime starts a TypeScript file: as it started this one. */
+const LOADER = process.execArgv.flatMap((flag, i, all) => flag === '--import' ? [flag, all[i + 1]!] : flag.startsWith('--import=') ? [flag] : []);
+
+function start(args: string[], env: NodeJS.ProcessEnv = {}): ChildProcess & { output: () => string } {
+  const child = spawn(process.execPath, [...LOADER, join(HERE, 'gateway.ts'), ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => { output += chunk; });
+  return Object.assign(child, { output: () => output });
+}
+
+async function cli(args: string[], { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {}): Promise<{ code: number; stdout: string; stderr: string }> {
+  const child = start(args, env);
+  let [stdout, stderr] = ['', ''];
+  child.stdout!.on('data', (chunk) => { stdout += chunk; });
+  child.stderr!.on('data', (chunk) => { stderr += chunk; });
+  child.stdin!.end(input);
+  const [code] = await once(child, 'close') as [number];
+  return { code, stdout, stderr };
+}
+
+test('importing does no work and says nothing', async () => {
+  const child = spawn(process.execPath, [...LOADER, '--input-type=module', '-e', `await import(${JSON.stringify(new URL('gateway.ts', import.meta.url).href)})`], { cwd: HERE, env: { PATH: process.env.PATH, LISTEN: 'nonsense' } });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => { output += chunk; });
+  const [code] = await once(child, 'close');
+  assert.deepEqual([code, output], [0, '']);
+});
+
+test('--help lists every setting and flag, --version is the package\'s', async () => {
+  const help = await cli(['--help']);
+  assert.equal(help.code, 0);
+  for (const word of ['--config', '--listen', '--backend', '--check', '--demo', 'token [NAME]', 'hash', 'API_TOKENS_FILE', 'GATEWAY_CONFIG', 'senders']) assert.ok(help.stdout.includes(word), word);
+  const { version } = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
+  assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${version}\n`, stderr: '' });
+});
+
+test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
+  for (const [args, env, message] of [
+    [['--confg', 'x'], {}, /Unknown option '--confg'/],
+    [['--config'], {}, /--config/],
+    [['frobnicate'], {}, /"frobnicate" is not a command/],
+    [['token', 'a', 'b'], {}, /"token a b" is not a command/],
+    [['token', 'a b'], {}, /a name may have/],
+    [['--config', '/no/such/file'], {}, /\/no\/such\/file: cannot be read \(ENOENT\)/],
+    [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file: cannot be read \(ENOENT\)/],
+    [['--listen', 'x', '--backend', 'y'], {}, /--backend: "y" is not[^]*--listen: "x" is not/],
+    [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
+    [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
+    [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
+  ] as [string[], NodeJS.ProcessEnv, RegExp][]) {
+    const result = await cli(args, { env });
+    assert.equal(result.code, 2, JSON.stringify(args));
+    assert.equal(result.stdout, '');
+    assert.match(result.stderr, message);
+    assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
+  }
+});
+
+test('a port that is taken exits with 1', async (t) => {
+  const backend = await startBackend(t);
+  const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
+  assert.equal(result.code, 1);
+  assert.match(result.stderr, /^gateway: cannot run: listen EADDRINUSE: address already in use 127\.0\.0\.1:\d+\n$/);
+});
+
+test('token makes a secret that hash and the gateway agree on', async (t) => {
+  const { stdout } = await cli(['token']);
+  const [secret, hashed, ...rest] = stdout.trimEnd().split('\n');
+  assert.match(secret!, /^[A-Za-z0-9_-]{43}$/);
+  assert.deepEqual(rest, []);
+  assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
+  const { gateway } = await startBoth(t, { tokens: { a: { secret: hashed! } } });
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${hashed}` } })).status, 401);
+  const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
+  assert.notEqual(named[0], secret);
+  assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1] } });
+  assert.equal((await cli(['hash'], { input: 'short\n' })).code, 2);
+});
+
+test('--check says in words what each token may do, and nothing of its secret', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(file, JSON.stringify({ listen: ':8880', backend: { url: `http://u:${OTHER}@backend:1/p/` }, tokens: {
+    home: { secret: SECRET, allow: ['send', 'GET /v1/groups/:number'], senders: [FROM], recipients: [TO, 'group.*'], rate: '30/1m', clients: ['10.0.0.0/8'], expires: '2020-01-01', methods: ['path'] }, plain: { secret: OTHER },
+  } }));
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  assert.equal(code, 0);
+  assert.equal(stdout, `The configuration is good.
+backend http://backend:1/p
+2 tokens
+  home
+    may call     send, GET /v1/groups/:number
+    presented    as path
+    sends from   ${FROM}
+    sends to     ${TO}, group.*
+    rate         30/1m
+    from         10.0.0.0/8
+    expires      2020-01-01T23:59:59.999Z (it has)
+  plain
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   any account
+    sends to     anybody
+    rate         no limit
+    from         any address
+    expires      never
+`);
+});
+
+test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    let finish = (): void => {};
+    const backend = await startBackend(t, (req, res) => { req.resume(); finish = () => res.end('{}'); });
+    const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: backend.url, LOG_FORMAT: 'json' });
+    await until(() => child.output().includes('"listening"'));
+    const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+    const running = ask({ port }, { body: MESSAGE, headers: BEARER });
+    await until(() => backend.seen.length === 1);
+    child.kill(signal);
+    // It refuses new connections as soon as it has heard of the signal.
+    for (;;) {
+      const refused = await ask({ port }, { path: '/healthz' }).then(() => false, () => true);
+      if (refused) break;
+    }
+    finish();
+    assert.equal((await running).status, 200);
+    const [code] = await once(child, 'close');
+    assert.equal(code, 0, child.output());
+  }
+});
+
+test('--demo: every curl line that it prints does what it says, and the token does not reach its backend', async (t) => {
+  const child = start(['--demo', '--listen', '127.0.0.1:0']);
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('# and what it refuses'));
+  await until(() => child.output().trimEnd().endsWith("'"));
+  const printed = child.output();
+  const secret = /Bearer ([\w-]{43})/.exec(printed)![1]!;
+  const lines = printed.split('\n').filter((line) => line.startsWith('curl '));
+  assert.equal(lines.length, 6);
+  for (const [i, line] of lines.entries()) {
+    // What curl does with these arguments, so that the test needs no curl.
+    const words = Array.from(line.matchAll(/'([^']*)'|(\S+)/g), (match) => match[1] ?? match[2]!).slice(1);
+    const headers: Record<string, string> = {};
+    let [url, method, body]: (string | undefined)[] = [];
+    for (let at = 0; at < words.length; at++) {
+      const word = words[at]!;
+      if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
+      else if (word === '-u') headers.authorization = basic(words[++at]!);
+      else if (word === '-d') body = words[++at];
+      else if (word === '-X') method = words[++at];
+      else url = word;
+    }
+    const { port, pathname, search } = new URL(url!);
+    const answer = await ask({ port: Number(port) }, { method: method ?? 'POST', path: pathname + search, headers, ...(body !== undefined && { body }) });
+    if (i < 5) assert.equal(answer.status, 201, line);
+    else assert.equal(answer.json.code, 'setup_blocked');
+  }
+  await until(() => child.output().includes('setup_blocked'));
+  const after = child.output().slice(printed.length);
+  for (const form of ['bearer', 'basic', 'query', 'path', 'body']) assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
+  assert.ok(!after.includes(secret));
+  child.kill('SIGINT');
+  const [code] = await once(child, 'close');
+  assert.equal(code, 0);
 });

@@ -1828,7 +1828,6 @@ function readPattern(text: string): { method: string; parts: string[] } | undefi
 /** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
 function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
-  if (tokens?.length === 0) report(at, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
   for (const { name, digest } of tokens ?? []) {
     const owner = owners.get(digest);
@@ -1838,12 +1837,15 @@ function readTokens(value: unknown, at: string, report: Report): TokenSettings[]
   return tokens;
 }
 
+const NO_TOKEN = 'holds no token; leave it out to run without tokens';
 const TOKEN_NAME = /^[A-Za-z0-9][\w.-]{0,63}$/;
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
 function readTokenWords(text: string, at: string, report: Report): TokenSettings[] {
   const names = new Set<string>();
-  return text.split(/[\s,]+/).filter(Boolean).flatMap((word, i) => {
+  const words = text.split(/[\s,]+/).filter(Boolean);
+  if (words.length === 0) report(at, NO_TOKEN);
+  return words.flatMap((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     if (names.has(name)) report(`${at}[${i}]`, 'has the name of an earlier one');
     names.add(name);
@@ -1854,6 +1856,7 @@ function readTokenWords(text: string, at: string, report: Report): TokenSettings
 
 function readTokenObject(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   if (!isObject(value)) return void report(at, 'must be an object, name to settings');
+  if (Object.keys(value).length === 0) report(at, NO_TOKEN);
   return Object.entries(value).flatMap(([name, config]) => {
     const here = `${at}.${name}`;
     if (!TOKEN_NAME.test(name)) report(at, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
@@ -1897,7 +1900,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 function reportUnknown(at: string, key: string, known: string[], report: Report): void {
   const nearest = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) => a.far - b.far)[0];
-  report(at ? `${at}.${key}` : key, `is not a setting${nearest && nearest.far <= 3 ? `; did you mean "${nearest.name}"?` : ''}`);
+  report(at ? `${at}.${key}` : key, `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
 /** Levenshtein's distance, by rows. */
