@@ -1878,3 +1878,83 @@ test('--demo: every curl line that it prints does what it says, and the token do
   const [code] = await once(child, 'close');
   assert.equal(code, 0);
 });
+
+// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
+
+const README = readFileSync(join(HERE, 'README.md'), 'utf8');
+
+/** The fenced blocks of a language in the README. */
+function blocks(language: string): string[] {
+  return Array.from(README.matchAll(new RegExp('^```' + language + '\\n([^]*?)^```$', 'gm')), (match) => match[1]!);
+}
+
+test('the README\'s table of settings is the code\'s', async () => {
+  const { stdout } = await cli(['--help']);
+  const code = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+) +(.*?)(?: \[([^\]]+)\])?$/gm), ([, path, env, help, fallback]) => `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help} |`);
+  const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
+  assert.equal(code.length, 15);
+  assert.deepEqual(readme, code);
+});
+
+test('the README names every code of an error, with its status, and the settings of a token', () => {
+  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
+  const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(source)![1]!;
+  for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
+    if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
+  }
+  for (const name of ['methods', 'allow', 'senders', 'recipients', 'rate', 'clients', 'expires', 'secret', 'secretFile']) assert.ok(README.includes(`\`${name}\``), name);
+});
+
+test('every configuration in the README loads', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const configs = blocks('json');
+  assert.ok(configs.length > 0);
+  for (const config of configs) {
+    writeFileSync(file, config);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), []);
+  }
+});
+
+test('the README\'s example of embedding runs', async () => {
+  const [example] = blocks('ts');
+  const code = example!.replace("'./gateway.ts'", JSON.stringify(new URL('gateway.ts', import.meta.url).href));
+  const child = spawn(process.execPath, [...LOADER, '--input-type=module', '-e', code], { cwd: HERE, env: { PATH: process.env.PATH } });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => { output += chunk; });
+  assert.deepEqual(await once(child, 'close'), [0, null]);
+  assert.match(output, /^http:\/\/127\.0\.0\.1:\d+$/m);
+});
+
+test('the README\'s curl lines are the five forms as the gateway takes them', async (t) => {
+  const lines = Array.from(README.matchAll(/^\| (\w+) \|.*`(curl [^`]*)` \|$/gm));
+  assert.deepEqual(lines.map(([, form]) => form), ['bearer', 'basic', 'body', 'path', 'query']);
+  const { backend, gateway } = await startBoth(t, ALL_FORMS);
+  for (const [, form, line] of lines) {
+    const url = new URL(/http:[^' ]*/.exec(line!)![0].replace('TOKEN', SECRET));
+    const user = /-u '([^']*)'/.exec(line!)?.[1];
+    const header = /-H 'Authorization: ([^']*)'/.exec(line!)?.[1];
+    const authorization = user ? basic(user.replace('TOKEN', SECRET)) : header?.replace('TOKEN', SECRET);
+    const body = /-d '([^']*)'/.exec(line!)![1]!.replace('TOKEN', SECRET);
+    const answer = await ask(gateway, { path: url.pathname + url.search, body, headers: { 'content-type': 'application/x-www-form-urlencoded', ...(authorization && { authorization }) } });
+    assert.equal(answer.status, 201, form!);
+    assert.equal(requests(gateway).at(-1).form, form);
+  }
+  assert.equal(backend.sent.length, 5);
+});
+
+test('gateway.ts is one file of erasable TypeScript: only node: is imported, little exported, no function is long', () => {
+  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
+  for (const [, from] of source.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
+  assert.doesNotMatch(source, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
+  assert.deepEqual(Array.from(source.matchAll(/^export .*$/gm), ([line]) => line), [
+    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter };',
+    'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
+  ]);
+  const lines = source.split('\n');
+  const bodies = lines.flatMap((line, i) => /^( *)(?!.*\b(?:if|for|while|switch|catch|else|return)\b)[\w #]+\(.*\{$|^ *(?:async )?function .*\{$/.test(line) ? [lines.indexOf(`${/^ */.exec(line)![0]}}`, i) - i] : []);
+  assert.ok(bodies.length > 80);
+  assert.ok(Math.max(...bodies) <= 60, `the longest has ${Math.max(...bodies)} lines`);
+  const contents = /Contents[^]*?\n \*\n/.exec(source)![0].replace(/\n \*\s+/g, ' ');
+  const banners = Array.from(source.matchAll(/^\/\/ ── ([A-Z ]+) ─+$/gm), ([, name]) => name);
+  assert.deepEqual(contents.slice(contents.indexOf('PUBLIC')).replace('.', '').trim().replace(/ \*$/, '').split(' · '), banners);
+});
