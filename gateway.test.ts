@@ -10,9 +10,9 @@
 
 import assert from 'node:assert/strict';
 import { spawn, type ChildProcess } from 'node:child_process';
-import { createHash } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -1877,6 +1877,318 @@ test('--demo: every curl line that it prints does what it says, and the token do
   child.kill('SIGINT');
   const [code] = await once(child, 'close');
   assert.equal(code, 0);
+});
+
+// ── THREATS ──────────────────────────────────────────────────────────────────────────────────────
+// The attacker holds a token that is meant for less than they want, has read the backend's source, and
+// can send any bytes. Each test is one attack.
+
+const CONFINED: GatewayConfig = { allow: ['messaging', 'info'], tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } } };
+const STRANGER = '+15559999999';
+const GROUP = 'group.VGhpcyBpcyBhIGdyb3VwIGlkIG9mIDMyIGJ5dGVzIQ==';
+
+/** Sends each request, with the right token unless it brings another, and sees it denied. */
+function attack(title: string, config: GatewayConfig, status: number, code: string, attempts: Ask[]): void {
+  test(`attack: ${title}`, async (t) => {
+    const both = await startBoth(t, config);
+    for (const attempt of attempts) {
+      await t.test(JSON.stringify(attempt).replaceAll(SECRET, '…').slice(0, 140), async () => assertDenied(await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } }), status, code, both));
+    }
+  });
+}
+
+test('a confined token does what it is meant for', async (t) => {
+  const { backend, gateway } = await startBoth(t, CONFINED);
+  for (const [status, request] of [
+    [200, { path: '/v1/about' }], [201, { body: MESSAGE }], [201, { body: { ...MESSAGE, recipients: [TO, GROUP] } }], [201, { body: { number: FROM, recipient: GROUP, message: 'x' } }],
+    [200, { path: `/v1/receive/${FROM}` }], [200, { path: `/v1/receive/%2B${FROM.slice(1)}` }], [204, { path: `/v1/typing-indicator/${FROM}`, method: 'PUT', body: { recipient: TO } }], [200, { path: `/v1/groups/${FROM}/${GROUP}` }],
+  ] as [number, Ask][]) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status, JSON.stringify(request));
+  assert.equal(backend.seen.length, 8);
+});
+
+attack('send as another account', CONFINED, 403, 'sender_not_allowed', [
+  { body: { ...MESSAGE, number: STRANGER } }, { body: { ...MESSAGE, number: STRANGER }, path: '/v1/send' }, { body: { ...MESSAGE, number: `${FROM} ` } }, { body: { ...MESSAGE, number: FROM.slice(1) } },
+  { body: `{"\\u006eumber":"\\u002b15559999999","recipients":["${TO}"]}` }, { body: MESSAGE, path: `/v1/reactions/${STRANGER}` },
+]);
+attack('read another account', CONFINED, 403, 'sender_not_allowed', [
+  { path: `/v1/receive/${STRANGER}` }, { path: `/v1/receive/%2B${STRANGER.slice(1)}` }, { path: `/%76%31/receive/${STRANGER}` }, { path: `//v1//receive//${STRANGER}/` }, { path: `/v1/groups/${STRANGER}` }, { path: `/v1/search/${STRANGER}?numbers=%2B1` },
+]);
+attack('hide another sender behind an allowed one', CONFINED, 400, 'bad_field', [
+  { body: `{"number":"${FROM}","Number":"${STRANGER}","recipients":["${TO}"]}` }, { body: `{"number":"${FROM}","number":"${STRANGER}","recipients":["${TO}"]}` },
+  { body: `{"number":"${FROM}","\\u006eumber":"${STRANGER}","recipients":["${TO}"]}` }, { body: `{"number":"${FROM}","NUMBER":"${STRANGER}","recipients":["${TO}"]}` }, { body: `{"number":null,"recipients":["${TO}"]}` },
+]);
+attack('send to somebody else, in any place that the backend reads', CONFINED, 403, 'recipient_not_allowed', [
+  { body: { ...MESSAGE, recipients: [STRANGER] } }, { body: { ...MESSAGE, recipients: [TO, STRANGER] } }, { body: { ...MESSAGE, recipients: [...Array(500).fill(TO), STRANGER, ...Array(500).fill(TO)] } },
+  { body: { ...MESSAGE, recipient: STRANGER } }, { body: { number: FROM, recipient: STRANGER } }, { body: { ...MESSAGE, recipients: [STRANGER] }, path: '/v1/send' },
+  { body: { ...MESSAGE, recipients: [`${TO.slice(0, 4)} ${TO.slice(4)}`] } }, { body: { ...MESSAGE, recipients: [`${TO} `] } }, { body: { ...MESSAGE, recipients: ['somebody.01'] } }, { body: { ...MESSAGE, recipients: [randomUUID()] } },
+  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` }, { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` }, { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+  { body: { recipient: STRANGER }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' }, { body: { recipient: STRANGER, answers: ['a'] }, path: `/v1/polls/${FROM}` },
+]);
+attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field', [
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\u017f":["${STRANGER}"]}` }, { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\\u017f":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipients":["${STRANGER}"]}` }, { body: `{"number":"${FROM}","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipient":"${STRANGER}"}` }, { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient":["${STRANGER}"]}` }, { body: `{"number":"${FROM}","recipients":"${STRANGER}"}` },
+]);
+attack('pass a person off as a group', CONFINED, 403, 'recipient_not_allowed', [
+  ...['group.01', 'group.123456789', 'group.', 'group', 'Group.QUJD', 'group.QUJD ', 'group.a b', 'group.ü', 'group.*', 'group.A-B'].map((name) => ({ body: { ...MESSAGE, recipients: [name] } })),
+]);
+attack('write to a group that the token may not write to, by its path', { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } }, 403, 'recipient_not_allowed', [
+  { method: 'POST', path: `/v1/groups/${FROM}/${GROUP}/join` }, { method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` }, { body: { members: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/members` }, { body: { target_author: TO, timestamp: 1 }, path: `/v1/groups/${FROM}/${GROUP}/pin-message` },
+]);
+attack('use a route that carries no account', CONFINED, 403, 'endpoint_not_allowed', [
+  { path: '/v1/attachments' }, { path: '/v1/attachments/abc' }, { method: 'DELETE', path: '/v1/attachments/abc' }, { path: '/v1/search?numbers=%2B15550100009' },
+]);
+attack('use a route that a pattern opens and nobody knows', { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] }, 403, 'endpoint_not_allowed', [
+  { body: MESSAGE, path: '/v3/send' }, { body: MESSAGE, path: '/v1/plugins/mine' }, { path: `/v1/new/${FROM}` }, { method: 'PATCH', path: `/v1/groups/${FROM}` },
+]);
+attack('smuggle an option into signal-cli\'s command line', { allow: ['messaging'] }, 400, 'bad_field', [
+  ...['--help', '-', '', '--config=/x', 'a\u0000b', 'a\nb', 'a\u007fb', '\u0085'].flatMap((value): Ask[] => [
+    { body: { ...MESSAGE, number: value } }, { body: { ...MESSAGE, recipients: [TO, value] } }, { body: { ...MESSAGE, recipient: value } }, { body: { members: [value] }, path: `/v1/groups/${FROM}` }, { body: { admins: [value] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+    { body: { recipient: TO, question: 'q', answers: ['yes', value] }, path: `/v1/polls/${FROM}` }, { body: { recipient: TO, selected_answers: [value] }, path: `/v1/polls/${FROM}/vote` },
+  ]),
+  { body: { recipient: TO, selected_answers: [-1] }, path: `/v1/polls/${FROM}/vote` },
+  { path: `/v1/search/${FROM}?numbers=%2B1555&numbers=--help` }, { path: '/v1/search?numbers=' }, { path: '/v1/search?numb%65rs=-x' },
+]);
+attack('write a file outside the backend\'s folder', {}, 400, 'bad_field', [
+  ...['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\b', '..', '.', 'x\u0000.png', '..\\x'].flatMap((name): Ask[] => [
+    { body: { ...MESSAGE, base64_attachments: ['QUJD', `data:image/png;filename=${name};base64,QUJD`] } }, { body: { ...MESSAGE, base64_attachment: `data:image/png;filename=${name};base64,QUJD` } }, { body: { ...MESSAGE, base64_attachments: [`filename=${name};data:;base64,QUJD`] } },
+  ]),
+  { body: { ...MESSAGE, base64_attachments: ['data:image/png;filename=good.png;filename=../bad;base64,QUJD'] } },
+  { body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;filename=..#x;base64,QUJD'] }).replace('#', '\\u002f') },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,QUJD;filename=../x;base64,QUJD'] } },
+]);
+
+test('an attachment with an innocent name passes', async (t) => {
+  const { gateway } = await startBoth(t);
+  for (const attachment of ['QUJD', 'data:image/png;base64,QUJD', 'data:image/png;filename=holiday..2026.png;base64,QUJD', 'data:;filename=.hidden;base64,QUJD', 'data:text/plain;filename=grüße @home (1).txt;base64,QUJD']) {
+    assert.equal((await ask(gateway, { body: { ...MESSAGE, base64_attachments: [attachment] }, headers: BEARER })).status, 201, attachment);
+  }
+  assert.equal((await ask(gateway, { body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;base64,Q+/D'] }).replaceAll('/', '\\/').replace('+/', '\\u002B/'), headers: BEARER })).status, 201);
+});
+
+attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
+  ...[`/v1/register/${FROM}`, `//v1/register/${FROM}`, `/v1//register/${FROM}/`, `/%76%31/%72egister/${FROM}`, `/v1/register/%2B${FROM.slice(1)}`, `/v1/register/${FROM}?x=/v2/send`, `/v1/unregister/${FROM}`, `/v1/devices/${FROM}/local%2Ddata`, '/v1/accounts', '/v1/configuration', '/v1/plugins/x'].flatMap((path): Ask[] => [
+    { method: 'POST', path }, { method: 'DELETE', path }, { method: 'POST', path, headers: { 'x-http-method-override': 'GET' } },
+  ]),
+  { path: '/v1/qrcodelink?device_name=x' }, { path: '/v1/qrcodelink/raw?device_name=x' }, { path: '/swagger/doc.json' }, { path: `/v1/contacts/${FROM}` }, { path: `/v1/identities/${FROM}` }, { method: 'PUT', path: `/v1/profiles/${FROM}` },
+]);
+attack('bring setup back through the top level, when the token has a list of its own', { allow: ['setup'], tokens: { a: { secret: SECRET, allow: ['messaging'] } } }, 403, 'setup_blocked', [
+  { method: 'POST', path: `/v1/register/${FROM}` }, { path: '/v1/accounts' },
+]);
+attack('use a spelling of a setup route that is no route', { allow: ['messaging', 'info'] }, 403, 'endpoint_not_allowed', [
+  { method: 'POST', path: `/V1/REGISTER/${FROM}` }, { method: 'POST', path: `/v1/Register/${FROM}` }, { method: 'POST', path: `/v1/register;x/${FROM}` }, { method: 'POST', path: '/v1/about;/register' },
+]);
+attack('use a token after its last day', { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } }, 401, 'unauthorized', [{}, { body: MESSAGE }]);
+attack('use a token from elsewhere', { clients: ['127.0.0.1'], tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } } }, 403, 'client_not_allowed', [
+  { body: MESSAGE }, { body: MESSAGE, headers: { 'x-forwarded-for': '192.0.2.1', 'x-real-ip': '192.0.2.1', 'forwarded': 'for=192.0.2.1' } },
+]);
+attack('use another token\'s form', { tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } } }, 401, 'unauthorized', [
+  { body: MESSAGE }, { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } }, { body: MESSAGE, path: `/v2/send?@auth=${SECRET}`, headers: { authorization: '' } }, { body: { auth: OTHER, ...MESSAGE }, headers: { authorization: '' } },
+]);
+attack('use somebody else\'s token in the body together with a token that may not', { tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } } }, 403, 'endpoint_not_allowed', [
+  { body: { auth: OTHER, ...MESSAGE } }, { body: { ...MESSAGE, auth: OTHER } }, { body: MESSAGE, path: `/v2/send?@auth=${OTHER}` }, { body: MESSAGE, path: `/@auth=${OTHER}/v2/send` },
+]);
+attack('hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED, 400, 'bad_json', [
+  ...['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x', 'application/xml'].map((type): Ask => ({ body: `x=1&recipients=${STRANGER}`, headers: { 'content-type': type } })),
+  { body: `\ufeff${JSON.stringify(MESSAGE)}` }, { body: `${JSON.stringify(MESSAGE)}${JSON.stringify({ ...MESSAGE, recipients: [STRANGER] })}` }, { body: `${JSON.stringify(MESSAGE)}\n\0` }, { body: `[${JSON.stringify(MESSAGE)}]` },
+  { body: Buffer.concat([Buffer.from('{"message":"'), Buffer.from([0xff]), Buffer.from(`","number":"${FROM}"}`)]) }, { body: `{"x":${'['.repeat(5000)}${']'.repeat(5000)}}` }, { body: `{"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}` },
+]);
+
+test('attack: a violation late in a large body: the backend gets a document that it cannot parse', async (t) => {
+  const { backend, gateway } = await startBoth(t, CONFINED);
+  const big = 'A'.repeat(400_000);
+  for (const [late, status] of [
+    [`"recipient":"${STRANGER}"`, 403], [`"number":"${STRANGER}"`, 403], ['"Number":"x"', 400], ['"recipient\\u017f":["x"]', 400], ['"admins":["-x"]', 400], ['"recipients":["a"],"recipients":["b"]', 400], ['"x":tru', 400], ['"x":1}{', 400],
+  ] as const) {
+    const answer = await ask(gateway, { body: `{"base64_attachments":["${big}"],${late}}`, headers: BEARER });
+    assert.equal(answer.status, status, late);
+  }
+  for (const seen of backend.seen) assert.equal(seen.complete, false);
+  assert.deepEqual(backend.sent, []);
+});
+
+test('attack: smuggling a second request into the first', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const inner = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n`;
+  const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n`;
+  const body = JSON.stringify(MESSAGE);
+  for (const bytes of [
+    `${head}Content-Length: ${body.length}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n${inner}`,
+    `${head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n${inner}`,
+    `${head}Content-Length: 0\r\nContent-Length: ${inner.length}\r\n\r\n${inner}`,
+    `${head}Content-Length: +5\r\n\r\n12345${inner}`,
+    `${head}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n${inner}`,
+    `${head}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n${inner}`,
+    `${head}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n${inner}`,
+    `${head}X: a\r\n b\r\nContent-Length: 0\r\n\r\n${inner}`,
+    `${head}X: a\nContent-Length: 0\r\n\r\n${inner}`,
+    `${head}Content-Length: ${body.length}\r\nConnection: close\r\n\r\n${body}${inner}`,
+    `${head}Content-Length: ${body.length}\r\n\r\n${body}${inner.replace('Host: x', 'Host: x\r\nConnection: close')}`,
+    `${head}Transfer-Encoding: chunked\r\n\r\n${body.length.toString(16)};x="\r\n${body}\r\n0\r\n\r\n${inner.replace('Host: x', 'Host: x\r\nConnection: close')}`,
+  ]) {
+    const response = await raw(gateway, bytes);
+    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
+  }
+  for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
+});
+
+test('attack: naming the gateway\'s own headers in Connection, so that they are dropped', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, { url: `http://user:pass@127.0.0.1:${backend.port}` });
+  await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, 'Connection: authorization, x-forwarded-for, x-request-id, host, accept-encoding'] });
+  const { headers } = backend.seen[0]!;
+  assert.equal(headers.authorization, basic('user:pass'));
+  assert.equal(headers['x-forwarded-for'], '127.0.0.1');
+  assert.match(String(headers['x-request-id']), /^[0-9a-f-]{36}$/);
+  assert.equal(headers['accept-encoding'], 'identity');
+});
+
+test('attack: wrong credentials from a million addresses do not fill the memory', () => {
+  const limiter = new RateLimiter();
+  for (let i = 0; i < 1_000_000; i++) limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
+  assert.equal(limiter.size, 10_000);
+});
+
+test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
+  const both = await startBoth(t);
+  for (let i = 0; i < 200; i++) {
+    const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
+    assert.equal(status, i < 30 ? 401 : 429);
+  }
+  assert.equal(both.backend.connections, 0);
+  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+});
+
+test('per token: rate, clients and allow replace the top-level ones whole', async (t) => {
+  const { gateway } = await startBoth(t, {
+    rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'],
+    tokens: { own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, none: { secret: OTHER } },
+  });
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 403);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 429);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).json.code, 'client_not_allowed');
+});
+
+test('per token: a pattern that names a route without an account opens it, and info stays open', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('[]'));
+  const gateway = await startGateway(t, backend, { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] } } });
+  for (const [path, status] of [['/v1/about', 200], ['/v1/attachments/abc', 200], ['/v1/accounts', 200], ['/v1/attachments', 403]] as const) assert.equal((await ask(gateway, { path, headers: BEARER })).status, status, path);
+});
+
+test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
+  let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
+  const { gateway } = await startBoth(t, { tokens: { day: { secret: SECRET, expires: '2027-06-30' }, time: { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' } } }, { now: () => nowMs });
+  for (const secret of [SECRET, OTHER]) assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+  nowMs += 2;
+  for (const secret of [SECRET, OTHER]) assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 401);
+});
+
+test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
+  const random = seeded(t);
+  const pick = <V>(values: V[]): V => values[random(values.length)]!;
+  const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'basic', 'path', 'query'] }, allow: ['send', 'info', '* /v1/groups/*', 'GET /*'], tokens: { a: { secret: SECRET, senders: [FROM] } } });
+  const parts = ['v1', 'v2', 'V1', 'send', 'about', 'health', 'register', 'accounts', 'groups', 'devices', 'receive', 'configuration', 'swagger', 'plugins', 'qrcodelink', FROM, STRANGER, '%2B15550100001', '%2B15559999999', '%252B15559999999', '..', '.', '%2e%2e', '..;', '%2f', '%5c', '\\', '', '', 'local-data', '@auth=x', `@auth=${SECRET}`, `%40auth%3D${SECRET}`, '-x', '%00', '%', 'x#y', 'a;b', ' ', '*', 'http:', 'evil.example'];
+  const allowed = (method: string, url: string): boolean => {
+    const [path] = url.split('?') as [string];
+    return (method === 'POST' && /^\/v[12]\/send$/.test(path)) || (method === 'GET' && /^\/v1\/(about|health)$/.test(path)) || (['GET', 'POST'].includes(method) && path === `/v1/groups/${FROM}`)
+      || (method === 'GET' && [`/v1/receive/${FROM}`, `/v1/search/${FROM}`].includes(path)) || (new RegExp(`^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`).test(path));
+  };
+  let arrived = 0;
+  for (let round = 0; round < 2000; round++) {
+    const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
+    const target = random(2) === 0
+      ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) + pick(['', '/', '?x=1', '?', '/..', '/%2e', `/${STRANGER}`])
+      : pick(['/', '/', '/', '//', '', 'http://evil.example/']) + Array.from({ length: 1 + random(5) }, () => pick(parts)).join('/') + pick(['', '', '?', '?x=/v2/send', `?@auth=${SECRET}`, '?a=%zz']);
+    const header = pick([[`Authorization: Bearer ${SECRET}`], [`Authorization: Bearer ${SECRET}`], ['Authorization: Bearer nope'], [`Authorization: ${basic(`api:${SECRET}`)}`], [], [`Authorization: Bearer ${SECRET}`, 'Authorization: Bearer x']]);
+    const more = pick([[], ['X-Original-URL: /v1/accounts'], ['X-Rewrite-URL: /v1/accounts'], ['X-HTTP-Method-Override: DELETE'], ['Connection: Authorization'], ['Host: backend'], ['Content-Type: text/plain']]);
+    const body = method === 'GET' || method === 'HEAD' ? '' : pick([JSON.stringify(MESSAGE), JSON.stringify(MESSAGE), '', '{}', '{"number":"+15559999999"}', '{', '{"Number":"x"}']);
+    const before = backend.seen.length;
+    await rawRequest(gateway, target, { method, headers: [...header, ...more], body });
+    for (const seen of backend.seen.slice(before)) {
+      arrived++;
+      assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
+      assert.ok(!JSON.stringify([seen.url, seen.rawHeaders]).includes(SECRET));
+      if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
+    }
+  }
+  assert.ok(arrived > 20, `only ${arrived} arrived`);
+});
+
+// ── RELOAD ───────────────────────────────────────────────────────────────────────────────────────
+
+test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => { req.resume(); if (req.url === '/v2/send') finish = () => res.end('{}'); else res.end('{}'); });
+  const config = { backend: { url: backend.url }, listen: '127.0.0.1:0', log: { format: 'json' } } as const;
+  const log: string[] = [];
+  const gateway = createGateway({ ...config, tokens: { old: { secret: SECRET } } }, { log: (line) => log.push(line) });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  t.after(() => gateway.close());
+  const running = ask(to, { body: MESSAGE, headers: BEARER });
+  await until(() => backend.seen.length === 1);
+  gateway.reload({ ...config, tokens: { new: { secret: OTHER, allow: ['info'] } } });
+  assert.equal((await ask(to, { headers: BEARER })).status, 401);
+  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal((await ask(to, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } })).status, 403);
+  finish();
+  assert.equal((await running).status, 200);
+  const before = log.length;
+  assert.deepEqual(problemsOf(() => gateway.reload({ ...config, tokens: { a: { secret: 'short' } } })).length, 1);
+  assert.deepEqual(problemsOf(() => gateway.reload(config)), ['tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in']);
+  assert.equal(log.length, before);
+  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal((await ask(to, {})).status, 401);
+  gateway.reload({ ...config, listen: '127.0.0.1:1', tokens: { new: { secret: OTHER } } });
+  assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
+});
+
+test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and a secret file that disappears', async (t) => {
+  const backend = await startBackend(t);
+  const dir = folder(t);
+  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+  const write = (config: object): void => { writeFileSync(`${file}.new`, JSON.stringify(config)); renameSync(`${file}.new`, file); };
+  const base = { listen: '127.0.0.1:0', backend: { url: backend.url }, log: { format: 'json' } };
+  writeFileSync(secretFile, SECRET);
+  write({ ...base, tokens: { a: { secretFile } } });
+  const child = start(['--config', file]);
+  t.after(() => child.kill('SIGKILL'));
+  const logged = (message: string): any[] => child.output().split('\n').filter(Boolean).map((line) => JSON.parse(line)).filter((entry) => entry.message.startsWith(message));
+  await until(() => logged('listening').length === 1);
+  const to = { port: Number(logged('listening')[0].listen.split(':').at(-1)) };
+  const statusWith = async (secret: string): Promise<number> => (await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status;
+  assert.equal(await statusWith(SECRET), 200);
+
+  // An editor replaces the file: nobody sends a signal.
+  write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
+  await until(() => logged('reloaded').length === 1);
+  assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
+
+  // Each of these is reported, quotes no secret, and changes nothing.
+  const bad: (() => void)[] = [
+    () => writeFileSync(file, JSON.stringify({ ...base, tokens: { c: { secret: 'third-secret-of-some-length' } } }).slice(0, -9)),
+    () => writeFileSync(file, ''),
+    () => writeFileSync(file, '{}'),
+    () => rmSync(file),
+    () => { write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } }); rmSync(secretFile); },
+  ];
+  for (const [i, damage] of bad.entries()) {
+    damage();
+    child.kill('SIGHUP');
+    await until(() => logged('not reloaded').length > i);
+    assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER), (await ask(to, {})).status], [200, 200, 401], String(damage));
+  }
+  assert.match(logged('not reloaded').at(-1).problems, /tokens\.a\.secretFile: cannot be read \(ENOENT\)/);
+
+  // The secret comes back changed, without a signal.
+  const reloaded = logged('reloaded').length;
+  writeFileSync(secretFile, 'fresh-secret-of-good-length');
+  await until(() => logged('reloaded').length > reloaded);
+  assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
+  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => child.output().includes(secret)));
+  child.kill('SIGTERM');
+  assert.deepEqual(await once(child, 'close'), [0, null]);
 });
 
 // ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, realpathSync } from 'node:fs';
+import { readFileSync, realpathSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import { BlockList, isIP, type AddressInfo, type Socket } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -97,6 +97,11 @@ interface Gateway {
   listen(): Promise<string>;
   /** Stops accepting, lets running requests finish within the `shutdown` setting, then cuts them off. */
   close(): Promise<void>;
+  /**
+   * Puts a new configuration in force for the next request; running ones end under the old one.
+   * @throws {ConfigError} with every mistake; then the old configuration stays in force.
+   */
+  reload(config: GatewayConfig): void;
 }
 
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
@@ -167,6 +172,7 @@ function answerProblem(res: http.ServerResponse, problem: Problem, requestId: st
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
 interface Core {
+  settings: Settings;
   rules: Rules;
   readonly fetch: typeof globalThis.fetch;
   readonly now: () => number;
@@ -190,8 +196,15 @@ function embeddedSettings(config: GatewayConfig): Settings {
   return readSettings(fileSources(config, problems), problems);
 }
 
-function startGateway(settings: Settings, options: GatewayOptions): Gateway {
+/** A gateway as the command line has it, whose settings come from more than one place. */
+interface RunningGateway extends Gateway {
+  readonly log: Log;
+  apply(settings: Settings): void;
+}
+
+function startGateway(settings: Settings, options: GatewayOptions): RunningGateway {
   const core: Core = {
+    settings,
     rules: makeRules(settings),
     fetch: options.fetch ?? globalThis.fetch,
     now: options.now ?? Date.now,
@@ -227,36 +240,57 @@ function startGateway(settings: Settings, options: GatewayOptions): Gateway {
   });
   return {
     server,
-    listen: () => listen(server, settings, core),
-    close: () => close(server, settings, core),
+    log: core.log,
+    listen: () => listen(server, core),
+    close: () => close(server, core),
+    apply: (next) => applySettings(core, next),
+    reload: (next) => applySettings(core, embeddedSettings(next)),
   };
 }
 
-async function listen(server: http.Server, settings: Settings, core: Core): Promise<string> {
-  const { path, host, port } = settings.listen;
+/** Settings that are used once, when the gateway starts. */
+const FIXED = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
+
+/** Replaces the rules. @throws {ConfigError} if that would open a gateway that had tokens. */
+function applySettings(core: Core, settings: Settings): void {
+  if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
+    throw new ConfigError(['tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in']);
+  }
+  const unchanged = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(core.settings[path]));
+  core.settings = settings;
+  core.rules = makeRules(settings);
+  core.log('info', 'reloaded', { ...describeRules(core), needsRestart: unchanged.join(',') || undefined });
+}
+
+const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
+
+function describeRules({ rules, settings }: Core): object {
+  return {
+    backend: rules.backend.base,
+    tokens: rules.tokens.size,
+    names: [...rules.tokens.values()].map((token) => token.name).join(',') || undefined,
+    allow: settings.allow.words.join(','),
+    warning: rules.anonymous ? OPEN_WARNING : undefined,
+  };
+}
+
+async function listen(server: http.Server, core: Core): Promise<string> {
+  const { path, host, port } = core.settings.listen;
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
   const url = typeof address === 'string' ? `unix:${address}` : `http://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
-  const names = [...core.rules.tokens.values()].map((token) => token.name);
-  core.log('info', 'listening', {
-    listen: url,
-    backend: settings['backend.url'].base,
-    tokens: names.length,
-    names: names.join(',') || undefined,
-    allow: settings.allow.words.join(','),
-    warning: core.rules.anonymous ? 'no tokens are configured: every request is let in without a credential' : undefined,
-  });
+  core.log('info', 'listening', { listen: url, ...describeRules(core) });
   return url;
 }
 
-async function close(server: http.Server, settings: Settings, core: Core): Promise<void> {
+async function close(server: http.Server, core: Core): Promise<void> {
   core.draining = true;
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  const patience = setTimeout(() => server.closeAllConnections(), settings.shutdown);
+  const patience = setTimeout(() => server.closeAllConnections(), core.settings.shutdown);
   await closed;
   clearTimeout(patience);
 }
@@ -601,7 +635,7 @@ function findGrant(allow: Allow, target: Target): 'group' | 'pattern' | undefine
 
 /**
  * Step 7: is this endpoint the token's to use, and with this account.
- * @throws {Problem} endpoint_not_allowed, setup_blocked, sender_not_allowed, bad_field.
+ * @throws {Problem} endpoint_not_allowed, setup_blocked, sender_not_allowed, recipient_not_allowed, bad_field.
  */
 function checkEndpoint(token: Token, target: Target): void {
   const { route, segments } = target;
@@ -618,6 +652,9 @@ function checkEndpoint(token: Token, target: Target): void {
       throw new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
     }
   }
+  // Who may not write to a group may not change it either.
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  if (group !== undefined && target.method !== 'GET') checkRecipient(token, group);
   // The numbers of a search become arguments of signal-cli, like those in a body.
   for (const [name, value] of target.parameters) if (name === 'numbers') checkArgument(name, value);
 }
@@ -764,6 +801,11 @@ const RATE_KEYS_LIMIT = 10_000;
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
+  /** How many keys are kept. */
+  get size(): number {
+    return this.#fullAtMs.size;
+  }
+
   /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
@@ -823,8 +865,13 @@ function judgeField(token: Token, { key, value }: Field): void {
   if (role === 'attachment') return checkAttachment(key, value);
   checkArgument(key, value);
   if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  if (role === 'recipient' && token.recipients && !token.recipients.has(value)
-    && !(token.recipients.has('group.*') && GROUP_ID.test(value))) throw new Problem('recipient_not_allowed');
+  if (role === 'recipient') checkRecipient(token, value);
+}
+
+/** @throws {Problem} recipient_not_allowed. */
+function checkRecipient({ recipients }: Token, value: string): void {
+  const allowed = recipients === undefined || (GROUP_ID.test(value) && recipients.has('group.*')) || (value !== 'group.*' && recipients.has(value));
+  if (!allowed) throw new Problem('recipient_not_allowed');
 }
 
 /** These become arguments of a command line (signal-cli's), where "-" begins an option. */
@@ -1648,6 +1695,7 @@ interface Settings {
 interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly name: string;
   readonly digest: string;
+  readonly secretFile?: string;
 }
 
 /** Receives what is wrong, and where. */
@@ -1864,7 +1912,7 @@ function readTokenObject(value: unknown, at: string, report: Report): TokenSetti
       report(here, 'must be an object with "secret" or "secretFile"');
       return [];
     }
-    const token: Record<string, unknown> = { name, digest: readTokenSecret(config, here, report) };
+    const token: Record<string, unknown> = { name, digest: readTokenSecret(config, here, report), secretFile: config.secretFile };
     for (const [key, setting] of Object.entries(config)) {
       const read = Object.hasOwn(TOKEN_SETTINGS, key) ? TOKEN_SETTINGS[key as keyof typeof TOKEN_SETTINGS] : undefined;
       if (read) token[key === 'expires' ? 'expiresMs' : key] = read(setting, `${here}.${key}`, report);
@@ -2181,7 +2229,7 @@ function printCheck(settings: Settings): string {
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].base}`,
-    rules.anonymous ? 'no tokens are configured: every request is let in without a credential' : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
     ...tokens.map((token) => describeToken(token, Date.now())),
   ].join('\n');
 }
@@ -2214,11 +2262,13 @@ async function main(): Promise<void> {
     if (values.check || configured.some((value) => value !== undefined)) throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
     return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
   }
-  const settings = loadSettings({ file, env: process.env, flags });
+  const load = (): Settings => loadSettings({ file, env: process.env, flags });
+  const settings = load();
   if (values.check) return print(printCheck(settings));
   const gateway = startGateway(settings, {});
   await gateway.listen();
   stopOnSignal(gateway);
+  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settings.tokens.map((token) => token.secretFile)]);
 }
 
 function printToken(name: string | undefined, print: (text: string) => void): void {
@@ -2237,6 +2287,39 @@ function hashStdin(): string {
 
 function stopOnSignal(gateway: Gateway): void {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => void gateway.close());
+}
+
+/** How often files are looked at, and for how long one must have stayed the same: it may be half written. */
+const WATCH_MS = 500;
+const SETTLE_MS = 1200;
+
+/**
+ * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
+ * (editors and secret mounts replace them), and those named in a new configuration with it.
+ */
+function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
+  let settled: NodeJS.Timeout | undefined;
+  const watched = new Set<string>();
+  const watch = (file: string | undefined): void => {
+    if (file === undefined || watched.has(file)) return;
+    watched.add(file);
+    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
+      clearTimeout(settled);
+      settled = setTimeout(reload, SETTLE_MS).unref();
+    });
+  };
+  const reload = (): void => {
+    try {
+      const settings = load();
+      gateway.apply(settings);
+      settings.tokens.forEach((token) => watch(token.secretFile));
+    } catch (error) {
+      const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
+      gateway.log('error', 'not reloaded, the old configuration stays in force', { problems });
+    }
+  };
+  files.forEach(watch);
+  process.on('SIGHUP', reload);
 }
 
 /** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
