@@ -33,6 +33,7 @@ import { once } from 'node:events';
 import { readFileSync, realpathSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import { BlockList, isIP, type AddressInfo, type Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -150,22 +151,38 @@ class Problem extends Error {
   }
 }
 
-/** The whole of an error answer's body; every refusal on every path has this form. */
-function problemBody(problem: Problem, requestId: string): string {
-  return JSON.stringify({ error: problem.message, code: problem.code, requestId });
+/** A problem as an answer: its headers and its body, which has the same form for every refusal. */
+function describeProblem(problem: Problem, requestId: string): { headers: http.OutgoingHttpHeaders; body: string } {
+  const body = JSON.stringify({ error: problem.message, code: problem.code, requestId });
+  return {
+    body,
+    headers: {
+      'Content-Type': 'application/json',
+      'Content-Length': Buffer.byteLength(body),
+      // Some clients (wget, Jetty) send no credential until they are challenged for one.
+      ...(problem.status === 401 && { 'WWW-Authenticate': ['Basic realm="signal"', 'Bearer'] }),
+      ...(problem.retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(problem.retryAfterMs / 1000)) }),
+    },
+  };
 }
 
 function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
-  const body = problemBody(problem, requestId);
+  const { headers, body } = describeProblem(problem, requestId);
   for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
-  res.statusMessage = http.STATUS_CODES[problem.status] ?? '';
-  res.statusCode = problem.status;
-  res.setHeader('Content-Type', 'application/json');
-  res.setHeader('Content-Length', Buffer.byteLength(body));
-  // Some clients (wget, Jetty) send no credential until they are challenged for one.
-  if (problem.status === 401) res.setHeader('WWW-Authenticate', ['Basic realm="signal"', 'Bearer']);
-  if (problem.retryAfterMs !== undefined) res.setHeader('Retry-After', Math.max(1, Math.ceil(problem.retryAfterMs / 1000)));
-  res.end(body);
+  res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).end(body);
+}
+
+/** The head of an answer on a socket that is not, or no longer, a request's of node:http. */
+function writeHead(socket: Duplex, status: number, statusText: string | undefined, headers: http.OutgoingHttpHeaders): void {
+  const lines = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => `${name}: ${value}\r\n`));
+  socket.write(Buffer.from(`HTTP/1.1 ${status} ${statusText ?? http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1'));
+}
+
+/** Answers on such a socket and closes it. */
+function endWithProblem(socket: Duplex, problem: Problem, requestId: string): void {
+  const { headers, body } = describeProblem(problem, requestId);
+  writeHead(socket, problem.status, undefined, { ...headers, Connection: 'close' });
+  socket.end(body, () => socket.destroy());
 }
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
@@ -299,11 +316,9 @@ async function close(server: http.Server, core: Core): Promise<void> {
 function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, res: http.ServerResponse | undefined): void {
   const midAnswer = res?.headersSent && !res.writableFinished;
   if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
-  const timedOut = error.code === 'ERR_HTTP_REQUEST_TIMEOUT';
-  const body = timedOut ? problemBody(new Problem('request_timeout'), randomUUID()) : '';
-  const status = timedOut ? '408 Request Timeout' : '400 Bad Request';
-  const type = body && 'Content-Type: application/json\r\n';
-  socket.end(`HTTP/1.1 ${status}\r\nConnection: close\r\n${type}Content-Length: ${body.length}\r\n\r\n${body}`, () => socket.destroy());
+  if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
+  writeHead(socket, 400, undefined, { 'Connection': 'close', 'Content-Length': 0 });
+  socket.end(() => socket.destroy());
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
@@ -311,6 +326,7 @@ function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, res: htt
 /** What is known of a request so far; its one log line is made of it. */
 interface Exchange {
   requestId: string;
+  startedMs: number;
   client: string;
   method: string;
   route: string | undefined;
@@ -326,11 +342,7 @@ interface Exchange {
 /** The way of a request. The order is a security claim; each step says why it stands where it does. */
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse): Promise<void> {
   const { rules } = core; // one snapshot: a reload in the middle of a request changes nothing for it
-  const startedMs = core.now();
-  const exchange: Exchange = {
-    requestId: randomUUID(), client: clientAddress(req, rules.trustedProxies), method: req.method ?? '',
-    route: undefined, token: undefined, form: undefined, status: 0, code: undefined, reason: undefined, bytesIn: 0, bytesOut: 0,
-  };
+  const exchange = newExchange(core, req);
   const abort = new AbortController();
   res.once('close', () => { if (!res.writableFinished) abort.abort(new Problem('client_left')); });
   const body = new RequestBody(req, res, exchange, core.bodyTimeoutMs, rules.bodyLimitBytes);
@@ -339,45 +351,62 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
-    const target = parseTarget(exchange.method, req.url ?? '');
-    exchange.route = target.route?.template;
-
-    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
-    const { client } = exchange;
-    if (!rules.clients.some((list) => addressAllowed(list, client))) throw new Problem('client_not_allowed');
-
-    // Before the endpoint: what exists here is nobody's business who holds no token. The body is read
-    // only if nothing else was found and some token accepts that form, and then no more than its head.
-    let credential = findCredential(req, target);
-    if (credential === undefined && rules.forms.has('body')) credential = await body.findCredential();
-    exchange.form = credential?.form;
-
-    const token = identify(core, rules, credential, exchange);
-    exchange.token = token.name;
-    if (!addressAllowed(token.clients, client)) throw new Problem('client_not_allowed');
-
-    checkEndpoint(token, target);
-
-    // After the endpoint: a request that could never pass must not use up the rate of those that can.
-    takeRate(core, token);
+    const { token, target } = await admit(core, rules, req, exchange, body);
 
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged.
     const content = await body.admit(target, (field) => judgeField(token, field), abort);
 
     await relay(core, rules, { req, res, target, exchange, content, abort });
   } catch (error) {
-    const problem = toProblem(error, abort.signal);
-    Object.assign(exchange, { status: problem.status, code: problem.code, reason: problem.reason });
-    if (problem.code === 'internal_error') core.log('error', 'internal error', { requestId: exchange.requestId, stack: (error as Error).stack });
+    const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
     if (core.draining) res.shouldKeepAlive = false;
     // After the first byte there is no honest way to say that it failed, but to break off.
     if (res.headersSent) res.destroy();
     else answerProblem(res, problem, exchange.requestId);
   } finally {
     body.discardRest(exchange.token !== undefined);
-    logExchange(core, exchange, startedMs);
+    logExchange(core, exchange);
   }
+}
+
+/**
+ * The steps up to the body, which a WebSocket takes too: may this request pass, and on whose behalf.
+ * @throws {Problem} for whatever it may not pass for.
+ */
+async function admit(core: Core, rules: Rules, req: http.IncomingMessage, exchange: Exchange, body?: RequestBody): Promise<{ token: Token; target: Target }> {
+  // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+  const target = parseTarget(exchange.method, req.url ?? '');
+  exchange.route = target.route?.template;
+
+  // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+  if (!rules.clients.some((list) => addressAllowed(list, exchange.client))) throw new Problem('client_not_allowed');
+
+  // Before the endpoint: what exists here is nobody's business who holds no token. The body is read
+  // only if nothing else was found and some token accepts that form, and then no more than its head.
+  let credential = findCredential(req, target);
+  if (credential === undefined && rules.forms.has('body')) credential = await body?.findCredential();
+  exchange.form = credential?.form;
+
+  const token = identify(core, rules, credential, exchange);
+  exchange.token = token.name;
+  checkRules(token, target, exchange.client);
+
+  // After the endpoint: a request that could never pass must not use up the rate of those that can.
+  takeRate(core, token);
+  return { token, target };
+}
+
+/** What a token's own rules say of a request; asked again of an open WebSocket when they change. */
+function checkRules(token: Token, target: Target, client: string): void {
+  if (!addressAllowed(token.clients, client)) throw new Problem('client_not_allowed');
+  checkEndpoint(token, target);
+}
+
+function newExchange(core: Core, req: http.IncomingMessage): Exchange {
+  return {
+    requestId: randomUUID(), startedMs: core.now(), client: clientAddress(req, core.rules.trustedProxies), method: req.method ?? '',
+    route: undefined, token: undefined, form: undefined, status: 0, code: undefined, reason: undefined, bytesIn: 0, bytesOut: 0,
+  };
 }
 
 function answerHealth(res: http.ServerResponse, exchange: Exchange): void {
@@ -387,14 +416,19 @@ function answerHealth(res: http.ServerResponse, exchange: Exchange): void {
   res.end('ok\n');
 }
 
-function toProblem(error: unknown, signal: AbortSignal): Problem {
-  if (signal.reason instanceof Problem) return signal.reason; // the first failure is the cause of the later ones
-  return error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+/** Turns whatever was thrown into a problem, and notes it for the log. */
+function noteProblem(core: Core, exchange: Exchange, error: unknown): Problem {
+  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  exchange.status = problem.status;
+  exchange.code = problem.code;
+  exchange.reason = problem.reason;
+  if (problem !== error) core.log('error', 'internal error', { requestId: exchange.requestId, stack: error instanceof Error ? error.stack : String(error) });
+  return problem;
 }
 
-function logExchange(core: Core, exchange: Exchange, startedMs: number): void {
-  const { status } = exchange;
-  const level = exchange.route === '/healthz' ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
+function logExchange(core: Core, { startedMs, ...exchange }: Exchange): void {
+  const { route, status } = exchange;
+  const level = route === '/healthz' ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   core.log(level, 'request', { ...exchange, ms: Math.round(core.now() - startedMs) });
 }
 
