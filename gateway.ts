@@ -21,7 +21,7 @@
  *
  * Contents, in reading order; each section depends only on those below it:
  *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
- *   CREDENTIALS · RATE · POLICY · REQUEST BODY · BODY SCAN · RELAY · LOG · SETTINGS · LOADING ·
+ *   CREDENTIALS · RATE · POLICY · REQUEST BODY · BODY SCAN · RELAY · WEBSOCKET RELAY · LOG · SETTINGS · LOADING ·
  *   DEMO · COMMAND LINE · EXPORTS
  *
  * @module
@@ -32,8 +32,10 @@ import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { readFileSync, realpathSync, watchFile } from 'node:fs';
 import http from 'node:http';
-import { BlockList, isIP, type AddressInfo, type Socket } from 'node:net';
+import https from 'node:https';
+import { BlockList, isIP, Socket, type AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -87,8 +89,8 @@ interface GatewayOptions {
   log?: (line: string) => void;
   /** How long a client may take over a request's headers. @default 10_000 */
   headersTimeoutMs?: number;
-  /** How long a request's body may make no progress; also how long it may take in all before its sender is known. @default 30_000 */
-  bodyTimeoutMs?: number;
+  /** How long a client may make no progress with its body or its answer; also how long a body may take in all before its sender is known. @default 30_000 */
+  stallTimeoutMs?: number;
 }
 
 interface Gateway {
@@ -194,9 +196,11 @@ interface Core {
   readonly fetch: typeof globalThis.fetch;
   readonly now: () => number;
   readonly log: Log;
-  readonly bodyTimeoutMs: number;
+  readonly stallTimeoutMs: number;
   readonly spent: RateLimiter;
   readonly failures: RateLimiter;
+  /** The WebSockets that are open. */
+  readonly tunnels: Set<Tunnel>;
   draining: boolean;
 }
 
@@ -226,35 +230,13 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     fetch: options.fetch ?? globalThis.fetch,
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
-    bodyTimeoutMs: options.bodyTimeoutMs ?? 30_000,
+    stallTimeoutMs: options.stallTimeoutMs ?? 30_000,
     spent: new RateLimiter(),
     failures: new RateLimiter(),
+    tunnels: new Set(),
     draining: false,
   };
-  const headersTimeout = options.headersTimeoutMs ?? 10_000;
-  const server = http.createServer({
-    headersTimeout,
-    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
-    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
-  });
-  server.maxConnections = settings['limits.connections'];
-
-  const latest = new WeakMap<Socket, http.ServerResponse>();
-  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
-    latest.set(req.socket, res);
-    res.once('close', () => { if (core.draining) server.closeIdleConnections(); });
-    handle(core, req, res).catch((error: Error) => {
-      core.log('error', 'internal error', { stack: error.stack });
-      res.destroy();
-    });
-  };
-  server.on('request', onRequest);
-  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
-  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
-  server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
-    core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
-    answerUnparsable(error, socket, latest.get(socket));
-  });
+  const server = makeServer(core, options.headersTimeoutMs ?? 10_000);
   return {
     server,
     log: core.log,
@@ -263,6 +245,66 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     apply: (next) => applySettings(core, next),
     reload: (next) => applySettings(core, embeddedSettings(next)),
   };
+}
+
+function makeServer(core: Core, headersTimeout: number): http.Server {
+  const server = http.createServer({
+    headersTimeout,
+    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
+    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+    shouldUpgradeCallback: isWebSocket, // Node 24.9; for those before, see withoutUpgrade
+  });
+  server.maxConnections = core.settings['limits.connections'];
+  server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
+  const queues = new WeakMap<Socket, http.ServerResponse[]>();
+  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
+    const queue = queues.get(req.socket) ?? [];
+    queues.set(req.socket, queue);
+    res.once('close', () => { if (core.draining) server.closeIdleConnections(); });
+    void handleInTurn(core, req, res, queue);
+  };
+  server.on('request', onRequest);
+  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
+  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
+  server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
+    if (hasNoPeer(core, req.socket)) socket.destroy();
+    else if (isWebSocket(req)) void handleWebSocket(core, req, socket, head);
+    else server.emit('connection', withoutUpgrade(req, socket, head));
+  });
+  // A client that does not take its answer, or does nothing between two requests; not one that waits for us.
+  server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
+    if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
+  });
+  server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
+    core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
+    answerUnparsable(error, socket, queues.get(socket)?.[0]);
+  });
+  return server;
+}
+
+/** Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. */
+async function handleInTurn(core: Core, req: http.IncomingMessage, res: http.ServerResponse, queue: http.ServerResponse[]): Promise<void> {
+  const { socket } = req;
+  // A connection that was reset has no address any more, but may still deliver what it had sent.
+  if (hasNoPeer(core, socket)) return void socket.destroy();
+  const before = queue.at(-1);
+  if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
+  res.once('close', () => queue.splice(queue.indexOf(res), 1));
+  try {
+    if (before !== undefined) await once(before, 'close');
+    if (!socket.destroyed) await handle(core, req, res);
+  } catch (error) {
+    core.log('error', 'internal error', { stack: (error as Error).stack });
+    socket.destroy();
+  }
+}
+
+/** Requests that a connection may have sent ahead of their answers. */
+const PIPELINE_LIMIT = 16;
+
+/** Only the peers of a unix socket have no address by nature. */
+function hasNoPeer(core: Core, socket: Socket): boolean {
+  return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
 }
 
 /** Settings that are used once, when the gateway starts. */
@@ -276,6 +318,7 @@ function applySettings(core: Core, settings: Settings): void {
   const unchanged = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(core.settings[path]));
   core.settings = settings;
   core.rules = makeRules(settings);
+  closeStaleTunnels(core);
   core.log('info', 'reloaded', { ...describeRules(core), needsRestart: unchanged.join(',') || undefined });
 }
 
@@ -297,12 +340,15 @@ async function listen(server: http.Server, core: Core): Promise<string> {
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
   const url = typeof address === 'string' ? `unix:${address}` : `http://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
+  const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
+  server.once('close', () => clearInterval(sweep));
   core.log('info', 'listening', { listen: url, ...describeRules(core) });
   return url;
 }
 
 async function close(server: http.Server, core: Core): Promise<void> {
   core.draining = true;
+  for (const tunnel of core.tunnels) tunnel.close('shutdown');
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -313,8 +359,8 @@ async function close(server: http.Server, core: Core): Promise<void> {
 }
 
 /** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
-function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, res: http.ServerResponse | undefined): void {
-  const midAnswer = res?.headersSent && !res.writableFinished;
+function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, current: http.ServerResponse | undefined): void {
+  const midAnswer = current?.headersSent && !current.writableFinished;
   if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
   if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
   writeHead(socket, 400, undefined, { 'Connection': 'close', 'Content-Length': 0 });
@@ -345,7 +391,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   const exchange = newExchange(core, req);
   const abort = new AbortController();
   res.once('close', () => { if (!res.writableFinished) abort.abort(new Problem('client_left')); });
-  const body = new RequestBody(req, res, exchange, core.bodyTimeoutMs, rules.bodyLimitBytes);
+  const body = new RequestBody(req, res, exchange, core.stallTimeoutMs, rules.bodyLimitBytes);
   try {
     // Before everything: a health check must not depend on what is being checked.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
@@ -354,7 +400,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const { token, target } = await admit(core, rules, req, exchange, body);
 
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged.
-    const content = await body.admit(target, (field) => judgeField(token, field), abort);
+    const content = await body.admit(target, (field) => judgeField(token, target, field), abort);
 
     await relay(core, rules, { req, res, target, exchange, content, abort });
   } catch (error) {
@@ -653,18 +699,17 @@ function partsMatch(parts: readonly string[], segments: readonly string[]): bool
   return parts.every((part, i) => part === '*' || part.startsWith(':') || part === segments[i]);
 }
 
-/** Whether an allowlist lets a target through, and whether by a group's word or by a pattern that names it. */
-function findGrant(allow: Allow, target: Target): 'group' | 'pattern' | undefined {
+/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first two segments. */
+function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
-  const isSetup = SETUP_PREFIXES.has(prefixOf(segments));
-  const named = allow.patterns.some(({ method, parts }) =>
+  const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method)
     && partsMatch(parts, segments)
-    && !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? ''))
-    // No wildcard reaches setup: the first two segments must be spelled out.
-    && !(isSetup && parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':'))));
-  if (named) return 'pattern';
-  return route && allow.groups.has(route.group) ? 'group' : undefined;
+    && !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? '')));
+  if (matches.some(({ parts }) => !parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':')))) return 'named';
+  if (route && allow.groups.has(route.group)) return 'covered';
+  // No wildcard reaches setup.
+  return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
 /**
@@ -682,7 +727,7 @@ function checkEndpoint(token: Token, target: Target): void {
     const at = route.parts.indexOf(':number');
     if (at >= 0 && !token.senders.has(segments[at] ?? '')) throw new Problem('sender_not_allowed');
     // All attachments, all accounts: routes without an account show every account's.
-    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'pattern') {
+    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
       throw new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
     }
   }
@@ -768,7 +813,7 @@ function headerValues(req: http.IncomingMessage, name: string): string[] {
 
 /** RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^\s*(\S+)\s*(.*?)\s*$/.exec(value) ?? [];
+  const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
   if (scheme.toLowerCase() === 'basic') {
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
     return { form: 'basic', secret: password };
@@ -798,12 +843,16 @@ function identify(core: Core, rules: Rules, credential: Credential | undefined, 
   if (credential === undefined) throw new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
   const reason = token === undefined ? 'unknown_token'
-    : token.expiresMs !== undefined && token.expiresMs <= core.now() ? 'expired_token'
+    : isExpired(token, core.now()) ? 'expired_token'
     : token.methods.has(credential.form) ? undefined : 'form_not_accepted';
   if (token && reason === undefined) return token;
   const retryAfterMs = core.failures.take(failureKey(exchange.client), FAILURE_RATE, core.now());
   if (retryAfterMs > 0) throw new Problem('too_many_failures', { reason: reason!, retryAfterMs });
   throw new Problem('unauthorized', { reason: reason! });
+}
+
+function isExpired({ expiresMs }: Token, nowMs: number): boolean {
+  return expiresMs !== undefined && expiresMs <= nowMs;
 }
 
 /** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
@@ -863,21 +912,23 @@ function takeRate(core: Core, token: Token): void {
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * The top-level keys of a body that matter, as the backend acts on them. `list` is an array of
- * strings; an `argument` may also be a number (the votes of a poll).
+ * The keys of a body that matter, as the backend acts on them: at the top level, or `within` the object
+ * of another. `list` is an array of strings; an `argument` may also be a number (the votes of a poll).
  */
 const BODY_KEYS = {
   auth: { list: false, role: 'credential' },
   number: { list: false, role: 'sender' },
   recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
   recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'recipient' },
-  admins: { list: true, role: 'recipient' },
+  members: { list: true, role: 'member' },
+  admins: { list: true, role: 'member' },
   answers: { list: true, role: 'argument' },
   selected_answers: { list: true, role: 'argument' },
   base64_attachment: { list: false, role: 'attachment' },
   base64_attachments: { list: true, role: 'attachment' },
-} as const satisfies Record<string, { list: boolean; role: string }>;
+  link_preview: { list: false, role: 'object' },
+  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
+} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
 
@@ -887,24 +938,29 @@ interface Field {
   readonly value: string;
 }
 
-/** A group's id. `group.01` is one too many: that is a user name, and a person (nickname.digits). */
-const GROUP_ID = /^group\.(?![0-9]+$)[A-Za-z0-9+/=]+$/;
+/** A group's id as the backend makes it, base64 twice. `group.01` is none: that is a user name, and a person (nickname.digits). */
+const GROUP_ID = /^group\.(?![0-9]+$)[A-Za-z0-9]+={0,2}$/;
 
 /**
  * Judges one field by the rules for all tokens and by this token's own.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
-function judgeField(token: Token, { key, value }: Field): void {
+function judgeField(token: Token, target: Target, { key, value }: Field): void {
   const { role } = BODY_KEYS[key];
   if (role === 'attachment') return checkAttachment(key, value);
   checkArgument(key, value);
   if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  if (role === 'recipient') checkRecipient(token, value);
+  // As a member, and on /v1/send, a group's id means no group: signal-cli would make a phone number of its digits.
+  const isPerson = role === 'member' || target.segments.join('/') === 'v1/send';
+  if (role === 'recipient' || role === 'member') checkRecipient(token, value, isPerson);
 }
 
 /** @throws {Problem} recipient_not_allowed. */
-function checkRecipient({ recipients }: Token, value: string): void {
-  const allowed = recipients === undefined || (GROUP_ID.test(value) && recipients.has('group.*')) || (value !== 'group.*' && recipients.has(value));
+function checkRecipient({ recipients }: Token, value: string, isPerson = false): void {
+  if (recipients === undefined) return;
+  const allowed = value.startsWith('group.')
+    ? !isPerson && GROUP_ID.test(value) && (recipients.has(value) || recipients.has('group.*'))
+    : recipients.has(value);
   if (!allowed) throw new Problem('recipient_not_allowed');
 }
 
@@ -918,7 +974,8 @@ function checkArgument(name: string, value: string): void {
 /** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
 function checkAttachment(key: string, meta: string): void {
   for (const part of meta.split(';')) {
-    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}$/.test(part.slice('filename='.length))) {
+    // The backend drops the character before "base64,", whatever it is.
+    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}(?:.?base64)?$/s.test(part.slice('filename='.length))) {
       throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
     }
   }
@@ -1032,7 +1089,7 @@ class RequestBody {
     if (this.#head !== undefined || this.#ended) return this.#head ?? [];
     const encoding = this.#req.headers['content-encoding'] ?? 'identity';
     if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(this.#req.headers.expect ?? '')) this.#res.writeContinue();
+    if (/^100-continue$/i.test(this.#req.headers.expect ?? '') && this.#req.httpVersion === '1.1') this.#res.writeContinue();
     const head: Uint8Array[] = [];
     while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
       const chunk = await this.#next(timeoutMs());
@@ -1137,25 +1194,26 @@ const META_LIMIT_BYTES = 1024;
 
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** Which top-level keys the scanner looks at, and what also counts as one of them. */
+/** Which keys matter in an object, and what also counts as one of them. */
 interface KeyRules {
   readonly keys: ReadonlySet<string>;
   readonly folded: RegExp;
 }
 
-function keyRules(keys: readonly string[]): KeyRules {
+function keyRules(within?: BodyKey): KeyRules {
+  const keys = Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map(([key]) => key);
   // The flags i and u together compare by simple case folding, exactly as Go's encoding/json does:
   // "recipient\u017f" matches "recipients", "\u212a" matches "k", and nothing else outside ASCII does.
-  return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|') || '(?!)'})$`, 'iu') };
+  return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|')})$`, 'iu') };
 }
 
-const BODY_RULES = keyRules(Object.keys(BODY_KEYS));
-const NO_RULES = keyRules([]);
+const TOP_RULES = keyRules();
+const INNER_RULES = keyRules('link_preview');
 
 /**
  * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and
- * reports the top-level fields that matter. It does no I/O and knows no policy, and its result does not
- * depend on how the document was cut into chunks.
+ * reports the fields that matter. It does no I/O and knows no policy. What it passes on, and whether it
+ * refuses, does not depend on how the document was cut into chunks.
  *
  * What `write` returns may be passed on at once, except that a document is complete only with the
  * closing brace, which `end` returns: what fails before never becomes something a backend can act on.
@@ -1172,12 +1230,13 @@ class BodyScan {
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
 
-  readonly #rules: KeyRules;
+  readonly #judge: boolean;
   readonly #seen = new Set<string>();
   readonly #stack: number[] = []; // the closing byte of each open object and array
   #fields: Field[] = [];
   #state = S_OBJECT;
   #key: BodyKey | undefined; // the key that matters whose value is being read
+  #within = false; // the object of a key that matters is open
   #anyMember = false; // a member has been passed on: the next one needs its comma
 
   #text = ''; // of a string or bare value, as it is written, one character per byte
@@ -1194,8 +1253,9 @@ class BodyScan {
   #offset = 0; // of the chunk in the document
   #utf8Tail: Buffer = Buffer.alloc(0); // the beginning of a character that the next chunk completes
 
-  constructor(rules: KeyRules = BODY_RULES) {
-    this.#rules = rules;
+  /** @param judge false to check the syntax alone, of any JSON object. */
+  constructor(judge = true) {
+    this.#judge = judge;
   }
 
   /** The fields found since the last call. */
@@ -1302,6 +1362,10 @@ class BodyScan {
     if (this.#stack.push(byte === OPEN_OBJECT ? CLOSE_OBJECT : CLOSE_ARRAY) > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
     this.#state = byte === OPEN_OBJECT ? S_FIRST_KEY : S_FIRST_ELEMENT;
     if (this.#stack.length === 1) this.#hold(i + 1);
+    if (this.#key !== undefined && BODY_KEYS[this.#key].role === 'object') {
+      this.#key = undefined;
+      this.#within = true;
+    }
   }
 
   #close(i: number, byte: number): void {
@@ -1336,17 +1400,20 @@ class BodyScan {
     if (this.#key === undefined) return;
     const { list, role } = BODY_KEYS[this.#key];
     const isBare = byte !== QUOTE && byte !== OPEN_OBJECT && byte !== OPEN_ARRAY;
-    const fits = list && this.#stack.length === 1 ? byte === OPEN_ARRAY : byte === QUOTE;
+    const inList = list && this.#stack.length === 2;
+    const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
     // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers.
-    const mayBeBare = role === 'attachment' ? this.#stack.length === 1 : role === 'argument' && this.#stack.length === 2;
-    if (!fits && !(isBare && mayBeBare)) throw badField(this.#key, list ? 'must be a list of strings' : 'must be a string');
+    const mayBeBare = inList ? role === 'argument' : role === 'attachment' || role === 'object';
+    if (byte !== expected && !(isBare && mayBeBare)) throw badField(this.#key, role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
   }
 
   #endValue(end: number): void {
     this.#state = S_AFTER;
+    if (this.#stack.length === 2 && this.#within) this.#key = undefined;
     if (this.#stack.length > 1) return;
     if (this.#key === 'auth') this.#cut(end);
     this.#key = undefined;
+    this.#within = false;
   }
 
   // Strings and bare values.
@@ -1354,7 +1421,7 @@ class BodyScan {
   #openString(isKey: boolean): void {
     this.#state = S_STRING;
     this.#isKey = isKey;
-    this.#capturing = isKey ? this.#stack.length === 1 : this.#key !== undefined;
+    this.#capturing = isKey ? this.#judge && this.#stack.length <= (this.#within ? 2 : 1) : this.#key !== undefined;
     this.#metaEnded = false;
     this.#text = '';
   }
@@ -1463,15 +1530,16 @@ class BodyScan {
 
   /** Decides what a top-level key means; all but `auth` may pass from here on. */
   #endKey(name: string | undefined): void {
-    if (name !== undefined && this.#rules.keys.has(name)) {
+    const { keys, folded } = this.#stack.length === 1 ? TOP_RULES : INNER_RULES;
+    if (name !== undefined && keys.has(name)) {
       if (this.#seen.has(name)) throw badField(name, 'may be given only once');
       this.#seen.add(name);
       this.#key = name as BodyKey;
-    } else if (name !== undefined && this.#rules.folded.test(name)) {
-      const meant = [...this.#rules.keys].find((key) => new RegExp(`^${key}$`, 'iu').test(name));
+    } else if (name !== undefined && folded.test(name)) {
+      const meant = [...keys].find((key) => new RegExp(`^${key}$`, 'iu').test(name));
       throw badField(meant ?? '', 'must be spelled exactly so');
     }
-    if (this.#key === 'auth') return;
+    if (this.#key === 'auth' || this.#stack.length > 1) return;
     this.#release(this.#from);
     this.#anyMember = true;
   }
@@ -1496,8 +1564,7 @@ class BodyScan {
   #endBare(end: number): void {
     if (this.#key !== undefined) {
       const isNull = this.#text === 'null';
-      const role = BODY_KEYS[this.#key].role;
-      if (role === 'attachment' ? !isNull : isNull || /^[tf]/.test(this.#text)) throw badField(this.#key, 'has a value of the wrong type');
+      if (BODY_KEYS[this.#key].role !== 'argument' ? !isNull : isNull || /^[tf]/.test(this.#text)) throw badField(this.#key, 'has a value of the wrong type');
       if (!isNull) this.#report(this.#text);
     }
     this.#endValue(end);
@@ -1553,27 +1620,27 @@ const NOT_FORWARDED = [
  * Step 10: sends the request to the backend, once, and its answer to the client.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
  */
-async function relay(core: Core, rules: Rules, passage: Passage): Promise<void> {
-  const { res, target, exchange, content, abort } = passage;
-  // Counted from the last byte that went up, so that a slow upload does not use up the backend's time.
-  const timer = rules.backendTimeoutMs > 0
-    ? setTimeout(() => abort.abort(new Problem('backend_timeout')), rules.backendTimeoutMs) : undefined;
+async function relay(core: Core, rules: Rules, { req, res, target, exchange, content, abort }: Passage): Promise<void> {
+  const headers = outboundHeaders(rules, req, exchange);
+  if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
+  const patience = new Patience(rules.backendTimeoutMs, abort);
+  patience.start();
   let response: Response;
   try {
     response = await core.fetch(backendUrl(rules.backend, target), {
       method: target.method,
-      headers: outboundHeaders(rules, passage),
+      headers,
       // The backend never has to redirect a canonical target; and in any other mode Node's fetch keeps
       // a copy of the whole body, in case that it has to send it again.
       redirect: 'error',
       signal: abort.signal,
       ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-      ...(content && 'stream' in content && { body: refreshing(content.stream, timer), duplex: 'half' as const }),
+      ...(content && 'stream' in content && { body: timed(content.stream, patience), duplex: 'half' as const }),
     });
   } catch (error) {
     throw abort.signal.aborted ? error : backendProblem(error);
   } finally {
-    clearTimeout(timer);
+    patience.stop();
   }
   exchange.status = response.status;
   res.statusCode = response.status;
@@ -1583,14 +1650,35 @@ async function relay(core: Core, rules: Rules, passage: Passage): Promise<void> 
   await relayAnswer(response, res, exchange, abort.signal);
 }
 
-/** Passes a stream's chunks on and restarts the timer with each. */
-function refreshing(stream: ReadableStream<Uint8Array>, timer: NodeJS.Timeout | undefined): ReadableStream<Uint8Array> {
-  if (timer === undefined) return stream;
+/** The backend's time until its headers. */
+class Patience {
+  readonly #timeoutMs: number;
+  readonly #abort: AbortController;
+  #timer: NodeJS.Timeout | undefined;
+
+  /** @param timeoutMs 0 for no limit. */
+  constructor(timeoutMs: number, abort: AbortController) {
+    this.#timeoutMs = timeoutMs;
+    this.#abort = abort;
+  }
+
+  start(): void {
+    if (this.#timeoutMs > 0) this.#timer = setTimeout(() => this.#abort.abort(new Problem('backend_timeout')), this.#timeoutMs);
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer);
+  }
+}
+
+/** Passes a stream on. While the client is waited for, the backend's time stands still. */
+function timed(stream: ReadableStream<Uint8Array>, patience: Patience): ReadableStream<Uint8Array> {
   const reader = stream.getReader();
   return new ReadableStream<Uint8Array>({
     pull: async (controller) => {
+      patience.stop();
       const { done, value } = await reader.read();
-      timer.refresh();
+      patience.start();
       if (done) controller.close();
       else controller.enqueue(value);
     },
@@ -1617,8 +1705,8 @@ function connectionNames(value: string | null | undefined): string[] {
   return (value ?? '').split(',').map((name) => name.trim().toLowerCase());
 }
 
-/** Headers for the backend, built afresh; what came in is left as it is. */
-function outboundHeaders(rules: Rules, { req, exchange, content }: Passage): [string, string][] {
+/** Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them. */
+function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exchange): [string, string][] {
   const dropped = new Set([...HOP_BY_HOP, ...NOT_FORWARDED, ...connectionNames(req.headers.connection)]);
   const headers: [string, string][] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
@@ -1630,7 +1718,6 @@ function outboundHeaders(rules: Rules, { req, exchange, content }: Passage): [st
   headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', 'http'], ['x-request-id', exchange.requestId]);
   if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
-  if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
   return headers;
 }
 
@@ -1658,9 +1745,170 @@ const UNREACHABLE = /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREA
 
 function backendProblem(error: unknown): Problem {
   const reason = failureCode(error);
+  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string }; // a time-out can also end a read
   // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = UNREACHABLE.test(reason) ? 'backend_unreachable' : reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
+  const code = UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall) ? 'backend_unreachable' : reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
   return new Problem(code, { reason, cause: error });
+}
+
+// ── WEBSOCKET RELAY ──────────────────────────────────────────────────────────────────────────────
+
+/** What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the others. */
+const BACKLOG_LIMIT_BYTES = 1024 * 1024;
+/** Chunks that a client may send before its handshake is answered; it should send none (RFC 6455 4.1). */
+const EARLY_LIMIT = 16;
+/** How often open WebSockets are looked at for a token that has expired meanwhile. */
+const TUNNEL_SWEEP_MS = 30_000;
+
+/** A WebSocket that is open. */
+interface Tunnel {
+  readonly digest: string;
+  readonly target: Target;
+  readonly client: string;
+  close(reason: string): void;
+}
+
+/** RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary request. */
+function isWebSocket({ method, headers }: http.IncomingMessage): boolean {
+  return method === 'GET' && headers.upgrade?.toLowerCase() === 'websocket' && headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0';
+}
+
+/** Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. */
+function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
+  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  for (let i = 0; i < req.rawHeaders.length; i += 2) {
+    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+  }
+  socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
+  return socket;
+}
+
+/** The way of a WebSocket: the same steps, with a complete HTTP answer on the socket if it is refused. */
+async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+  const { rules } = core;
+  const exchange = newExchange(core, req);
+  const abort = new AbortController();
+  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
+  // Who is not read from is not heard leaving. What it sends before its handshake is answered is kept for later.
+  const early = [head];
+  const onEarly = (chunk: Buffer): void => {
+    if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
+  };
+  const onLeave = (): void => abort.abort(new Problem('client_left'));
+  socket.on('data', onEarly).on('end', onLeave).on('close', onLeave);
+  try {
+    if (core.draining) throw new Problem('shutting_down');
+    const { token, target } = await admit(core, rules, req, exchange);
+    const backend = await relayWebSocket(rules, { req, socket, target, exchange, abort });
+    socket.off('data', onEarly).off('end', onLeave).off('close', onLeave);
+    if (backend) join(core, exchange, { digest: token.digest, target }, [socket, Buffer.concat(early)], backend);
+  } catch (error) {
+    endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId);
+  } finally {
+    logExchange(core, exchange);
+  }
+}
+
+interface UpgradePassage {
+  readonly req: http.IncomingMessage;
+  readonly socket: Duplex;
+  readonly target: Target;
+  readonly exchange: Exchange;
+  readonly abort: AbortController;
+}
+
+/** One side of a WebSocket, and what it has already said. */
+type Side = readonly [socket: Duplex, head: Buffer];
+
+/**
+ * Opens the backend's side by node:http (fetch cannot), passes its answer on, and returns that side if it accepted.
+ * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, client_left.
+ */
+async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abort }: UpgradePassage): Promise<Side | undefined> {
+  const url = backendUrl(rules.backend, target);
+  const headers = { ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))), connection: 'Upgrade', upgrade: 'websocket' };
+  const outgoing = (url.startsWith('https:') ? https : http).request(url, { headers, agent: false, signal: abort.signal });
+  const patience = new Patience(rules.backendTimeoutMs, abort);
+  patience.start();
+  try {
+    outgoing.end();
+    const [answer, backend, backendHead] = await new Promise<[http.IncomingMessage, Duplex?, Buffer?]>((resolve, reject) => {
+      outgoing.on('upgrade', (...upgraded) => resolve(upgraded));
+      outgoing.on('response', (declined) => resolve([declined]));
+      outgoing.on('error', reject);
+    });
+    const status = answer.statusCode ?? 0;
+    const switched = backend !== undefined && answer.headers.upgrade?.toLowerCase() === 'websocket';
+    if ((status >= 300 && status < 400) || (backend && !switched)) throw new Problem('bad_backend_answer', { reason: backend ? 'no_websocket' : 'redirect' });
+    exchange.status = status;
+    writeHead(socket, status, answer.statusMessage, { ...endToEndHeaders(answer), ...(switched ? { Connection: 'Upgrade', Upgrade: 'websocket' } : { Connection: 'close' }) });
+    if (switched) return [backend, backendHead ?? Buffer.alloc(0)];
+    await pipeline(answer, socket).finally(() => socket.destroy());
+    return undefined;
+  } catch (error) {
+    outgoing.destroy();
+    throw abort.signal.aborted || error instanceof Problem ? error : backendProblem(error);
+  } finally {
+    patience.stop();
+  }
+}
+
+function endToEndHeaders(answer: http.IncomingMessage): http.OutgoingHttpHeaders {
+  const dropped = new Set([...HOP_BY_HOP, ...connectionNames(answer.headers.connection)]);
+  return Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !dropped.has(name)));
+}
+
+/** Lets bytes flow both ways until either side ends. */
+function join(core: Core, exchange: Exchange, of: Pick<Tunnel, 'digest' | 'target'>, [socket, head]: Side, [backend, backendHead]: Side): void {
+  const { requestId, client, token } = exchange;
+  let [bytesIn, bytesOut, reason] = [0, 0, 'ended'];
+  const tunnel: Tunnel = {
+    ...of,
+    client,
+    close: (why) => {
+      reason = why;
+      socket.destroy();
+      backend.destroy();
+    },
+  };
+  core.tunnels.add(tunnel);
+  for (const side of [socket, backend]) {
+    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, 30_000); // to hear of a peer that is gone
+    side.on('error', () => tunnel.close('broken'));
+  }
+  const toClient = (chunk: Buffer): void => {
+    bytesOut += chunk.length;
+    socket.write(chunk);
+    // Never pause the backend: a client that does not keep up is dropped instead.
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) tunnel.close('too_far_behind');
+  };
+  backend.on('data', toClient);
+  backend.on('end', () => socket.end());
+  // One side has ended its half: the other may say its last words, but not for ever.
+  for (const side of [socket, backend]) side.once('end', () => setTimeout(tunnel.close, LINGER_MS, 'ended').unref());
+  socket.on('data', (chunk: Buffer) => { bytesIn += chunk.length; });
+  if (backendHead.length > 0) toClient(backendHead);
+  if (head.length > 0) backend.write(head);
+  socket.pipe(backend);
+  socket.once('close', () => {
+    backend.destroy();
+    core.tunnels.delete(tunnel);
+    core.log('info', 'websocket closed', { requestId, client, token, reason, bytesIn: bytesIn + head.length, bytesOut, ms: Math.round(core.now() - exchange.startedMs) });
+  });
+  backend.once('close', () => socket.end());
+}
+
+/** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
+function closeStaleTunnels(core: Core): void {
+  for (const tunnel of core.tunnels) {
+    const token = core.rules.anonymous ?? core.rules.tokens.get(tunnel.digest);
+    try {
+      if (token === undefined || isExpired(token, core.now())) throw new Problem('unauthorized');
+      checkRules(token, tunnel.target, tunnel.client);
+    } catch {
+      tunnel.close('no_longer_allowed');
+    }
+  }
 }
 
 // ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
@@ -1749,7 +1997,7 @@ const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
 const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
-  'backend.url': { env: 'BACKEND_URL', read: scalar(readBackend, 'an http or https URL without a query'), default: 'http://127.0.0.1:8080', help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)' },
+  'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080', help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)' },
   'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s', help: "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s" },
   'listen': { env: 'LISTEN', read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'), default: '127.0.0.1:8880', help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock' },
   'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body', help: 'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log' },
@@ -1796,9 +2044,9 @@ function scalar<T>(parse: (text: string) => T | undefined, expected: string): Re
   };
 }
 
-/** The value, short, for a message; a URL without what may be a password in it. */
+/** The value, short, for a message. */
 function show(value: unknown): string {
-  const text = (JSON.stringify(value) ?? '').replace(/\/\/[^/]*@/, '//…@');
+  const text = JSON.stringify(value) ?? '';
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
@@ -1850,14 +2098,16 @@ function readRate(text: string): Rate | undefined {
 function readExpiry(text: string): number | undefined {
   const isDate = /^\d{4}-\d{2}-\d{2}$/.test(text);
   if (!isDate && !/^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})$/.test(text)) return undefined;
-  const ms = Date.parse(isDate ? `${text}T23:59:59.999Z` : text);
+  const [day, ms] = [Date.parse(text.slice(0, 10)), Date.parse(isDate ? `${text}T23:59:59.999Z` : text)];
   // Date.parse takes the 31st of February for the 3rd of March.
-  return Number.isNaN(ms) || (isDate && !new Date(ms).toISOString().startsWith(text)) ? undefined : ms;
+  return Number.isNaN(day + ms) || !new Date(day).toISOString().startsWith(text.slice(0, 10)) ? undefined : ms;
 }
 
-function readBackend(text: string): Backend | undefined {
-  const url = URL.canParse(text) ? new URL(text) : undefined;
-  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) return undefined;
+/** Does not show the value: there may be a password in it. */
+function readBackendUrl(value: unknown, at: string, report: Report): Backend | undefined {
+  const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
+  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) return void report(at, 'must be an http or https URL without a query');
+  if (/%(?![0-9a-f]{2})/i.test(url.username + url.password)) return void report(at, 'has a "%" in its userinfo that must be written "%25"');
   const userinfo = url.username || url.password ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}` : undefined;
   return {
     base: url.origin + url.pathname.replace(/\/+$/, ''),
@@ -1889,7 +2139,7 @@ function readAddresses(value: unknown, at: string, report: Report): AddressList 
 }
 
 function readAllow(value: unknown, at: string, report: Report): Allow | undefined {
-  const words = list(scalar((text) => text in GROUPS || readPattern(text) ? text : undefined,
+  const words = list(scalar((text) => Object.hasOwn(GROUPS, text) || readPattern(text) ? text : undefined,
     `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`))(value, at, report);
   if (words === undefined) return undefined;
   return {
@@ -1939,11 +2189,11 @@ function readTokenWords(text: string, at: string, report: Report): TokenSettings
 function readTokenObject(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   if (!isObject(value)) return void report(at, 'must be an object, name to settings');
   if (Object.keys(value).length === 0) report(at, NO_TOKEN);
-  return Object.entries(value).flatMap(([name, config]) => {
+  return Object.entries(value).flatMap(([name, config], i) => {
     const here = `${at}.${name}`;
     if (!TOKEN_NAME.test(name)) report(at, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
     if (!isObject(config)) {
-      report(here, 'must be an object with "secret" or "secretFile"');
+      report(`${at}[${i}]`, 'must be an object with "secret" or "secretFile"'); // by position: the name may be meant as the secret
       return [];
     }
     const token: Record<string, unknown> = { name, digest: readTokenSecret(config, here, report), secretFile: config.secretFile };
@@ -2009,6 +2259,7 @@ function fileSources(config: unknown, problems: string[]): Sources {
     if (!isObject(value)) return void problems.push(`${prefix || 'the file'}: must be an object`);
     for (const [key, inner] of Object.entries(value)) {
       const path = prefix ? `${prefix}.${key}` : key;
+      if (inner === undefined) continue; // from a program, not from a file
       if (paths.includes(path)) sources.set(path, { value: inner, at: path });
       else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
       else {
@@ -2056,7 +2307,7 @@ function parseFile(text: string, at: string, problems: string[]): unknown {
   } catch {
     let why = 'it is not valid JSON';
     try {
-      const scan = new BodyScan(NO_RULES);
+      const scan = new BodyScan(false);
       scan.write(Buffer.from(text));
       scan.end();
     } catch (error) {
@@ -2164,7 +2415,7 @@ function describeToken(token: Token, nowMs: number): string {
     `    sends to     ${words(token.recipients, 'anybody')}`,
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
-    `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (token.expiresMs <= nowMs ? ' (it has)' : '')}`,
+    `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')}`,
   ].join('\n');
 }
 
