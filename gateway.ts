@@ -30,13 +30,14 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, realpathSync, watchFile } from 'node:fs';
+import { readFileSync, realpathSync, statSync, unlinkSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
-import { BlockList, isIP, Socket, type AddressInfo } from 'node:net';
+import { BlockList, connect, isIP, Socket, type AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
+import { createSecureContext } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
@@ -55,6 +56,7 @@ type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
 interface GatewayConfig {
   backend?: { url?: string; timeout?: string };
   listen?: string;
+  tls?: { cert?: string; key?: string };
   auth?: { methods?: Form[]; anonymous?: boolean };
   tokens?: Record<string, TokenConfig>;
   allow?: string[];
@@ -94,8 +96,8 @@ interface GatewayOptions {
 }
 
 interface Gateway {
-  /** The underlying server, for its events and its address. */
-  readonly server: http.Server;
+  /** The underlying server, for its events and its address; with `tls` one of node:https. */
+  readonly server: http.Server | https.Server;
   /** Opens the port. Resolves to where it listens (`http://127.0.0.1:8880`); rejects if it cannot. */
   listen(): Promise<string>;
   /** Stops accepting, lets running requests finish within the `shutdown` setting, then cuts them off. */
@@ -242,18 +244,20 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     log: core.log,
     listen: () => listen(server, core),
     close: () => close(server, core),
-    apply: (next) => applySettings(core, next),
-    reload: (next) => applySettings(core, embeddedSettings(next)),
+    apply: (next) => applySettings(core, server, next),
+    reload: (next) => applySettings(core, server, embeddedSettings(next)),
   };
 }
 
-function makeServer(core: Core, headersTimeout: number): http.Server {
-  const server = http.createServer({
+function makeServer(core: Core, headersTimeout: number): http.Server | https.Server {
+  const tls = tlsFiles(core.settings);
+  const limits = {
     headersTimeout,
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
     shouldUpgradeCallback: isWebSocket, // Node 24.9; for those before, see withoutUpgrade
-  });
+  };
+  const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
   server.maxConnections = core.settings['limits.connections'];
   server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
@@ -275,6 +279,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
+  server.on('tlsClientError', (error: NodeJS.ErrnoException) => core.log('debug', 'client error', { reason: error.code }));
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
     core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
     answerUnparsable(error, socket, queues.get(socket)?.[0]);
@@ -311,13 +316,15 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 const FIXED = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /** Replaces the rules. @throws {ConfigError} if that would open a gateway that had tokens. */
-function applySettings(core: Core, settings: Settings): void {
+function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in']);
   }
   const unchanged = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(core.settings[path]));
   core.settings = settings;
   core.rules = makeRules(settings);
+  const tls = tlsFiles(settings);
+  if (tls && 'setSecureContext' in server) server.setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
   core.log('info', 'reloaded', { ...describeRules(core), needsRestart: unchanged.join(',') || undefined });
 }
@@ -334,19 +341,30 @@ function describeRules({ rules, settings }: Core): object {
   };
 }
 
-async function listen(server: http.Server, core: Core): Promise<string> {
+async function listen(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
+  if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
-  const url = typeof address === 'string' ? `unix:${address}` : `http://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
+  const scheme = tlsFiles(core.settings) ? 'https' : 'http';
+  const url = typeof address === 'string' ? `unix:${address}` : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
   core.log('info', 'listening', { listen: url, ...describeRules(core) });
   return url;
 }
 
-async function close(server: http.Server, core: Core): Promise<void> {
+/** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
+async function removeStaleSocket(path: string): Promise<void> {
+  if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
+  const probe = connect({ path });
+  const isStale = await once(probe, 'connect').then(() => false, (error: NodeJS.ErrnoException) => error.code === 'ECONNREFUSED');
+  probe.destroy();
+  if (isStale) unlinkSync(path);
+}
+
+async function close(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
   if (!server.listening) return;
@@ -356,6 +374,7 @@ async function close(server: http.Server, core: Core): Promise<void> {
   const patience = setTimeout(() => server.closeAllConnections(), core.settings.shutdown);
   await closed;
   clearTimeout(patience);
+  core.log('info', 'stopped', {});
 }
 
 /** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
@@ -1642,6 +1661,8 @@ async function relay(core: Core, rules: Rules, { req, res, target, exchange, con
   } finally {
     patience.stop();
   }
+  // It was asked for none, and whether fetch has decoded it depends on the runtime.
+  if (response.headers.has('content-encoding')) throw new Problem('bad_backend_answer', { reason: 'compressed' });
   exchange.status = response.status;
   res.statusCode = response.status;
   res.statusMessage = response.statusText;
@@ -1715,7 +1736,8 @@ function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exch
   }
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
   headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
-  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', 'http'], ['x-request-id', exchange.requestId]);
+  const proto = 'encrypted' in req.socket ? 'https' : 'http';
+  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', proto], ['x-request-id', exchange.requestId]);
   if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
   return headers;
@@ -1724,8 +1746,6 @@ function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exch
 /** Headers for the client: the backend's own, less what was for this hop only. */
 function inboundHeaders(headers: Headers): [string, string | string[]][] {
   const dropped = new Set([...HOP_BY_HOP, ...connectionNames(headers.get('connection'))]);
-  // fetch has decoded such a body, but left the headers that describe it encoded.
-  if (headers.has('content-encoding')) dropped.add('content-encoding').add('content-length');
   const passed = [...headers].filter(([name]) => name !== 'set-cookie' && !dropped.has(name)) as [string, string | string[]][];
   if (headers.getSetCookie().length > 0) passed.push(['set-cookie', headers.getSetCookie()]);
   return passed;
@@ -1955,11 +1975,19 @@ interface Listen {
   readonly isLocal: boolean;
 }
 
+/** A certificate or a key: its file, and what was in it. */
+interface Pem {
+  readonly path: string;
+  readonly pem: string;
+}
+
 /** All settings, read and checked, by the path that they have in the file. */
 interface Settings {
   'backend.url': Backend;
   'backend.timeout': number;
   'listen': Listen;
+  'tls.cert': Pem | undefined;
+  'tls.key': Pem | undefined;
   'auth.methods': ReadonlySet<Form>;
   'auth.anonymous': boolean;
   'tokens': readonly TokenSettings[];
@@ -2000,6 +2028,8 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
   'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080', help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)' },
   'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s', help: "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s" },
   'listen': { env: 'LISTEN', read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'), default: '127.0.0.1:8880', help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock' },
+  'tls.cert': { env: 'TLS_CERT', read: readPem, help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https' },
+  'tls.key': { env: 'TLS_KEY', read: readPem, help: 'a file with the key of tls.cert in PEM' },
   'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body', help: 'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log' },
   'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false', help: 'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token' },
   'tokens': { env: 'API_TOKENS', read: readTokens, help: 'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings' },
@@ -2124,6 +2154,28 @@ function readListen(text: string): Listen | undefined {
   const host = v6 ?? (name || undefined);
   const isLocal = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
   return { path: undefined, host, port, isLocal };
+}
+
+function readPem(value: unknown, at: string, report: Report): Pem | undefined {
+  if (typeof value !== 'string') return void report(at, 'must be the path of a file');
+  const pem = readText(value, at, report);
+  return pem === undefined ? undefined : { path: value, pem };
+}
+
+/** Certificate and key for node:https, if both are there. */
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>): { cert: string; key: string } | undefined {
+  return cert && key && { cert: cert.pem, key: key.pem };
+}
+
+/** Says what node:https would only say on the first connection, or on start. */
+function checkTls(settings: Settings, report: Report): void {
+  const tls = tlsFiles(settings);
+  if (!tls && (settings['tls.cert'] ?? settings['tls.key'])) report('tls', 'needs both "cert" and "key"');
+  try {
+    if (tls) createSecureContext(tls);
+  } catch (error) {
+    report('tls', `its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
+  }
 }
 
 function readAddresses(value: unknown, at: string, report: Report): AddressList | undefined {
@@ -2357,6 +2409,7 @@ function readSettings(sources: Sources, problems: string[]): Settings {
   if (tokens.length === 0 && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
     report('tokens', 'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in');
   }
+  if (problems.length === 0) checkTls(settings as Settings, report);
   if (problems.length > 0) throw new ConfigError([...new Set(problems)]);
   return { ...settings, tokens } as Settings;
 }
@@ -2553,7 +2606,7 @@ async function main(): Promise<void> {
   const gateway = startGateway(settings, {});
   await gateway.listen();
   stopOnSignal(gateway);
-  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settings.tokens.map((token) => token.secretFile)]);
+  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
 }
 
 function printToken(name: string | undefined, print: (text: string) => void): void {
@@ -2572,6 +2625,11 @@ function hashStdin(): string {
 
 function stopOnSignal(gateway: Gateway): void {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => void gateway.close());
+}
+
+/** The files that settings name. */
+function settingsFiles(settings: Settings): (string | undefined)[] {
+  return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
 /** How often files are looked at, and for how long one must have stayed the same: it may be half written. */
@@ -2597,7 +2655,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     try {
       const settings = load();
       gateway.apply(settings);
-      settings.tokens.forEach((token) => watch(token.secretFile));
+      settingsFiles(settings).forEach(watch);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
       gateway.log('error', 'not reloaded, the old configuration stays in force', { problems });
