@@ -30,14 +30,14 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, realpathSync, statSync, unlinkSync, watchFile } from 'node:fs';
+import { readFileSync, realpathSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
 import { BlockList, connect, isIP, Socket, type AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
-import { createSecureContext } from 'node:tls';
+import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
@@ -426,7 +426,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
     if (core.draining) res.shouldKeepAlive = false;
     // After the first byte there is no honest way to say that it failed, but to break off.
-    if (res.headersSent) res.destroy();
+    if (res.headersSent) req.socket.destroy();
     else answerProblem(res, problem, exchange.requestId);
   } finally {
     body.discardRest(exchange.token !== undefined);
@@ -1736,7 +1736,7 @@ function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exch
   }
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
   headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
-  const proto = 'encrypted' in req.socket ? 'https' : 'http';
+  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
   headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', proto], ['x-request-id', exchange.requestId]);
   if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
@@ -2663,6 +2663,10 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   files.forEach(watch);
   process.on('SIGHUP', reload);
+  gateway.server.once('close', () => { // or Deno would not end
+    process.off('SIGHUP', reload);
+    watched.forEach((file) => unwatchFile(file));
+  });
 }
 
 /** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
