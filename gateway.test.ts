@@ -1609,10 +1609,10 @@ const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
   [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, ['tokens: "a" and "b" have the same secret']],
   [{ tokens: { 'a b': { secret: SECRET } } }, ['tokens: a name may have letters, digits, "_", "-" and ".", 64 at most']],
   [{ tokens: { a: { secret: SECRET, expires: '2027-02-30' } } }, ['tokens.a.expires: "2027-02-30" is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z']],
-  [{ tokens: { a: { secret: SECRET, senders: ['0664123'], recipients: ['--x', ''] } } }, [
+  [{ tokens: { a: { secret: SECRET, senders: ['0664123'], recipients: ['--x', '', '4915551234567', '+49 1555'] } } }, [
     'tokens.a.senders[0]: "0664123" is not "+" and 5 to 15 digits',
-    'tokens.a.recipients[0]: "--x" is not a phone number, a user name, a UUID, group.… or group.*',
-    'tokens.a.recipients[1]: "" is not a phone number, a user name, a UUID, group.… or group.*',
+    'tokens.a.recipients[0]: "--x" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*',
+    ...['', '4915551234567', '+49 1555'].map((text, i) => `tokens.a.recipients[${i + 1}]: "${text}" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*`),
   ]],
   [{ tokens: { a: { secret: SECRET, recipients: [] } } }, ['tokens.a.recipients: must be a list with at least one entry']],
   [{ tokens: { a: { secret: SECRET, clients: ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'] } } }, ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text, i) => `tokens.a.clients[${i}]: "${text}" is not an address or a CIDR range`)],
@@ -1684,6 +1684,7 @@ test('the environment never leaves the gateway open by mistake, and no message h
     [{ API_TOKENS: SECRET, API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: is set, and API_TOKENS too; use one of them', 'API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
     [{ API_TOKEN: SECRET }, ['API_TOKEN: is not a setting; did you mean "API_TOKENS"?']],
     [{ API_TOKENS: `${SECRET} tooshort a=${OTHER} a=${OTHER}x` }, ['API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one', 'API_TOKENS[3]: has the name of an earlier one']],
+    [{ API_TOKENS: 'c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=' }, [0, 1].map((i) => `API_TOKENS[${i}]: is either a name without a secret, or a secret that ends in "=": write name=SECRET`)],
     [{ API_TOKENS: SECRET, ALLOW_CLIENTS: '', ALLOW: ',' }, ['ALLOW_CLIENTS: is set but empty; unset it, or give it a value', 'ALLOW: must be a list with at least one entry']],
     [{ API_TOKENS: SECRET, AUTH_METHODS: 'bearer, digest', AUTH_ANONYMOUS: '1', RATE: '0/1m', LOG_FORMAT: 'xml' }, [
       'AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body', 'AUTH_ANONYMOUS: "1" is not true or false', 'RATE: "0/1m" is not a rate such as 30/1m', 'LOG_FORMAT: "xml" is not text or json']],
@@ -2582,6 +2583,80 @@ test('words that every object knows are no groups, and the 31st of February is n
 // The backend drops one character before "base64,", which made "..x" of a file name "..".
 attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{ body: { ...MESSAGE, base64_attachments: ['data:x;filename=..xbase64,QUJD'] } }]);
 
+// SIGTERM waited for it for ever: closing all connections does not reach a socket that is being upgraded.
+test('closing the gateway ends a WebSocket whose handshake is not answered yet', async (t) => {
+  const backend = await startUpgradeBackend(t, (socket) => { socket.on('end', () => socket.end()).resume(); });
+  const gateway = await startGateway(t, backend, { ...RECEIVING, shutdown: '1h' });
+  const { socket, text } = openWebSocket(t, gateway);
+  await until(() => backend.seen.length === 1);
+  await gateway.close();
+  if (!socket.destroyed) await closed(socket);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
+});
+
+// A setting that needs a restart was taken over all the same, and then mistaken for what is.
+test('a reload that moves a gateway on a unix socket elsewhere leaves it where it is', async (t) => {
+  const backend = await startBackend(t);
+  const path = join(folder(t), 'gateway.sock');
+  const config: GatewayConfig = { listen: `unix:${path}`, backend: { url: backend.url }, tokens: { a: { secret: SECRET } }, log: { format: 'json' } };
+  const log: string[] = [];
+  const gateway = createGateway(config, { log: (line) => log.push(line) });
+  await gateway.listen();
+  t.after(() => gateway.close());
+  for (let i = 0; i < 2; i++) {
+    gateway.reload({ ...config, listen: '127.0.0.1:0' });
+    assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
+    assert.equal((await askBy({ socketPath: path })).status, 200);
+  }
+});
+
+// The backend's time began anew after its headers had come, and ended the answer.
+test('an early answer that goes on for longer than the backend may take for its headers is delivered', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => { req.resume(); res.writeHead(200); res.write('begin,'); finish = () => res.end('end'); });
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '200ms' } });
+  const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent: false, headers: { ...BEARER, 'content-length': 10_000_000 } });
+  req.on('error', () => {});
+  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  let text = '';
+  res.on('data', (chunk) => { text += chunk; });
+  req.write('A'.repeat(200_000));
+  await new Promise((resolve) => setTimeout(resolve, 500)); // longer than the backend may take
+  finish();
+  await once(res, 'end');
+  assert.equal(text, 'begin,end');
+  req.destroy();
+});
+
+// The header went as a whole, and with it what it said of others.
+test('a request whose wish to be upgraded is not heard keeps the rest of its Connection header', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, backend);
+  const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, X-Hop, close\r\nUpgrade: h2c\r\nX-Hop: secret\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  assert.equal(statusOf(response), 200);
+  assert.equal(backend.seen[0]!.headers['x-hop'], undefined);
+});
+
+test('the start-up line tells what the tokens may do, not what they might have', async (t) => {
+  const { gateway } = await startBoth(t, { tokens: { a: { secret: SECRET, allow: ['receive'] }, b: { secret: OTHER, allow: ['setup', 'receive'] } } });
+  assert.equal(JSON.parse(gateway.log[0]!).allow, 'receive,setup');
+});
+
+// The stand-in backend of the demonstration ended the process.
+test('--demo survives a client that leaves in the middle', async (t) => {
+  const child = start(['--demo', '--listen', '127.0.0.1:0']);
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('# and what it refuses'));
+  const [, secret] = /Bearer ([\w-]{43})/.exec(child.output())!;
+  const port = Number(/curl 'http:\/\/127\.0\.0\.1:(\d+)/.exec(child.output())![1]);
+  const socket = net.connect(port, '127.0.0.1');
+  socket.on('error', () => {});
+  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${secret}\r\nContent-Length: 1000000\r\n\r\n{"message":"${'x'.repeat(200_000)}`, () => socket.destroy());
+  await until(() => child.output().includes('client_left'));
+  assert.equal((await ask({ port }, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+});
+
 // ── RELOAD ───────────────────────────────────────────────────────────────────────────────────────
 
 test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
@@ -2641,7 +2716,7 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   ];
   for (const [i, damage] of bad.entries()) {
     damage();
-    child.kill('SIGHUP');
+    process.kill(child.pid!, 'SIGHUP');
     await until(() => logged('not reloaded').length > i);
     assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER), (await ask(to, {})).status], [200, 200, 401], String(damage));
   }
@@ -2653,7 +2728,7 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   await until(() => logged('reloaded').length > reloaded);
   assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
   assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => child.output().includes(secret)));
-  child.kill('SIGTERM');
+  process.kill(child.pid!, 'SIGTERM');
   await assertExit(child);
 });
 

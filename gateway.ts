@@ -19,7 +19,7 @@
  *
  * Exit codes: 0 done, 1 a failure while running (the port is taken), 2 bad usage or configuration.
  *
- * Contents, in reading order; each section depends only on those below it:
+ * Contents, from the outside in: the public surface, the way of a request, its stages in order, running it.
  *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
  *   CREDENTIALS · RATE · POLICY · REQUEST BODY · BODY SCAN · RELAY · WEBSOCKET RELAY · LOG · SETTINGS · LOADING ·
  *   DEMO · COMMAND LINE · EXPORTS
@@ -30,8 +30,9 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, realpathSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
+import { readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
+import { createRequire } from 'node:module';
 import https from 'node:https';
 import { BlockList, connect, isIP, Socket, type AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
@@ -45,7 +46,7 @@ const VERSION = '1.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
-/** A place where a client can put its token (design: five forms). */
+/** A place where a client can put its token. */
 type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
 
 /**
@@ -203,6 +204,8 @@ interface Core {
   readonly failures: RateLimiter;
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
+  /** Those that wait for the backend's answer. */
+  readonly handshakes: Set<AbortController>;
   draining: boolean;
 }
 
@@ -236,6 +239,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     spent: new RateLimiter(),
     failures: new RateLimiter(),
     tunnels: new Set(),
+    handshakes: new Set(),
     draining: false,
   };
   const server = makeServer(core, options.headersTimeoutMs ?? 10_000);
@@ -320,23 +324,26 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in']);
   }
-  const unchanged = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(core.settings[path]));
-  core.settings = settings;
+  const started = Object.fromEntries(FIXED.map((path) => [path, core.settings[path]]));
+  const needsRestart: string[] = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(started[path]));
+  core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
   const tls = tlsFiles(settings);
-  if (tls && 'setSecureContext' in server) server.setSecureContext(tls); // for new connections
+  if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
+  else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
-  core.log('info', 'reloaded', { ...describeRules(core), needsRestart: unchanged.join(',') || undefined });
+  core.log('info', 'reloaded', { ...describeRules(core), needsRestart: needsRestart.join(',') || undefined });
 }
 
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
-function describeRules({ rules, settings }: Core): object {
+function describeRules({ rules }: Core): object {
+  const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
   return {
     backend: rules.backend.base,
     tokens: rules.tokens.size,
     names: [...rules.tokens.values()].map((token) => token.name).join(',') || undefined,
-    allow: settings.allow.words.join(','),
+    allow: [...new Set(tokens.flatMap((token) => token.allow.words))].join(','),
     warning: rules.anonymous ? OPEN_WARNING : undefined,
   };
 }
@@ -367,6 +374,7 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function close(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
+  for (const abort of core.handshakes) abort.abort(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -419,7 +427,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const { token, target } = await admit(core, rules, req, exchange, body);
 
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged.
-    const content = await body.admit(target, (field) => judgeField(token, target, field), abort);
+    const content = await body.open(target, (field) => judgeField(token, target, field), abort);
 
     await relay(core, rules, { req, res, target, exchange, content, abort });
   } catch (error) {
@@ -449,7 +457,7 @@ async function admit(core: Core, rules: Rules, req: http.IncomingMessage, exchan
   // Before the endpoint: what exists here is nobody's business who holds no token. The body is read
   // only if nothing else was found and some token accepts that form, and then no more than its head.
   let credential = findCredential(req, target);
-  if (credential === undefined && rules.forms.has('body')) credential = await body?.findCredential();
+  if (credential === undefined && rules.forms.has('body')) credential = await body?.findAuth();
   exchange.form = credential?.form;
 
   const token = identify(core, rules, credential, exchange);
@@ -522,25 +530,25 @@ function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  if (/%(?:[01][0-9a-f]|7f)/i.test(raw)) throw badTarget('it holds an encoded control character');
   const cut = raw.indexOf('?');
   const path = cut < 0 ? raw : raw.slice(0, cut);
   const pairs = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '').map(parsePair);
 
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('an encoded slash, backslash, dot or percent sign in a path means different things to different programs');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter((segment) => segment !== '').map(decodeSegment);
+  const segments = path.split('/').filter((segment) => segment !== '').map(decode);
   const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)));
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) throw badTarget('the "@auth=" segment must come first');
   for (const segment of segments) {
     if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
     if (segment.startsWith('-')) throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
   }
+  const others = pairs.filter((pair) => pair.name !== '@auth');
   return {
     method,
     segments,
-    query: pairs.filter((pair) => pair.name !== '@auth').map((pair) => pair.raw).join('&'),
-    parameters: pairs.map((pair) => [pair.name, pair.value] as const),
+    query: others.map((pair) => pair.raw).join('&'),
+    parameters: others.map((pair) => [pair.name, pair.value] as const),
     route: findRoute(method, segments),
     pathSecret,
     querySecret: takeSecret(pairs.filter((pair) => pair.name === '@auth').map((pair) => pair.value)),
@@ -557,18 +565,15 @@ function takeSecret(found: string[]): string | undefined {
   return found[0];
 }
 
-function decodeSegment(segment: string): string {
-  const decoded = decode(segment);
-  if (/\p{Cc}/u.test(decoded)) throw badTarget('it holds an encoded control character');
-  return decoded;
-}
-
 function decode(text: string): string {
+  let decoded: string;
   try {
-    return decodeURIComponent(text);
+    decoded = decodeURIComponent(text);
   } catch {
     throw badTarget('its percent-encoded bytes are not UTF-8');
   }
+  if (/\p{Cc}/u.test(decoded)) throw badTarget('it holds an encoded control character');
+  return decoded;
 }
 
 /** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
@@ -732,7 +737,7 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
 }
 
 /**
- * Step 7: is this endpoint the token's to use, and with this account.
+ * Is this endpoint the token's to use, and with this account.
  * @throws {Problem} endpoint_not_allowed, setup_blocked, sender_not_allowed, recipient_not_allowed, bad_field.
  */
 function checkEndpoint(token: Token, target: Target): void {
@@ -850,7 +855,7 @@ function digestOf(secret: string): string {
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
 
 /**
- * Steps 5 and 6: whose request this is. Every refusal looks the same from outside; the log has the reason.
+ * Whose request this is. Every refusal looks the same from outside; the log has the reason.
  *
  * The digest is looked up in a map. How long that takes depends on the SHA-256 of what was sent, which
  * tells nothing about how much of a secret was right. A right credential is never refused for wrong
@@ -861,13 +866,11 @@ function identify(core: Core, rules: Rules, credential: Credential | undefined, 
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) throw new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const reason = token === undefined ? 'unknown_token'
-    : isExpired(token, core.now()) ? 'expired_token'
-    : token.methods.has(credential.form) ? undefined : 'form_not_accepted';
-  if (token && reason === undefined) return token;
+  const expired = token !== undefined && isExpired(token, core.now());
+  if (token && !expired && token.methods.has(credential.form)) return token;
+  const reason = !token ? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failures.take(failureKey(exchange.client), FAILURE_RATE, core.now());
-  if (retryAfterMs > 0) throw new Problem('too_many_failures', { reason: reason!, retryAfterMs });
-  throw new Problem('unauthorized', { reason: reason! });
+  throw retryAfterMs > 0 ? new Problem('too_many_failures', { reason, retryAfterMs }) : new Problem('unauthorized', { reason });
 }
 
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
@@ -922,7 +925,7 @@ class RateLimiter {
   }
 }
 
-/** Step 8. @throws {Problem} rate_limited. */
+/** @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.spent.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
@@ -1013,7 +1016,7 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 const LINGER_MS = 2000;
 
 /** What is relayed: nothing, a small body in one piece, or a large one as a stream. */
-type Content = Uint8Array | { stream: ReadableStream<Uint8Array>; length: number | undefined } | undefined;
+type Content = Uint8Array | { stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>; length: number | undefined } | undefined;
 
 /** A request's body, read through the scanner: first its head, then, once it is admitted, the rest. */
 class RequestBody {
@@ -1049,7 +1052,7 @@ class RequestBody {
    * Looks for `auth` in the head of the body.
    * @throws {Problem} bad_json, bad_field, unsupported_encoding, request_timeout, client_left.
    */
-  async findCredential(): Promise<Credential | undefined> {
+  async findAuth(): Promise<Credential | undefined> {
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours.
     const deadlineMs = performance.now() + this.#timeoutMs;
     await this.#readHead(() => deadlineMs - performance.now());
@@ -1060,9 +1063,9 @@ class RequestBody {
    * Judges the head and returns what is to be relayed.
    * @param judge throws a Problem for a field that may not pass.
    * @param abort ends the relay when a later part of the body fails.
-   * @throws {Problem} as findCredential, and body_too_large, and what judge throws.
+   * @throws {Problem} as findAuth, and body_too_large, and what judge throws.
    */
-  async admit(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
+  async open(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
     const declared = this.#req.headers['content-length'];
     if (declared !== undefined && Number(declared) > this.#limitBytes) throw new Problem('body_too_large');
     const head = await this.#readHead(() => this.#timeoutMs);
@@ -1077,7 +1080,7 @@ class RequestBody {
     // From here on, what the scanner takes out it replaces with spaces: the length stays true.
     this.#scan.keepLength = declared !== undefined;
     const length = declared === undefined ? undefined : Number(declared) - this.#scan.cutBytes;
-    return { stream: this.#stream(head, judge, abort), length };
+    return { stream: (timeout) => this.#stream(head, judge, abort, timeout), length };
   }
 
   /**
@@ -1155,11 +1158,12 @@ class RequestBody {
   }
 
   /** The head and then the rest, pulled one chunk at a time: nothing is read that the backend has no room for. */
-  #stream(head: Uint8Array[], judge: (field: Field) => void, abort: AbortController): ReadableStream<Uint8Array> {
+  #stream(head: Uint8Array[], judge: (field: Field) => void, abort: AbortController, timeout: HeadersTimeout): ReadableStream<Uint8Array> {
     let ready = head;
     return new ReadableStream<Uint8Array>({
       pull: async (controller) => {
         try {
+          timeout.pause();
           while (ready.length === 0 && !this.#ended) {
             ready = this.#feed(await this.#next(this.#timeoutMs));
             this.#scan.takeFields().forEach(judge);
@@ -1168,6 +1172,7 @@ class RequestBody {
           abort.abort(error);
           throw error;
         }
+        timeout.resume();
         for (const piece of ready) controller.enqueue(piece);
         ready = [];
         if (this.#ended) controller.close();
@@ -1547,7 +1552,7 @@ class BodyScan {
     this.#endValue(end + 1);
   }
 
-  /** Decides what a top-level key means; all but `auth` may pass from here on. */
+  /** Decides what a key means; a member of the top level other than `auth` may pass from here on. */
   #endKey(name: string | undefined): void {
     const { keys, folded } = this.#stack.length === 1 ? TOP_RULES : INNER_RULES;
     if (name !== undefined && keys.has(name)) {
@@ -1624,7 +1629,7 @@ interface Passage {
   readonly abort: AbortController;
 }
 
-/** For one connection only, not for the next (RFC 9110 7.6.1); the last four are older than that list. */
+/** For one connection only, not for the next (RFC 9110 7.6.1; the proxy's and HTTP/2's by their own definitions). */
 const HOP_BY_HOP = [
   'connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization',
   'keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings',
@@ -1636,14 +1641,13 @@ const NOT_FORWARDED = [
 ];
 
 /**
- * Step 10: sends the request to the backend, once, and its answer to the client.
+ * Sends the request to the backend, once, and its answer to the client.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
  */
 async function relay(core: Core, rules: Rules, { req, res, target, exchange, content, abort }: Passage): Promise<void> {
   const headers = outboundHeaders(rules, req, exchange);
   if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
-  const patience = new Patience(rules.backendTimeoutMs, abort);
-  patience.start();
+  const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
   let response: Response;
   try {
     response = await core.fetch(backendUrl(rules.backend, target), {
@@ -1654,15 +1658,18 @@ async function relay(core: Core, rules: Rules, { req, res, target, exchange, con
       redirect: 'error',
       signal: abort.signal,
       ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-      ...(content && 'stream' in content && { body: timed(content.stream, patience), duplex: 'half' as const }),
+      ...(content && 'stream' in content && { body: content.stream(timeout), duplex: 'half' as const }),
     });
   } catch (error) {
     throw abort.signal.aborted ? error : backendProblem(error);
   } finally {
-    patience.stop();
+    timeout.end();
   }
   // It was asked for none, and whether fetch has decoded it depends on the runtime.
-  if (response.headers.has('content-encoding')) throw new Problem('bad_backend_answer', { reason: 'compressed' });
+  if (!/^(?:identity)?$/i.test(response.headers.get('content-encoding') ?? '')) {
+    await response.body?.cancel();
+    throw new Problem('bad_backend_answer', { reason: 'compressed' });
+  }
   exchange.status = response.status;
   res.statusCode = response.status;
   res.statusMessage = response.statusText;
@@ -1671,40 +1678,32 @@ async function relay(core: Core, rules: Rules, { req, res, target, exchange, con
   await relayAnswer(response, res, exchange, abort.signal);
 }
 
-/** The backend's time until its headers. */
-class Patience {
+/** The backend's time until its headers. It stands still while the client is waited for, and is over for good once they came. */
+class HeadersTimeout {
   readonly #timeoutMs: number;
   readonly #abort: AbortController;
   #timer: NodeJS.Timeout | undefined;
+  #over = false;
 
   /** @param timeoutMs 0 for no limit. */
   constructor(timeoutMs: number, abort: AbortController) {
     this.#timeoutMs = timeoutMs;
     this.#abort = abort;
+    this.resume();
   }
 
-  start(): void {
-    if (this.#timeoutMs > 0) this.#timer = setTimeout(() => this.#abort.abort(new Problem('backend_timeout')), this.#timeoutMs);
-  }
-
-  stop(): void {
+  pause(): void {
     clearTimeout(this.#timer);
   }
-}
 
-/** Passes a stream on. While the client is waited for, the backend's time stands still. */
-function timed(stream: ReadableStream<Uint8Array>, patience: Patience): ReadableStream<Uint8Array> {
-  const reader = stream.getReader();
-  return new ReadableStream<Uint8Array>({
-    pull: async (controller) => {
-      patience.stop();
-      const { done, value } = await reader.read();
-      patience.start();
-      if (done) controller.close();
-      else controller.enqueue(value);
-    },
-    cancel: (reason) => reader.cancel(reason),
-  }, { highWaterMark: 0 });
+  resume(): void {
+    if (!this.#over && this.#timeoutMs > 0) this.#timer = setTimeout(() => this.#abort.abort(new Problem('backend_timeout')), this.#timeoutMs);
+  }
+
+  end(): void {
+    this.#over = true;
+    this.pause();
+  }
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
@@ -1799,6 +1798,8 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
   }
+  const others = connectionNames(req.headers.connection).filter((name) => name !== 'upgrade' && name !== 'http2-settings');
+  if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
   socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
   return socket;
 }
@@ -1816,6 +1817,7 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   };
   const onLeave = (): void => abort.abort(new Problem('client_left'));
   socket.on('data', onEarly).on('end', onLeave).on('close', onLeave);
+  core.handshakes.add(abort);
   try {
     if (core.draining) throw new Problem('shutting_down');
     const { token, target } = await admit(core, rules, req, exchange);
@@ -1825,6 +1827,7 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   } catch (error) {
     endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId);
   } finally {
+    core.handshakes.delete(abort);
     logExchange(core, exchange);
   }
 }
@@ -1848,8 +1851,7 @@ async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abo
   const url = backendUrl(rules.backend, target);
   const headers = { ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))), connection: 'Upgrade', upgrade: 'websocket' };
   const outgoing = (url.startsWith('https:') ? https : http).request(url, { headers, agent: false, signal: abort.signal });
-  const patience = new Patience(rules.backendTimeoutMs, abort);
-  patience.start();
+  const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
   try {
     outgoing.end();
     const [answer, backend, backendHead] = await new Promise<[http.IncomingMessage, Duplex?, Buffer?]>((resolve, reject) => {
@@ -1869,7 +1871,7 @@ async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abo
     outgoing.destroy();
     throw abort.signal.aborted || error instanceof Problem ? error : backendProblem(error);
   } finally {
-    patience.stop();
+    timeout.end();
   }
 }
 
@@ -2049,14 +2051,18 @@ const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'se
   methods: readForms,
   allow: readAllow,
   senders: list(scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits')),
-  recipients: list(scalar((text) => /^(?!-)\P{Cc}+$/u.test(text) ? text : undefined, 'a phone number, a user name, a UUID, group.… or group.*')),
+  // Numbers are compared as they are written: one without its plus, or with spaces, would never match.
+  recipients: list(scalar((text) => NUMBER.test(text) || /^(?![-+]|[0-9 ]+$)\P{Cc}+$/u.test(text) ? text : undefined, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*')),
   rate: SETTINGS.rate.read,
   clients: readAddresses,
   expires: scalar(readExpiry, 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z'),
 };
 
+/** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
+class UsageError extends Error {}
+
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
-class ConfigError extends Error {
+class ConfigError extends UsageError {
   readonly problems: readonly string[];
 
   constructor(problems: readonly string[]) {
@@ -2215,7 +2221,7 @@ function readTokens(value: unknown, at: string, report: Report): TokenSettings[]
   const owners = new Map<string, string>();
   for (const { name, digest } of tokens ?? []) {
     const owner = owners.get(digest);
-    if (owner !== undefined) report(at, `"${owner}" and "${name}" have the same secret`);
+    if (owner !== undefined && digest !== undefined) report(at, `"${owner}" and "${name}" have the same secret`);
     owners.set(digest, name);
   }
   return tokens;
@@ -2231,6 +2237,10 @@ function readTokenWords(text: string, at: string, report: Report): TokenSettings
   if (words.length === 0) report(at, NO_TOKEN);
   return words.flatMap((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
+    if (/^=*$/.test(secret)) {
+      report(`${at}[${i}]`, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
+      return [];
+    }
     if (names.has(name)) report(`${at}[${i}]`, 'has the name of an earlier one');
     names.add(name);
     const digest = readSecret(secret, `${at}[${i}]`, report);
@@ -2483,7 +2493,9 @@ function startDemoBackend(show: (line: string) => void): http.Server {
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const chunks: Uint8Array[] = [];
-    for await (const chunk of req) chunks.push(chunk);
+    try {
+      for await (const chunk of req) chunks.push(chunk);
+    } catch { return; } // the client left in the middle
     const text = Buffer.concat(chunks).toString();
     const [status, body] = answers[`${req.method} ${req.url}`] ?? [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${req.method} ${req.url} ${text.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
@@ -2572,10 +2584,7 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-/** Bad usage or configuration: the message goes to standard error, the exit code is 2. */
-class UsageError extends Error {}
-
-function parseCommandLine(args: string[]): { values: { [K in keyof typeof FLAGS]?: (typeof FLAGS)[K]['type'] extends 'string' ? string : boolean }; positionals: string[] } {
+function parseCommandLine(args: string[]) {
   try {
     return parseArgs({ args, options: FLAGS, allowPositionals: true });
   } catch (error) {
@@ -2594,6 +2603,7 @@ async function main(): Promise<void> {
   if (command !== undefined) throw new UsageError(`"${[command, ...rest].join(' ')}" is not a command; --help lists what there is`);
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
+  if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
     const configured = [file, values.backend, process.env.BACKEND_URL, process.env.API_TOKENS, process.env.API_TOKENS_FILE];
@@ -2672,8 +2682,12 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
 /** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
-  const script = process.argv[1];
-  return isMain ?? (script !== undefined && realpathSync(script) === fileURLToPath(import.meta.url));
+  if (isMain !== undefined) return isMain;
+  try {
+    return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
+  } catch { // an argument of another program, not a script
+    return false;
+  }
 }
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
@@ -2683,7 +2697,7 @@ export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) {
   main().catch((error: Error) => {
-    process.stderr.write(`gateway: ${error instanceof UsageError || error instanceof ConfigError ? error.message : `cannot run: ${error.message}`}\n`);
-    process.exitCode = error instanceof UsageError || error instanceof ConfigError ? 2 : 1;
+    process.stderr.write(`gateway: ${error instanceof UsageError ? error.message : `cannot run: ${error.message}`}\n`);
+    process.exitCode = error instanceof UsageError ? 2 : 1;
   });
 }
