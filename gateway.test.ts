@@ -2853,18 +2853,24 @@ test('the README names every code of an error, with its status, and the settings
 });
 
 test('every configuration in the README loads', (t) => {
-  const file = join(folder(t), 'gateway.json');
+  const dir = folder(t);
+  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+  writeFileSync(secretFile, SECRET);
   const configs = blocks('json');
   assert.ok(configs.length > 0);
   for (const config of configs) {
+    // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
+    assert.ok(problemsOf(() => loadSettings({ file })).every((problem) => /: after "sha256:" there must be 64|secretFile: cannot be read/.test(problem)));
+    let made = 0;
+    writeFileSync(file, config!.replace(/sha256:PASTE[^"]*/g, () => `sha256:${String(++made).padStart(64, '0')}`).replace(/\/run\/secrets\/\w+/g, () => secretFile));
     assert.deepEqual(problemsOf(() => loadSettings({ file })), []);
   }
 });
 
 test('the README\'s example of embedding runs', async (t) => {
   const [example] = blocks('ts');
-  const { code, output } = await run(script(t, example!.replace("'./gateway.ts'", JSON.stringify(FILE.href))));
+  const { code, output } = await run(script(t, example!.replace("'./gateway.ts'", JSON.stringify(FILE.href))), { APP_TOKEN: SECRET });
   assert.equal(code, 0, output);
   assert.match(output, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
