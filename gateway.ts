@@ -358,8 +358,16 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
   const url = typeof address === 'string' ? `unix:${address}` : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  core.log('info', 'listening', { listen: url, ...describeRules(core) });
+  core.log('info', 'listening', { listen: url, ...describeRules(core), note: runtimeNote(core.settings) });
   return url;
+}
+
+/** What this runtime cannot do of what is configured. */
+function runtimeNote(settings: Settings): string | undefined {
+  if ('Bun' in globalThis) return tlsFiles(settings) && 'on Bun, a renewed certificate is taken up only by a restart';
+  const timeoutMs = settings['backend.timeout'];
+  const isBeyond = !('Deno' in globalThis) && (timeoutMs === 0 || timeoutMs > 300_000);
+  return isBeyond ? 'on Node, fetch waits for headers no longer than 300s, whatever backend.timeout says' : undefined;
 }
 
 /** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
