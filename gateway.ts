@@ -36,7 +36,6 @@ import { createRequire } from 'node:module';
 import https from 'node:https';
 import { BlockList, connect, isIP, Socket, type AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
@@ -203,8 +202,8 @@ interface Core {
   readonly now: () => number;
   readonly log: Log;
   readonly stallTimeoutMs: number;
-  readonly spent: RateLimiter;
-  readonly failures: RateLimiter;
+  readonly rateLimiter: RateLimiter;
+  readonly failureLimiter: RateLimiter;
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
   /** Those that wait for the backend's answer. */
@@ -239,8 +238,8 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? 30_000,
-    spent: new RateLimiter(),
-    failures: new RateLimiter(),
+    rateLimiter: new RateLimiter(),
+    failureLimiter: new RateLimiter(),
     tunnels: new Set(),
     handshakes: new Set(),
     draining: false,
@@ -269,6 +268,8 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
+    // Where shouldUpgradeCallback said no, node:http loses what came in one piece behind this request: it is the last one.
+    if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
     res.once('close', () => { if (core.draining) server.closeIdleConnections(); });
@@ -278,7 +279,8 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
   server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
-    if (hasNoPeer(core, req.socket)) socket.destroy();
+    // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
+    if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
     else if (isWebSocket(req)) void handleWebSocket(core, req, socket, head);
     else server.emit('connection', withoutUpgrade(req, socket, head));
   });
@@ -390,9 +392,9 @@ async function close(server: http.Server | https.Server, core: Core): Promise<vo
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  const patience = setTimeout(() => server.closeAllConnections(), core.settings.shutdown);
+  const deadline = setTimeout(() => server.closeAllConnections(), core.settings.shutdown);
   await closed;
-  clearTimeout(patience);
+  clearTimeout(deadline);
   core.log('info', 'stopped', {});
 }
 
@@ -880,7 +882,7 @@ function identify(core: Core, rules: Rules, credential: Credential | undefined, 
   const expired = token !== undefined && isExpired(token, core.now());
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
-  const retryAfterMs = core.failures.take(failureKey(exchange.client), FAILURE_RATE, core.now());
+  const retryAfterMs = core.failureLimiter.take(failureKey(exchange.client), FAILURE_RATE, core.now());
   throw retryAfterMs > 0 ? new Problem('too_many_failures', { reason, retryAfterMs }) : new Problem('unauthorized', { reason });
 }
 
@@ -938,7 +940,7 @@ class RateLimiter {
 
 /** @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
-  const retryAfterMs = token.rate ? core.spent.take(token.name, token.rate, core.now()) : 0;
+  const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
 
@@ -1857,9 +1859,10 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   try {
     if (core.draining) throw new Problem('shutting_down');
     const { token, target } = await admit(core, rules, req, exchange);
-    const backend = await relayWebSocket(rules, { req, socket, target, exchange, abort });
+    const backend = await relayWebSocket(core, rules, { req, socket, target, exchange, abort });
     socket.off('data', onEarly).off('end', onLeave).off('close', onLeave);
-    if (backend) join(core, exchange, { digest: token.digest, target }, [socket, Buffer.concat(early)], backend);
+    if (backend) joinSockets(core, exchange, { digest: token.digest, target }, [socket, Buffer.concat(early)], backend);
+    closeStaleTunnels(core); // the rules may have changed meanwhile
   } catch (error) {
     endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId);
   } finally {
@@ -1883,7 +1886,7 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * Opens the backend's side by node:http (fetch cannot), passes its answer on, and returns that side if it accepted.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, client_left.
  */
-async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abort }: UpgradePassage): Promise<Side | undefined> {
+async function relayWebSocket(core: Core, rules: Rules, { req, socket, target, exchange, abort }: UpgradePassage): Promise<Side | undefined> {
   const url = backendUrl(rules.backend, target);
   const headers = { ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))), connection: 'Upgrade', upgrade: 'websocket' };
   const outgoing = (url.startsWith('https:') ? https : http).request(url, { headers, agent: false, signal: abort.signal });
@@ -1895,13 +1898,17 @@ async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abo
       outgoing.on('response', (declined) => resolve([declined]));
       outgoing.on('error', reject);
     });
+    timeout.end();
     const status = answer.statusCode ?? 0;
     const switched = backend !== undefined && answer.headers.upgrade?.toLowerCase() === 'websocket';
     if ((status >= 300 && status < 400) || (backend && !switched)) throw new Problem('bad_backend_answer', { reason: backend ? 'no_websocket' : 'redirect' });
     exchange.status = status;
-    writeHead(socket, status, answer.statusMessage, { ...endToEndHeaders(answer), ...(switched ? { Connection: 'Upgrade', Upgrade: 'websocket' } : { Connection: 'close' }) });
-    if (switched) return [backend, backendHead ?? Buffer.alloc(0)];
-    await pipeline(answer, socket).finally(() => socket.destroy());
+    if (switched) {
+      writeHead(socket, status, answer.statusMessage, { ...endToEndHeaders(answer), Connection: 'Upgrade', Upgrade: 'websocket' });
+      return [backend, backendHead ?? Buffer.alloc(0)];
+    }
+    req.socket.setTimeout(core.stallTimeoutMs, () => socket.destroy()); // it is no longer node:http's to watch
+    await relayDecline(answer, socket, abort.signal);
     return undefined;
   } catch (error) {
     outgoing.destroy();
@@ -1911,13 +1918,29 @@ async function relayWebSocket(rules: Rules, { req, socket, target, exchange, abo
   }
 }
 
+/** An answer that is no WebSocket. Without a length it is sent chunked: that it broke off must be seen. */
+async function relayDecline(answer: http.IncomingMessage, socket: Duplex, signal: AbortSignal): Promise<void> {
+  const isChunked = answer.headers['content-length'] === undefined && answer.statusCode !== 204;
+  writeHead(socket, answer.statusCode ?? 0, answer.statusMessage, { ...endToEndHeaders(answer), Connection: 'close', ...(isChunked && { 'Transfer-Encoding': 'chunked' }) });
+  try {
+    for await (const chunk of answer as AsyncIterable<Buffer>) {
+      const framed = isChunked ? Buffer.concat([Buffer.from(`${chunk.length.toString(16)}\r\n`), chunk, Buffer.from('\r\n')]) : chunk;
+      if (!socket.write(framed)) await once(socket, 'drain', { signal });
+    }
+  } catch (error) {
+    socket.destroy();
+    throw error;
+  }
+  socket.end(isChunked ? '0\r\n\r\n' : '', () => socket.destroy());
+}
+
 function endToEndHeaders(answer: http.IncomingMessage): http.OutgoingHttpHeaders {
   const dropped = new Set([...HOP_BY_HOP, ...connectionNames(answer.headers.connection)]);
   return Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !dropped.has(name)));
 }
 
 /** Lets bytes flow both ways until either side ends. */
-function join(core: Core, exchange: Exchange, of: Pick<Tunnel, 'digest' | 'target'>, [socket, head]: Side, [backend, backendHead]: Side): void {
+function joinSockets(core: Core, exchange: Exchange, of: Pick<Tunnel, 'digest' | 'target'>, [socket, head]: Side, [backend, backendHead]: Side): void {
   const { requestId, client, token } = exchange;
   let [bytesIn, bytesOut, reason] = [0, 0, 'ended'];
   const tunnel: Tunnel = {
