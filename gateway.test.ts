@@ -2683,8 +2683,8 @@ test('attack: a request hidden in the body of one that follows a wish to be upgr
   assert.deepEqual(backend.sent, []);
 });
 
-// The first answer landed among the bytes of the WebSocket.
-test('a wish to be upgraded behind a request that is not answered yet ends the connection', async (t) => {
+// The first answer landed among the bytes of the WebSocket. (Bun does not read on before it has answered.)
+test('a wish to be upgraded behind a request that is not answered yet ends the connection', { skip: 'Bun' in globalThis }, async (t) => {
   for (const protocol of ['websocket', 'h2c']) {
     const backend = await startBackend(t, (req) => { req.resume(); });
     const gateway = await startGateway(t, backend, RECEIVING);
