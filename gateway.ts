@@ -1031,6 +1031,11 @@ const LINGER_MS = 2000;
 /** What is relayed: nothing, a small body in one piece, or a large one as a stream. */
 type Content = Uint8Array | { stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>; length: number | undefined } | undefined;
 
+/** RFC 9112 6.3: a request has a body if one of these two headers says so. */
+function hasBody({ headers }: http.IncomingMessage): boolean {
+  return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
+}
+
 /** A request's body, read through the scanner: first its head, then, once it is admitted, the rest. */
 class RequestBody {
   readonly #req: http.IncomingMessage;
@@ -1053,8 +1058,7 @@ class RequestBody {
     this.#exchange = exchange;
     this.#timeoutMs = timeoutMs;
     this.#limitBytes = limitBytes;
-    // RFC 9112 6: a request has a body if one of these two headers says so.
-    this.#ended = req.headers['transfer-encoding'] === undefined && (req.headers['content-length'] ?? '0') === '0';
+    this.#ended = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     if (this.#ended) return;
     // Else node:http would close after the answer to "Connection: close" with the rest unread, and so reset it.
@@ -1839,8 +1843,8 @@ interface Tunnel {
 }
 
 /** RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary request. */
-function isWebSocket({ method, headers }: http.IncomingMessage): boolean {
-  return method === 'GET' && headers.upgrade?.toLowerCase() === 'websocket' && headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0';
+function isWebSocket(req: http.IncomingMessage): boolean {
+  return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
 /** Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. */
@@ -1948,8 +1952,8 @@ async function relayDecline(answer: http.IncomingMessage, socket: Duplex, signal
 }
 
 function endToEndHeaders(answer: http.IncomingMessage): http.OutgoingHttpHeaders {
-  const dropped = new Set([...HOP_BY_HOP, ...connectionNames(answer.headers.connection)]);
-  return Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !dropped.has(name)));
+  const named = connectionNames(answer.headers.connection);
+  return Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)));
 }
 
 /** Lets bytes flow both ways until either side ends. */
