@@ -924,6 +924,14 @@ test('a body that the backend would read in another way is 400, and the backend 
   for (const body of BAD_FIELDS) assertDenied(await ask(both.gateway, { body, headers: BEARER }), 400, 'bad_field', both);
 });
 
+test('what is wrong with the fields of a body is said to nobody unknown', async (t) => {
+  const both = await startBoth(t);
+  for (const body of BAD_FIELDS) {
+    if (!/uth"/i.test(body)) assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
+  }
+  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, number: 1, auth: SECRET } }), 400, 'bad_field', both);
+});
+
 test('an empty body is fine where the route needs none', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
   assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);

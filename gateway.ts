@@ -1043,8 +1043,7 @@ class RequestBody {
   readonly #exchange: Exchange;
   readonly #timeoutMs: number;
   readonly #limitBytes: number;
-  #scanner: BodyScan | undefined;
-  #head: Uint8Array[] | undefined; // scanned, and not yet passed on
+  #head: Uint8Array[] = []; // as it came
   #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #ended: boolean;
   readonly #keepAlive: boolean;
@@ -1065,19 +1064,17 @@ class RequestBody {
     res.shouldKeepAlive = true;
   }
 
-  get #scan(): BodyScan {
-    return this.#scanner ??= new BodyScan();
-  }
-
   /**
-   * Looks for `auth` in the head of the body.
-   * @throws {Problem} bad_json, bad_field, unsupported_encoding, request_timeout, client_left.
+   * Looks for `auth` in the head of the body. What else is wrong with its fields is not said to somebody unknown.
+   * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async findAuth(): Promise<Credential | undefined> {
+    if (this.#ended) return undefined;
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours.
     const deadlineMs = performance.now() + this.#timeoutMs;
-    await this.#readHead(() => deadlineMs - performance.now());
-    return this.#scanner?.auth === undefined ? undefined : { form: 'body', secret: this.#scanner.auth };
+    const scan = new BodyScan('auth');
+    await this.#readHead(scan, () => deadlineMs - performance.now());
+    return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
   }
 
   /**
@@ -1087,10 +1084,11 @@ class RequestBody {
    * @throws {Problem} as findAuth, and body_too_large, and what judge throws.
    */
   async open(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
-    const declared = this.#req.headers['content-length'];
-    if (declared !== undefined && Number(declared) > this.#limitBytes) throw new Problem('body_too_large');
-    const head = await this.#readHead(() => this.#timeoutMs);
-    this.#scanner?.takeFields().forEach(judge);
+    this.#checkLength(this.#limitBytes);
+    const scan = new BodyScan();
+    const head = await this.#readHead(scan, () => this.#timeoutMs);
+    this.#head = [];
+    scan.takeFields().forEach(judge);
     const empty = this.#exchange.bytesIn === 0;
     if (empty && target.route?.needsBody) throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
@@ -1099,9 +1097,29 @@ class RequestBody {
     if (empty || bodiless) return undefined;
     if (this.#ended) return Buffer.concat(head);
     // From here on, what the scanner takes out it replaces with spaces: the length stays true.
-    this.#scan.keepLength = declared !== undefined;
-    const length = declared === undefined ? undefined : Number(declared) - this.#scan.cutBytes;
-    return { stream: (timeout) => this.#stream(head, judge, abort, timeout), length };
+    const declared = this.#req.headers['content-length'];
+    scan.keepLength = declared !== undefined;
+    const length = declared === undefined ? undefined : Number(declared) - scan.cutBytes;
+    return { stream: (timeout) => this.#stream(scan, head, judge, abort, timeout), length };
+  }
+
+  /**
+   * Reads the whole body, as it came.
+   * @throws {Problem} body_too_large, unsupported_encoding, request_timeout, client_left.
+   */
+  async readWhole(limitBytes: number): Promise<Buffer> {
+    const smallerBytes = Math.min(limitBytes, this.#limitBytes);
+    this.#checkLength(smallerBytes);
+    await this.#readHead(undefined, () => this.#timeoutMs);
+    while (!this.#ended) {
+      this.#head.push(this.#count(await this.#next(this.#timeoutMs)));
+      if (this.#exchange.bytesIn > smallerBytes) throw new Problem('body_too_large');
+    }
+    return Buffer.concat(this.#head);
+  }
+
+  #checkLength(limitBytes: number): void {
+    if (Number(this.#req.headers['content-length'] ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
 
   /**
@@ -1129,31 +1147,37 @@ class RequestBody {
     this.#req.socket.destroy();
   }
 
-  async #readHead(timeoutMs: () => number): Promise<Uint8Array[]> {
-    if (this.#head !== undefined || this.#ended) return this.#head ?? [];
+  /** Reads the head, unless its credential was looked for already, and passes it through a scanner. */
+  async #readHead(scan: BodyScan | undefined, timeoutMs: () => number): Promise<Uint8Array[]> {
+    if (!this.#ended && this.#head.length === 0) this.#begin();
+    const pieces = this.#head.flatMap((chunk) => scan?.write(chunk) ?? []);
+    while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
+      let chunk = await this.#next(timeoutMs());
+      const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
+      if (chunk !== undefined && chunk.length > room) [chunk, this.#rest] = [chunk.subarray(0, room), chunk.subarray(room)];
+      this.#head.push(this.#count(chunk));
+      pieces.push(...scan?.write(this.#head.at(-1)!) ?? []);
+    }
+    if (this.#ended && this.#exchange.bytesIn > 0) pieces.push(...scan?.end() ?? []);
+    return pieces;
+  }
+
+  #begin(): void {
     const encoding = this.#req.headers['content-encoding'] ?? 'identity';
     if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
     if (/^100-continue$/i.test(this.#req.headers.expect ?? '') && this.#req.httpVersion === '1.1') this.#res.writeContinue();
-    const head: Uint8Array[] = [];
-    while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
-      const chunk = await this.#next(timeoutMs());
-      const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
-      if (chunk !== undefined && chunk.length > room) this.#rest = chunk.subarray(room);
-      head.push(...this.#feed(chunk?.subarray(0, room)));
-    }
-    return this.#head = head;
   }
 
-  /** Passes a chunk, or the end, through the scanner. */
-  #feed(chunk: Uint8Array | undefined): Uint8Array[] {
-    if (chunk !== undefined) {
-      this.#exchange.bytesIn += chunk.length;
-      if (this.#exchange.bytesIn > this.#limitBytes) throw new Problem('body_too_large');
-      return this.#scan.write(chunk);
+  /** Takes note of a chunk, or of the end. @throws {Problem} body_too_large. */
+  #count(chunk: Uint8Array | undefined): Uint8Array {
+    if (chunk === undefined) {
+      this.#ended = true;
+      this.#res.shouldKeepAlive &&= this.#keepAlive;
+      return NOTHING;
     }
-    this.#ended = true;
-    this.#res.shouldKeepAlive &&= this.#keepAlive;
-    return this.#exchange.bytesIn === 0 ? [] : this.#scan.end();
+    this.#exchange.bytesIn += chunk.length;
+    if (this.#exchange.bytesIn > this.#limitBytes) throw new Problem('body_too_large');
+    return chunk;
   }
 
   /** The next chunk, or undefined at the end. @throws {Problem} request_timeout, client_left. */
@@ -1185,7 +1209,7 @@ class RequestBody {
   }
 
   /** The head and then the rest, pulled one chunk at a time: nothing is read that the backend has no room for. */
-  #stream(head: Uint8Array[], judge: (field: Field) => void, abort: AbortController, timeout: HeadersTimeout): ReadableStream<Uint8Array> {
+  #stream(scan: BodyScan, head: Uint8Array[], judge: (field: Field) => void, abort: AbortController, timeout: HeadersTimeout): ReadableStream<Uint8Array> {
     let ready = head;
     return new ReadableStream<Uint8Array>({
       pull: async (controller) => {
@@ -1194,8 +1218,9 @@ class RequestBody {
           while (ready.length === 0 && !this.#ended) {
             const chunk = await this.#next(this.#timeoutMs);
             makeGarbage(chunk);
-            ready = this.#feed(chunk);
-            this.#scan.takeFields().forEach(judge);
+            const counted = this.#count(chunk);
+            ready = this.#ended ? scan.end() : scan.write(counted);
+            scan.takeFields().forEach(judge);
           }
         } catch (error) {
           abort.abort(error);
@@ -1265,7 +1290,7 @@ function keyRules(within?: BodyKey): KeyRules {
   return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|')})$`, 'iu') };
 }
 
-const TOP_RULES = keyRules();
+const TOP_RULES = { all: keyRules(), auth: { keys: new Set(['auth']), folded: /^auth$/iu }, none: undefined } as const;
 const INNER_RULES = keyRules('link_preview');
 
 /**
@@ -1288,7 +1313,7 @@ class BodyScan {
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
 
-  readonly #judge: boolean;
+  readonly #rules: KeyRules | undefined;
   readonly #seen = new Set<string>();
   readonly #stack: number[] = []; // the closing byte of each open object and array
   #fields: Field[] = [];
@@ -1310,9 +1335,9 @@ class BodyScan {
   #offset = 0; // of the chunk in the document
   #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
 
-  /** @param judge false to check the syntax alone, of any JSON object. */
-  constructor(judge = true) {
-    this.#judge = judge;
+  /** @param keys which keys matter: all of them, `auth` alone, or none to check the syntax of any JSON object. */
+  constructor(keys: 'all' | 'auth' | 'none' = 'all') {
+    this.#rules = TOP_RULES[keys];
   }
 
   /** The fields found since the last call. */
@@ -1477,7 +1502,7 @@ class BodyScan {
   #openString(isKey: boolean): void {
     this.#state = S_STRING;
     this.#isKey = isKey;
-    this.#capturing = isKey ? this.#judge && this.#stack.length <= (this.#within ? 2 : 1) : this.#key !== undefined;
+    this.#capturing = isKey ? this.#rules !== undefined && this.#stack.length <= (this.#within ? 2 : 1) : this.#key !== undefined;
     this.#metaEnded = false;
     this.#text = '';
   }
@@ -1585,7 +1610,7 @@ class BodyScan {
 
   /** Decides what a key means; a member of the top level other than `auth` may pass from here on. */
   #endKey(name: string | undefined): void {
-    const { keys, folded } = this.#stack.length === 1 ? TOP_RULES : INNER_RULES;
+    const { keys, folded } = this.#stack.length === 1 ? this.#rules! : INNER_RULES;
     if (name !== undefined && keys.has(name)) {
       if (this.#seen.has(name)) throw badField(name, 'may be given only once');
       this.#seen.add(name);
@@ -2445,7 +2470,7 @@ function parseFile(text: string, at: string, problems: string[]): unknown {
   } catch {
     let why = 'it is not valid JSON';
     try {
-      const scan = new BodyScan(false);
+      const scan = new BodyScan('none');
       scan.write(Buffer.from(text));
       scan.end();
     } catch (error) {
