@@ -27,7 +27,7 @@ import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter } = await import(FILE.href) as typeof import('./gateway.ts');
+const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template } = await import(FILE.href) as typeof import('./gateway.ts');
 
 // ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -1063,6 +1063,181 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
   assert.deepEqual(await upload(`Bearer ${SECRET}`), { continued: true, status: 201 });
   assert.equal(backend.sent.length, 1);
   assert.equal(backend.seen[0]!.headers.expect, undefined);
+});
+
+// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, by
+ * its name there, in words of our own. Where theirs escapes for HTML, ours does not.
+ */
+const MUSTACHE: [name: string, template: string, data: unknown, text: string][] = [
+  ['no interpolation', 'The {disk} is full}.\n', {}, 'The {disk} is full}.\n'],
+  ['basic interpolation', 'Disk {{name}} is full.\n', { name: 'sda' }, 'Disk sda is full.\n'],
+  ['HTML is not escaped', '{{x}}', { x: `& " < > ' \` =` }, `& " < > ' \` =`],
+  ['triple mustache', '{{{x}}}', { x: '& " < >' }, '& " < >'],
+  ['ampersand', '{{&x}}', { x: '& " < >' }, '& " < >'],
+  ...['{{n}}', '{{{n}}}', '{{&n}}'].flatMap((tag): [string, string, unknown, string][] => [
+    [`integer interpolation by ${tag}`, `${tag} left`, { n: 42 }, '42 left'],
+    [`decimal interpolation by ${tag}`, `${tag} left`, JSON.parse('{"n":2.50}'), '2.5 left'],
+    [`null interpolation by ${tag}`, `(${tag})`, { n: null }, '()'],
+    [`context miss by ${tag}`, `(${tag})`, {}, '()'],
+    [`surrounding white space by ${tag}`, `| ${tag} |`, { n: '--' }, '| -- |'],
+    [`standalone by ${tag}`, `  ${tag}\n`, { n: '--' }, '  --\n'],
+    [`padding by ${tag}`, `|${tag.replace('n', ' n ')}|`, { n: '--' }, '|--|'],
+    [`dotted names by ${tag}`, `${tag.replace('n', 'host.n')} = {{#host}}${tag}{{/host}}`, { host: { n: 'pi' } }, 'pi = pi'],
+    [`implicit iterator by ${tag}`, `<${tag.replace('n', '.')}>`, 'text', '<text>'],
+    [`implicit iterator, integer, by ${tag}`, `<${tag.replace('n', '.')}>`, 85, '<85>'],
+  ]),
+  ['dotted names: arbitrary depth', '{{a.b.c.d.e.f}}', { a: { b: { c: { d: { e: { f: 'deep' } } } } } }, 'deep'],
+  ['dotted names: broken chains', '[{{a.b.c}}]', { a: {} }, '[]'],
+  ['dotted names: broken chain resolution', '[{{a.b.c.name}}]', { a: { b: {} }, c: { name: 'other' } }, '[]'],
+  ['dotted names: initial resolution', '{{#a}}{{b.c.name}}{{/a}}', { a: { b: { c: { name: 'inner' } } }, b: { c: { name: 'outer' } } }, 'inner'],
+  ['dotted names: context precedence', '[{{#a}}{{b.c}}{{/a}}]', { a: { b: {} }, b: { c: 'outer' } }, '[]'],
+  ['dotted names: leading dot', '[{{#a}}{{.name}}{{/a}}][{{#b}}{{.name}}{{/b}}]', { a: { x: 1 }, b: { name: 'own' }, name: 'outer' }, '[][own]'],
+  ['dotted names are never single keys', '[{{a.b}}]', { 'a.b': 'c' }, '[]'],
+  ['dotted names: no masking', '{{a.b}}', { 'a.b': 'c', 'a': { b: 'd' } }, 'd'],
+  ['list indices', '{{a.0}}{{a.1.b}}[{{a.2}}]', { a: ['x', { b: 'y' }] }, 'xy[]'],
+
+  ['section: truthy', '<{{#on}}shown{{/on}}>', { on: true }, '<shown>'],
+  ['section: falsey', '<{{#on}}hidden{{/on}}>', { on: false }, '<>'],
+  ['section: null is falsey', '<{{#on}}hidden{{/on}}>', { on: null }, '<>'],
+  ['section: context', '{{#host}}on {{name}}{{/host}}', { host: { name: 'pi' } }, 'on pi'],
+  ['section: parent contexts', '{{#in}}{{a}}, {{b}}, {{c.d}}{{/in}}', { a: 'up', b: 'not this', in: { b: 'here' }, c: { d: 'far' } }, 'up, here, far'],
+  ['section: variable test', '{{#x}}{{.}} is {{x}}{{/x}}', { x: 'this' }, 'this is this'],
+  ['section: list contexts', '{{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}}', { as: [{ n: { up: 'K', low: 'k' }, bs: [{ m: '7', cs: [{ l: 'p' }, { l: 'q' }] }] }] }, 'k7.K7p.K7q.'],
+  ['section: deeply nested contexts', '{{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}{{one}}\n{{#c}}\n{{one}}{{two}}{{three}}\n{{#d}}\n{{two}}{{four}}{{two}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{three}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n',
+    { a: { one: 1 }, b: { two: 2 }, c: { three: 3, d: { four: 4, five: 5 } } }, '1\n121\n123\n242\n4551\n3\n2\n'],
+  ['section: list', '<{{#list}}{{n}}{{/list}}>', { list: [{ n: 1 }, { n: 2 }, { n: 3 }] }, '<123>'],
+  ['section: empty list', '<{{#list}}hidden{{/list}}>', { list: [] }, '<>'],
+  ['section: strings are no lists', '<{{#text}}once{{/text}}>', { text: 'abc' }, '<once>'],
+  ['section: doubled', '{{#on}}\n- one\n{{/on}}\n- {{two}}\n{{#on}}\n- three\n{{/on}}\n', { on: true, two: 'two' }, '- one\n- two\n- three\n'],
+  ['section: nested, truthy', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: true }, '| A B C D E |'],
+  ['section: nested, falsey', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: false }, '| A  E |'],
+  ['section: context misses', '[{{#nothing}}hidden{{/nothing}}]', {}, '[]'],
+  ['implicit iterator: strings', '{{#list}}({{.}}){{/list}}', { list: ['a', 'b'] }, '(a)(b)'],
+  ['implicit iterator: integers', '{{#list}}({{.}}){{/list}}', { list: [1, 2] }, '(1)(2)'],
+  ['implicit iterator: decimals', '{{#list}}({{.}}){{/list}}', JSON.parse('{"list":[1.10,2.20]}'), '(1.1)(2.2)'],
+  ['implicit iterator: lists', '{{#list}}({{#.}}{{.}}{{/.}}){{/list}}', { list: [[1, 2], ['x']] }, '(12)(x)'],
+  ['implicit iterator: root level', '{{#.}}({{n}}){{/.}}', [{ n: 'a' }, { n: 'b' }], '(a)(b)'],
+  ['section: dotted names, truthy', '<{{#a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: true } } }, '<shown>'],
+  ['section: dotted names, falsey', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: false } } }, '<>'],
+  ['section: dotted names, broken chains', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: {} }, '<>'],
+  ['section: zero and the empty text are falsey', '<{{#a}}x{{/a}}{{#b}}y{{/b}}>', { a: 0, b: '' }, '<>'],
+
+  ['inverted: falsey', '<{{^on}}shown{{/on}}>', { on: false }, '<shown>'],
+  ['inverted: null', '<{{^on}}shown{{/on}}>', { on: null }, '<shown>'],
+  ['inverted: truthy', '<{{^on}}hidden{{/on}}>', { on: true }, '<>'],
+  ['inverted: truthy strings', '<{{^on}}hidden{{/on}}>', { on: 'yes' }, '<>'],
+  ['inverted: context', '<{{^host}}hidden {{name}}{{/host}}>', { host: { name: 'pi' } }, '<>'],
+  ['inverted: list', '<{{^list}}{{n}}{{/list}}>', { list: [{ n: 1 }] }, '<>'],
+  ['inverted: empty list', '<{{^list}}none{{/list}}>', { list: [] }, '<none>'],
+  ['inverted: doubled', '{{^on}}\n- one\n{{/on}}\n- {{two}}\n{{^on}}\n- three\n{{/on}}\n', { on: false, two: 'two' }, '- one\n- two\n- three\n'],
+  ['inverted: nested, falsey', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: false }, '| A B C D E |'],
+  ['inverted: nested, truthy', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: true }, '| A  E |'],
+  ['inverted: context misses', '[{{^nothing}}none{{/nothing}}]', {}, '[none]'],
+  ['inverted: dotted names, truthy', '<{{^a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: true } } }, '<>'],
+  ['inverted: dotted names, falsey', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: false } } }, '<shown>'],
+  ['inverted: dotted names, broken chains', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: {} }, '<shown>'],
+
+  ...['#', '^'].flatMap((sigil): [string, string, unknown, string][] => {
+    const data = { on: sigil === '#' };
+    return [
+      [`${sigil}: surrounding white space`, ` | {{${sigil}on}}\t|\t{{/on}} | \n`, data, ' | \t|\t | \n'],
+      [`${sigil}: internal white space`, ` | {{${sigil}on}} {{! a remark }}\n {{/on}} | \n`, data, ' |  \n  | \n'],
+      [`${sigil}: indented inline sections`, ` {{${sigil}on}}A{{/on}}\n {{${sigil}on}}B{{/on}}\n`, data, ' A\n B\n'],
+      [`${sigil}: standalone lines`, `| One\n{{${sigil}on}}\n|\n{{/on}}\n| Two\n`, data, '| One\n|\n| Two\n'],
+      [`${sigil}: indented standalone lines`, `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n| Two\n`, data, '| One\n|\n| Two\n'],
+      [`${sigil}: standalone line endings`, `|\r\n{{${sigil}on}}\r\n{{/on}}\r\n|`, data, '|\r\n|'],
+      [`${sigil}: standalone without previous line`, `  {{${sigil}on}}\n#{{/on}}\n/`, data, '#\n/'],
+      [`${sigil}: standalone without newline`, `#{{${sigil}on}}\n/\n  {{/on}}`, data, '#\n/\n'],
+      [`${sigil}: padding`, `|{{${sigil} on }}={{/\ton\n}}|`, data, '|=|'],
+    ];
+  }),
+
+  ['comment: inline', 'before{{! a remark! }}after', {}, 'beforeafter'],
+  ['comment: multiline', 'before{{!\n  a remark\n  of two lines\n}}after\n', {}, 'beforeafter\n'],
+  ['comment: standalone', 'One.\n{{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented standalone', 'One.\n  {{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: standalone line endings', '|\r\n{{! a remark }}\r\n|', {}, '|\r\n|'],
+  ['comment: standalone without previous line', '  {{! a remark }}\n!', {}, '!'],
+  ['comment: standalone without newline', '!\n  {{! a remark }}', {}, '!\n'],
+  ['comment: multiline standalone', 'One.\n{{!\nof several lines\n}}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented multiline standalone', 'One.\n  {{!\n    of several lines\n  }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented inline', '  one {{! two }}\n', {}, '  one \n'],
+  ['comment: surrounding white space', 'one {{! two }} three', {}, 'one  three'],
+  ['comment: variable name collision', '<{{! a }}|{{!a }}|{{!a}}>', { '! a': 1, '!a': 2, 'a': 3 }, '<||>'],
+
+  // Beyond the specification.
+  ['an object inserts its JSON', '{{a}} {{#b}}{{.}} {{/b}}{{c}}', { a: { x: [1, null, 'ü'] }, b: [{ y: 2 }, []], c: [true] }, '{"x":[1,null,"ü"]} {"y":2} [] [true]'],
+  ['true and false insert their names', '{{a}} {{b}}', { a: true, b: false }, 'true false'],
+  ['what is inserted is not read as a template', '{{a}} {{#b}}{{.}}{{/b}}', { a: '{{b}}{{#b}}x{{/b}}', b: '{{a}}' }, '{{b}}{{#b}}x{{/b}} {{a}}'],
+  ['what JavaScript adds to its values has no name', '[{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}]', { a: [1, 2], b: ['text'] }, '[]'],
+  ['and data that has such names is data', '{{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}', JSON.parse('{"__proto__":"a","constructor":{"prototype":"b"}}'), 'ab'],
+  ['unusual names', '{{a-b}}{{@c}}{{d:e}}{{ü.é}}{{a/b}}', { 'a-b': 1, '@c': 2, 'd:e': 3, 'ü': { 'é': 4 }, 'a/b': 5 }, '12345'],
+];
+
+for (const [name, template, data, text] of MUSTACHE) {
+  test(`template, ${name}`, () => assert.equal(new Template(template).render(data), text));
+}
+
+test('a template that is not one is refused, with line and column', () => {
+  for (const [template, at, why] of [
+    ['Hello {{name', '1, column 7', 'a "{{" has no "}}"'],
+    ['a\nb {{{name}}', '2, column 3', '"{{{name}}" has no name, or one with a space, a brace or an empty part in it'],
+    ['a\r\n\r\n  {{#alerts}}\n{{x}}', '3, column 3', '"{{#alerts}}" has no "{{/alerts}}"'],
+    ['{{#a}}{{^b}}x{{/b}}', '1, column 1', '"{{#a}}" has no "{{/a}}"'],
+    ['x\n{{/a}}', '2, column 1', '"{{/a}}" closes a section that is not open'],
+    ['{{#a}}\n {{#b}}\n  {{/a}}{{/b}}', '3, column 3', '"{{/a}}" stands where "{{/b}}" is expected'],
+    ['{{}}', '1, column 1', '"{{}}" has no name'], ['{{ # }}', '1, column 1', '"{{ # }}" has no name'], ['{{{}}}', '1, column 1', '"{{{}}}" has no name'],
+    ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'], ['{{a.}}', '1, column 1', '"{{a.}}" has no name'], ['{{..}}', '1, column 1', '"{{..}}" has no name'],
+    ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'], ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
+    ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'], ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'], ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'], ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
+    [`${'{{#a}}'.repeat(64)}${'{{/a}}'.repeat(64)}`, '1, column 379', 'sections are nested more than 64 levels deep'],
+  ] as const) {
+    assert.throws(() => new Template(template), (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`), template);
+  }
+});
+
+test('a template cut at any place is one or is refused, and renders without an accident', () => {
+  const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
+  for (let i = 0; i <= whole.length; i++) {
+    for (const part of [whole.slice(0, i), whole.slice(i)]) {
+      try {
+        new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
+      } catch (error) {
+        assert.ok(error instanceof SyntaxError, String(error));
+        assert.match(error.message, /^line \d+, column \d+: /);
+      }
+    }
+  }
+});
+
+test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
+  const limit = 64 * 1024;
+  const render = (template: string, data: unknown): string => new Template(template).render(data);
+  assert.equal(render('{{a}}', { a: 'x'.repeat(limit) }), 'x'.repeat(limit));
+  assert.equal(render('{{a}}', { a: 'x'.repeat(limit + 1) }), `${'x'.repeat(limit - 3)}…`);
+  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: '' }), 'x'.repeat(limit));
+  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: 'y' }), `${'x'.repeat(limit - 3)}…`);
+  assert.equal(render('{{#a}}line {{.}}\n{{/a}}', { a: Array.from({ length: 100_000 }, (_, i) => i) }).slice(-1), '…');
+  for (const pad of ['', 'x', 'xx', 'xxx']) {
+    for (const char of ['ü', '€', '😀']) {
+      const text = render('{{p}}{{a}}', { p: pad, a: char.repeat(limit) });
+      assert.ok(Buffer.byteLength(text) <= limit && Buffer.byteLength(text) > limit - 4, `${Buffer.byteLength(text)}`);
+      assert.equal(text.replaceAll(char, ''), `${pad}…`);
+    }
+  }
+});
+
+test('the work of a rendering is bounded, however sections multiply', () => {
+  const a = Array<number>(100_000).fill(1);
+  // Without a bound the first of these would take 10^15 steps, the second 10^50.
+  assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
+  assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
+  assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
+  // One way through much data is no multiplication.
+  assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
@@ -2427,6 +2602,279 @@ test('random targets and headers: only allowed routes ever arrive at the backend
   assert.ok(arrived > 20, `only ${arrived} arrived`);
 });
 
+// ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
+
+const DEFAULTS = { number: FROM, recipients: [TO] };
+
+/** A gateway whose one token makes sends of webhooks. */
+function startWebhook(t: TestContext, token: TokenConfig = { defaults: DEFAULTS }, config: GatewayConfig = {}): Promise<{ backend: Backend; gateway: Running }> {
+  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
+}
+
+/** What the backend got, as JSON. */
+function gotJson(backend: Backend): any {
+  return JSON.parse(backend.seen.at(-1)!.body.toString());
+}
+
+for (const [name, token, body, send] of [
+  ['all that a send has is in the body', { defaults: DEFAULTS }, { number: '+15550100003', recipients: ['+15550100004', GROUP], message: 'hi' }, { number: '+15550100003', recipients: ['+15550100004', GROUP], message: 'hi' }],
+  ['a message alone', { defaults: DEFAULTS }, { message: 'hi' }, { ...DEFAULTS, message: 'hi' }],
+  ['a number that is an integer', { defaults: DEFAULTS }, { message: 'hi', number: 2 }, { ...DEFAULTS, message: 'hi' }],
+  ['a number that is no phone number', { defaults: DEFAULTS }, { message: 'hi', number: '15550100003' }, { ...DEFAULTS, message: 'hi' }],
+  ['a number that only begins like one', { defaults: DEFAULTS }, { message: 'hi', number: '+15550100003 ' }, { ...DEFAULTS, message: 'hi' }],
+  ['a number that is null, recipients that are null', { defaults: DEFAULTS }, { message: 'hi', number: null, recipients: null }, { ...DEFAULTS, message: 'hi' }],
+  ['recipients that are a text', { defaults: DEFAULTS }, { message: 'hi', recipients: '+15550100003' }, { ...DEFAULTS, message: 'hi' }],
+  ['recipients of which one is no text', { defaults: DEFAULTS }, { message: 'hi', recipients: ['+15550100003', 1] }, { ...DEFAULTS, message: 'hi' }],
+  ['recipients that are none', { defaults: DEFAULTS }, { message: 'hi', recipients: [] }, { ...DEFAULTS, message: 'hi' }],
+  ['a default text_mode', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, { message: '**hi**' }, { ...DEFAULTS, message: '**hi**', text_mode: 'styled' }],
+  ['a text_mode of its own', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, { message: 'hi', text_mode: 'normal' }, { ...DEFAULTS, message: 'hi', text_mode: 'normal' }],
+  ['a text_mode that is none', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, { message: 'hi', text_mode: 'html' }, { ...DEFAULTS, message: 'hi', text_mode: 'styled' }],
+  ['a template alone, and the rest from the body', { message: '{{a.b}}!' }, { ...DEFAULTS, a: { b: 'x' } }, { ...DEFAULTS, message: 'x!' }],
+  ['a template goes before the message in the body', { defaults: DEFAULTS, message: '> {{message}}' }, { message: 'hi' }, { ...DEFAULTS, message: '> hi' }],
+  ['a template of what is not text', { defaults: DEFAULTS, message: '{{a}} {{b}} {{c}}{{d}}' }, { a: [1, { x: null }], b: 1.50, c: true }, { ...DEFAULTS, message: '[1,{"x":null}] 1.5 true' }],
+  ['the other fields of a send', { defaults: DEFAULTS }, {
+    message: 'see https://a.b', base64_attachments: ['QUJD'], mentions: [{ start: 0, length: 1, author: TO }], quote_timestamp: 1700000000000, quote_author: TO, quote_message: 'x', quote_mentions: [{ start: 0, length: 1, author: TO }],
+    edit_timestamp: 1700000000001, notify_self: false, view_once: true, sticker: 'a:1', link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
+  }, {
+    ...DEFAULTS, message: 'see https://a.b', base64_attachments: ['QUJD'], mentions: [{ start: 0, length: 1, author: TO }], quote_timestamp: 1700000000000, quote_author: TO, quote_message: 'x', quote_mentions: [{ start: 0, length: 1, author: TO }],
+    edit_timestamp: 1700000000001, notify_self: false, view_once: true, sticker: 'a:1', link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
+  }],
+  ['other fields of the wrong type', { defaults: DEFAULTS }, {
+    message: 'hi', base64_attachments: null, mentions: [{ start: '0', length: 1, author: TO }], quote_timestamp: '1700000000000', quote_author: 7, quote_message: {}, quote_mentions: 'x',
+    edit_timestamp: 1.5, notify_self: 'false', view_once: 1, sticker: ['a:1'], link_preview: { url: 'https://a.b', title: 1 },
+  }, { ...DEFAULTS, message: 'hi' }],
+  ['fields of others, and spellings that the backend would take for its own', { defaults: DEFAULTS }, {
+    message: 'hi', Number: '+15559999999', Recipients: [STRANGER], 'recipient\u017f': [STRANGER], recipient: STRANGER, members: [STRANGER], admins: [STRANGER], Message: 'x', base64_attachment: 'QUJD', Base64_Attachments: ['QUJD'], alerts: [], __proto__: { number: STRANGER }, version: '1',
+    mentions: [{ start: 0, length: 1, author: TO, Author: STRANGER }], link_preview: { url: 'https://a.b', Base64_thumbnail: 'QUJD' },
+  }, { ...DEFAULTS, message: 'hi' }],
+  ['a picture without words', { defaults: DEFAULTS }, { base64_attachments: ['QUJD'] }, { ...DEFAULTS, base64_attachments: ['QUJD'] }],
+  ['a sticker without words', { defaults: DEFAULTS }, { sticker: 'a:1' }, { ...DEFAULTS, sticker: 'a:1' }],
+] as [string, TokenConfig, object, object][]) {
+  test(`webhook, ${name}: a new send is made, and nothing else passes`, async (t) => {
+    const { backend, gateway } = await startWebhook(t, token);
+    const answer = await ask(gateway, { body, headers: BEARER });
+    assert.equal(answer.status, 201, answer.text);
+    assert.deepEqual(gotJson(backend), send);
+    assert.equal(backend.seen[0]!.headers['content-type'], 'application/json');
+    assert.equal(Number(backend.seen[0]!.headers['content-length']), backend.seen[0]!.body.length);
+  });
+}
+
+test('a webhook\'s JSON is read whatever its Content-Type, and the backend is told the new one\'s', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
+  for (const type of [undefined, 'text/plain', 'text/plain;charset=UTF-8', 'application/json', 'application/json; charset=utf-8', 'application/x-www-form-urlencoded', 'application/octet-stream', '']) {
+    const answer = await ask(gateway, { body: ' \n{"text":"a=b&c=%41 ü 😀"}\n', headers: { ...BEARER, ...(type !== undefined && { 'content-type': type }), 'content-language': 'en', 'content-md5': 'x', 'x-hub-signature-256': 'y' } });
+    assert.equal(answer.status, 201, `${type} ${answer.text}`);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'a=b&c=%41 ü 😀' });
+    const { headers } = backend.seen.at(-1)!;
+    assert.deepEqual([headers['content-type'], headers['content-md5'], headers['content-language'], headers['x-hub-signature-256']], ['application/json', undefined, undefined, 'y']);
+  }
+});
+
+/** A form as browsers and libraries write it. */
+function multipart(fields: [name: string, value: string, more?: string][]): { headers: http.OutgoingHttpHeaders; body: string } {
+  const parts = fields.map(([name, value, more = '']) => `--limit\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`);
+  return { headers: { ...BEARER, 'content-type': 'multipart/form-data; boundary=limit' }, body: `${parts.join('')}--limit--\r\n` };
+}
+
+test('a form with one field "payload" or "data" that holds JSON is read, in each of its encodings', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
+  const json = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
+  for (const name of ['payload', 'data']) {
+    const urlencoded = `${name}=${encodeURIComponent(json).replaceAll('%20', '+')}`;
+    for (const request of [
+      { body: urlencoded, headers: { ...BEARER, 'content-type': 'application/x-www-form-urlencoded' } },
+      { body: urlencoded, headers: { ...BEARER, 'content-type': 'application/x-www-form-urlencoded; charset=UTF-8', 'transfer-encoding': 'chunked' } },
+      { body: urlencoded, headers: BEARER },
+      multipart([[name, json]]),
+      { ...multipart([[name, json]]), headers: { ...multipart([]).headers, 'transfer-encoding': 'chunked' } },
+      { ...multipart([[name, json]]), headers: { ...BEARER, 'content-type': 'Multipart/Form-Data; boundary="limit"' } },
+    ]) {
+      const answer = await ask(gateway, request);
+      assert.equal(answer.status, 201, answer.text);
+      assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'a=b&c=%41+ü 😀' });
+    }
+  }
+});
+
+attack('pass off another form as a webhook\'s', { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, 400, 'bad_json', [
+  { body: 'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' }, { body: 'payload=%7B%22message%22%3A%22x%22%7D&x=1' }, { body: 'x=%7B%22message%22%3A%22x%22%7D' }, { body: 'payload=' }, { body: 'payload=%5B%5D' }, { body: 'payload=null' }, { body: 'payload={"message":"x"' },
+  { body: 'message=x&number=%2B1' }, { body: '[{"message":"x"}]' }, { body: '"text"' }, { body: 'null' }, { body: 'hello' }, { body: '\ufeff{"message":"x"}' }, { body: '{"message":"x"} {}' }, { body: Buffer.from('{"message":"\xff"}', 'latin1') },
+  { body: `{"a":${'['.repeat(64)}${']'.repeat(64)}}` }, { body: `payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}` }, { method: 'POST', path: '/v2/send' }, { method: 'POST', path: '/v2/send', body: '' },
+  multipart([['payload', '{"message":"x"}'], ['payload', '{"message":"y"}']]), multipart([['payload', '{"message":"x"}'], ['data', '{"message":"y"}']]), multipart([['x', '{"message":"x"}']]), multipart([]), multipart([['data', '{"message":"x"}', '; filename="x.json"']]), multipart([['data', 'x']]),
+  { body: 'no parts', headers: multipart([]).headers }, { body: '{"message":"x"}', headers: { 'content-type': 'multipart/form-data' } }, { body: '{"message":"x"}', headers: multipart([]).headers },
+]);
+
+test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
+  for (const [token, body, words, reason] of [
+    [{ defaults: {} }, { alerts: [], status: 'x' }, 'there is no message and no number and no recipients. The body\'s top-level keys are "alerts", "status";', 'no_message,no_number,no_recipients'],
+    [{ defaults: { number: FROM } }, { message: 'x', recipients: '+15550100002' }, 'there is no recipients. The body\'s top-level keys are "message", "recipients";', 'no_recipients'],
+    [{ defaults: { recipients: [TO] } }, { message: 'x', number: 2 }, 'there is no number. The body\'s top-level keys are "message", "number";', 'no_number'],
+    [{ defaults: DEFAULTS }, {}, 'there is no message. The body\'s top-level keys are none;', 'no_message'],
+    [{ defaults: DEFAULTS }, { message: ' \n', text: 'x' }, 'there is no message.', 'no_message'],
+    [{ defaults: DEFAULTS }, { message: 'x'.repeat(0), sticker: '', base64_attachments: [] }, 'there is no message.', 'no_message'],
+    [{ defaults: DEFAULTS, message: ' {{typo}}\n' }, { message: 'x', auth: SECRET, '"\n': 1 }, 'there is no message. The body\'s top-level keys are "message", "\\"\\n";', 'no_message'],
+    [{ message: '{{text}}' }, { text: 'x', number: FROM }, 'there is no recipients.', 'no_recipients'],
+    [{ defaults: DEFAULTS }, Object.fromEntries(Array.from({ length: 40 }, (_, i) => [`key${i}${'x'.repeat(1000)}`, i])), 'xxx…", …;', 'no_message'],
+  ] as [TokenConfig, object, string, string][]) {
+    const both = await startWebhook(t, token);
+    const answer = await ask(both.gateway, { body, headers: BEARER });
+    assertDenied(answer, 400, 'bad_field', both);
+    assert.ok(answer.json.error.includes(words), answer.json.error);
+    assert.ok(answer.json.error.length < 3000 && !answer.json.error.includes(SECRET));
+    assert.equal(requests(both.gateway)[0].reason, reason);
+  }
+});
+
+const HOOKED: GatewayConfig = { ...ALL_FORMS, allow: ['messaging'], tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: DEFAULTS, message: '{{text}}' } } };
+
+attack('send from another account by a webhook', HOOKED, 403, 'sender_not_allowed', [
+  { body: { text: 'x', number: STRANGER } }, { body: `{"text":"x","number":"${FROM}","\\u006eumber":"${STRANGER}"}` }, { body: `payload=${encodeURIComponent(JSON.stringify({ text: 'x', number: STRANGER }))}` }, multipart([['data', JSON.stringify({ text: 'x', number: STRANGER })]]),
+]);
+
+attack('send to another recipient by a webhook', HOOKED, 403, 'recipient_not_allowed', [
+  { body: { text: 'x', recipients: [STRANGER] } }, { body: { text: 'x', recipients: [TO, STRANGER] } }, { body: { text: 'x', recipients: [GROUP] } }, { body: `{"text":"x","recipients":["${TO}"],"recipients":["${STRANGER}"]}` }, { body: { text: 'x', recipients: [TO, 'group.*'] } },
+]);
+
+attack('send from or to another by a webhook\'s defaults', { ...HOOKED, tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: { number: STRANGER } } } }, 403, 'sender_not_allowed', [{ body: { message: 'x', recipients: [TO] } }]);
+attack('send to another by a webhook\'s default recipients', { ...HOOKED, tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: { number: FROM, recipients: [TO, STRANGER] } } } }, 403, 'recipient_not_allowed', [{ body: { message: 'x' } }]);
+
+attack('do by a webhook what no body may', HOOKED, 400, 'bad_field', [
+  { body: { text: 'x', recipients: ['--help'] } }, { body: { text: 'x', recipients: [''] } }, { body: { text: 'x', recipients: [`${TO}\n`] } }, { body: { text: 'x', base64_attachments: ['data:a/b;filename=../../x;base64,QUJD'] } }, { body: { text: 'x', link_preview: { url: 'https://a', base64_thumbnail: 'data:a/b;filename=/x;base64,QUJD' } } },
+  { body: `{"text":"x","auth":"${OTHER}","auth":"${OTHER}"}` }, { body: { text: 'x', auth: 1 } }, { body: { text: 'x', Auth: OTHER } }, { body: { text: '' } },
+]);
+
+attack('use a webhook\'s token for more than it is meant for', { ...ALL_FORMS, tokens: { hook: { secret: SECRET, allow: ['send'], defaults: DEFAULTS } } }, 403, 'endpoint_not_allowed', [
+  { path: '/v1/about' }, { path: `/v1/receive/${FROM}` }, { path: '/v2/send' }, { path: '/v2/send/x', body: { message: 'x' } },
+]);
+
+test('a webhook authenticates in all five forms, and its credential reaches neither the text nor the backend', async (t) => {
+  for (const { name, ask: make } of FORMS) {
+    const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{auth}}{{.}}' });
+    const made = make(SECRET);
+    const extra = { text: 'x', number: 2, recipients: 'nobody' };
+    // A body that carries the token keeps its spelling of the key.
+    const body = made.body === undefined ? { ...extra, auth: OTHER } : typeof made.body === 'string' ? made.body.replace(`"${FROM}"`, '2') : { ...extra, auth: SECRET };
+    const answer = await ask(gateway, { ...made, body });
+    assert.equal(answer.status, 201, `${name} ${answer.text}`);
+    const got = gotJson(backend);
+    assert.deepEqual(Object.keys(got), ['number', 'recipients', 'message']);
+    assert.equal(got.number, FROM);
+    const bytes = JSON.stringify([backend.seen[0]!.url, backend.seen[0]!.rawHeaders, got, gateway.log]);
+    assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER) && !bytes.includes('auth'), bytes);
+  }
+});
+
+test('a webhook without a credential, or with a wrong one, is 401 whatever it holds', async (t) => {
+  const both = await startWebhook(t);
+  for (const body of [{ message: 'x', number: 2 }, {}, { auth: OTHER, number: 2, recipients: 'x' }]) assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
+  assertDenied(await ask(both.gateway, { ...multipart([['data', '{"message":"x"}']]), headers: { ...multipart([]).headers, authorization: `Bearer ${OTHER}` } }), 401, 'unauthorized', both);
+  // No token is looked for within a form: it is not a JSON object.
+  assertDenied(await ask(both.gateway, { body: `payload=${encodeURIComponent(JSON.stringify({ auth: SECRET, message: 'x' }))}` }), 400, 'bad_json', both);
+});
+
+test('a webhook\'s body is at most 1 MiB: 413 at once if it says so, and as soon as it is if not', async (t) => {
+  const MIB = 1024 * 1024;
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
+  const fill = (bytes: number): string => `{"text":"x","more":"${'y'.repeat(bytes - 22)}"}`;
+  assert.equal(fill(MIB).length, MIB);
+  assert.equal((await ask(gateway, { body: fill(MIB), headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { body: fill(MIB), headers: { ...BEARER, 'transfer-encoding': 'chunked' } })).status, 201);
+  assert.equal((await ask(gateway, { body: fill(MIB).replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '') })).status, 201);
+  assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x' });
+  const both = await startWebhook(t, { defaults: DEFAULTS });
+  assertDenied(await ask(both.gateway, { body: fill(MIB + 1), headers: BEARER }), 413, 'body_too_large', both);
+  assert.equal(requests(both.gateway)[0].bytesIn, 0);
+  assertDenied(await ask(both.gateway, { body: fill(MIB + 1), headers: { ...BEARER, 'transfer-encoding': 'chunked' } }), 413, 'body_too_large', both);
+  const tight = await startWebhook(t, { defaults: DEFAULTS }, { limits: { body: '1KiB' } });
+  assertDenied(await ask(tight.gateway, { body: fill(2000), headers: BEARER }), 413, 'body_too_large', tight);
+});
+
+test('a webhook\'s body may come in any pieces', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
+  const body = Buffer.from('{"text":"ü😀","number":2}');
+  for (let cut = 1; cut < body.length; cut++) {
+    const req = http.request({ host: '127.0.0.1', port: gateway.port, method: 'POST', path: '/v2/send', agent: false, headers: BEARER });
+    req.write(body.subarray(0, cut));
+    await until(() => req.writableLength === 0);
+    req.end(body.subarray(cut));
+    const [res] = await once(req, 'response') as [http.IncomingMessage];
+    res.resume();
+    assert.equal(res.statusCode, 201);
+    assert.equal(gotJson(backend).message, 'ü😀');
+  }
+});
+
+test('a webhook that is compressed is 415, and one that stops in the middle is 408', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, { stallTimeoutMs: 50 });
+  const both = { backend, gateway };
+  assertDenied(await ask(gateway, { body: gzipSync('{"message":"x"}'), headers: { ...BEARER, 'content-encoding': 'gzip' } }), 415, 'unsupported_encoding', both);
+  const response = await raw(gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 100\r\n\r\n{"message":`);
+  assert.deepEqual([statusOf(response), codeOf(response), backend.connections], [408, 'request_timeout', 0]);
+});
+
+test('only a POST to /v2/send is made a send: other requests of the same token pass as they are', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { allow: ['messaging', 'info'], defaults: DEFAULTS, message: 'never' });
+  assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
+  assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: { ...BEARER, 'content-type': 'text/plain' } })).status, 201);
+  assert.deepEqual(gotJson(backend), MESSAGE);
+  assert.equal(backend.seen.at(-1)!.headers['content-type'], 'text/plain');
+  assert.equal((await ask(gateway, { method: 'PUT', path: `/v1/typing-indicator/${FROM}`, body: { recipient: TO }, headers: BEARER })).status, 204);
+  assert.deepEqual(gotJson(backend), { recipient: TO });
+});
+
+test('a token without defaults and message passes its body on, beside one that has them', async (t) => {
+  const { backend, gateway } = await startBoth(t, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS }, plain: { secret: OTHER } } });
+  assert.equal((await ask(gateway, { body: { ...MESSAGE, more: 1 }, headers: { authorization: `Bearer ${OTHER}` } })).status, 201);
+  assert.deepEqual(gotJson(backend), { ...MESSAGE, more: 1 });
+  assert.equal((await ask(gateway, { body: { ...MESSAGE, more: 1 }, headers: BEARER })).status, 201);
+  assert.deepEqual(gotJson(backend), MESSAGE);
+});
+
+test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
+  const backend = await startBackend(t);
+  const config = (message: string): GatewayConfig => ({ backend: { url: backend.url }, listen: '127.0.0.1:0', tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message } } });
+  const gateway = createGateway(config('one {{x}}'), { log: () => {} });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  t.after(() => gateway.close());
+  for (const [message, text] of [['two {{x}}', 'two 1'], ['three {{x', 'two 1'], ['four {{x}}', 'four 1']] as const) {
+    const problems = problemsOf(() => gateway.reload(config(message)));
+    assert.deepEqual(problems, message.endsWith('}}') ? [] : ['tokens.hook.message: line 1, column 7: a "{{" has no "}}"']);
+    assert.equal((await ask(to, { body: { x: 1 }, headers: BEARER })).status, 201);
+    assert.equal(gotJson(backend).message, text);
+  }
+});
+
+test('what is wrong with a webhook\'s settings is said with its place', () => {
+  const tokens = (hook: object): GatewayConfig => ({ tokens: { hook: { secret: SECRET, ...hook } } });
+  for (const [hook, ...problems] of [
+    [{ defaults: [] }, 'tokens.hook.defaults: must be an object with number, recipients, text_mode'],
+    [{ defaults: 'x' }, 'tokens.hook.defaults: must be an object with number, recipients, text_mode'],
+    [{ defaults: { number: 15550100001, recipients: [], text_mode: 'bold', recipient: TO } }, 'tokens.hook.defaults.number: 15550100001 is not "+" and 5 to 15 digits', 'tokens.hook.defaults.recipients: must be a list with at least one entry', 'tokens.hook.defaults.text_mode: "bold" is not normal or styled', 'tokens.hook.defaults.recipient: is not a setting; did you mean "recipients"?'],
+    [{ defaults: { recipients: [TO, '15550100002', 'group.*', '-x', 1] } }, ...['[1]: "15550100002"', '[2]: "group.*"', '[3]: "-x"', '[4]: 1'].map((at) => `tokens.hook.defaults.recipients${at} is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…`)],
+    [{ message: '' }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
+    [{ message: ['{{x}}'] }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
+    [{ message: 'a\n{{#x}}' }, 'tokens.hook.message: line 2, column 1: "{{#x}}" has no "{{/x}}"'],
+    [{ default: {}, template: '' }, 'tokens.hook.default: is not a setting; did you mean "defaults"?', 'tokens.hook.template: is not a setting'],
+  ] as [object, ...string[]][]) {
+    assert.deepEqual(problemsOf(() => createGateway(tokens(hook))), problems);
+  }
+});
+
+test('no webhook keeps the gateway busy for long, and the next send gets through', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: `${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}` });
+  const attempts: Ask[] = [
+    { body: `{"a":[${'0,'.repeat(500_000)}0]}` }, { body: `{"a":[${'{},'.repeat(300_000)}{}]}` }, { body: `{"a":${JSON.stringify('x'.repeat(1_000_000))}}` }, { body: `{${Array.from({ length: 90_000 }, (_, i) => `"k${i}":1`).join()}}` },
+    { body: `payload=${'%7B'.repeat(300_000)}` }, { body: `payload=${'&payload='.repeat(100_000)}` }, { body: 'a&'.repeat(500_000) }, multipart(Array.from({ length: 15_000 }, () => ['data', ''])), multipart([['data', '\r\n--limi'.repeat(100_000)]]), multipart([['data', '{}', `; x="${'\\"'.repeat(400_000)}"`]]),
+  ];
+  for (const attempt of attempts) {
+    const answer = await ask(gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
+    assert.ok([201, 400].includes(answer.status), answer.text);
+  }
+  assert.ok(backend.sent.every(({ message }) => message === '…'));
+});
+
 // ── REGRESSIONS ──────────────────────────────────────────────────────────────────────────────────
 // Each was found by attacking the gateway; the comment says what went wrong.
 
@@ -3080,7 +3528,7 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, lit
   for (const [, from] of source.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
   assert.doesNotMatch(source, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   assert.deepEqual(Array.from(source.matchAll(/^export .*$/gm), ([line]) => line), [
-    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter };',
+    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
   const lines = source.split('\n');

@@ -21,8 +21,8 @@
  *
  * Contents, from the outside in: the public surface, the way of a request, its stages in order, running it.
  *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
- *   CREDENTIALS · RATE · POLICY · REQUEST BODY · BODY SCAN · RELAY · WEBSOCKET RELAY · LOG · SETTINGS · LOADING ·
- *   DEMO · COMMAND LINE · EXPORTS
+ *   CREDENTIALS · RATE · POLICY · REQUEST BODY · WEBHOOKS · TEMPLATES · BODY SCAN · RELAY · WEBSOCKET RELAY · LOG ·
+ *   SETTINGS · LOADING · DEMO · COMMAND LINE · EXPORTS
  *
  * @module
  */
@@ -79,7 +79,16 @@ interface TokenConfig {
   rate?: string;
   clients?: string[];
   expires?: string;
+  /**
+   * With this or `message`, what is posted to /v2/send is not passed on: a send is made of it, in which this
+   * stands for what the body does not have. What the body has goes first, so confine the token to `recipients`.
+   */
+  defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
+  /** A Mustache template of the message, filled from the body. */
+  message?: string;
 }
+
+type TextMode = 'normal' | 'styled';
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
@@ -439,10 +448,13 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     const { token, target } = await admit(core, rules, req, exchange, body);
 
-    // Before the backend is contacted: the head of the body, or all of a small one, has been judged.
-    const content = await body.open(target, (field) => judgeField(token, target, field), abort);
+    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
+    // of a webhook's body is judged in its stead, as if its sender had sent that.
+    const judge = (field: Field): void => judgeField(token, target, field);
+    const send = isWebhook(token, target) ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge) : undefined;
+    const content = send ?? await body.open(target, judge, abort);
 
-    await relay(core, rules, { req, res, target, exchange, content, abort });
+    await relay(core, rules, { req, res, target, exchange, content, isMade: send !== undefined, abort });
   } catch (error) {
     const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
     if (core.draining) res.shouldKeepAlive = false;
@@ -828,6 +840,8 @@ interface Token {
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
   readonly expiresMs: number | undefined;
+  readonly defaults: SendDefaults | undefined;
+  readonly message: Template | undefined;
 }
 
 /**
@@ -1233,6 +1247,268 @@ class RequestBody {
       },
     }, { highWaterMark: 0 });
   }
+}
+
+// ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
+// Grafana, GitHub and others post a shape of their own. Of what is posted with a token that has `defaults` or
+// `message` a new send is made: nothing of the old body is in it but the fields of a send, and what the template took.
+
+/** A token's own, for what the body does not have. */
+interface SendDefaults {
+  readonly number?: string;
+  readonly recipients?: readonly string[];
+  readonly text_mode?: TextMode;
+}
+
+/** The largest body that a send is made of: it is held in memory. */
+const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
+
+type Check = (value: unknown) => boolean;
+const isText: Check = (value) => typeof value === 'string';
+const isInteger: Check = (value) => Number.isSafeInteger(value);
+const isFlag: Check = (value) => typeof value === 'boolean';
+const TEXT_MODES: readonly TextMode[] = ['normal', 'styled'];
+
+function listOf(check: Check): Check {
+  return (value) => Array.isArray(value) && value.length > 0 && value.every(check);
+}
+
+function objectOf(fields: Record<string, Check>): Check {
+  return (value) => isObject(value) && Object.entries(value).every(([key, inner]) => Object.hasOwn(fields, key) && fields[key]!(inner));
+}
+
+const MENTIONS = listOf(objectOf({ start: isInteger, length: isInteger, author: isText }));
+
+/**
+ * The fields of a send. One that does not look like this is another program's, by the same name: the `number` of a
+ * pull request on GitHub is an integer. The hidden `recipient` is not among them, because nobody documents it.
+ */
+const SEND_FIELDS: Record<string, Check> = {
+  message: isText,
+  number: (value) => typeof value === 'string' && NUMBER.test(value),
+  recipients: listOf(isText),
+  text_mode: (value) => TEXT_MODES.some((mode) => mode === value),
+  base64_attachments: listOf(isText),
+  sticker: isText,
+  mentions: MENTIONS,
+  quote_timestamp: isInteger,
+  quote_author: isText,
+  quote_message: isText,
+  quote_mentions: MENTIONS,
+  edit_timestamp: isInteger,
+  notify_self: isFlag,
+  view_once: isFlag,
+  link_preview: objectOf({ url: isText, title: isText, description: isText, base64_thumbnail: isText }),
+};
+
+function isWebhook(token: Token, target: Target): boolean {
+  return (token.defaults ?? token.message) !== undefined && target.method === 'POST' && target.route?.template === '/v2/send';
+}
+
+/**
+ * Makes a send of a webhook's body.
+ * @param judge throws a Problem for a field that may not pass.
+ * @throws {Problem} bad_json, bad_field, and what judge throws.
+ */
+async function makeSend(token: Token, body: Buffer, contentType: string | undefined, judge: (field: Field) => void): Promise<Uint8Array> {
+  const send = Buffer.from(JSON.stringify(buildSend(token, await readPayload(body, contentType))));
+  const scan = new BodyScan();
+  scan.write(send);
+  scan.end();
+  scan.takeFields().forEach(judge);
+  return send;
+}
+
+/**
+ * The JSON object that a webhook posted, without its `auth`: as it is, whatever its Content-Type, or as the one
+ * field of a form (GitHub's `payload`, Uptime Kuma's `data`).
+ */
+async function readPayload(body: Buffer, contentType = ''): Promise<Record<string, unknown>> {
+  const isMultipart = /^multipart\/form-data\b/i.test(contentType);
+  // One field, and so no "&": a megabyte of fields would take the form's parser seconds.
+  const isForm = isMultipart || /^(?:payload|data)=[^&]*$/.test(body.toString('latin1'));
+  const json = isForm ? Buffer.from(await readForm(body, isMultipart ? contentType : 'application/x-www-form-urlencoded')) : body;
+  const scan = new BodyScan('auth');
+  const pieces = [...scan.write(json), ...scan.end()];
+  return JSON.parse(Buffer.concat(pieces).toString()) as Record<string, unknown>;
+}
+
+async function readForm(body: Buffer, contentType: string): Promise<string> {
+  const form = await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType } }).formData().catch(() => undefined);
+  const [[name, value] = [], ...others] = form ?? [];
+  if (typeof value === 'string' && (name === 'payload' || name === 'data') && others.length === 0) return value;
+  throw new Problem('bad_json', { detail: 'The body is a form without exactly one field "payload" or "data".' });
+}
+
+/** @throws {Problem} bad_field if there is nothing to send, or nobody to send it to. */
+function buildSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
+  const fields = Object.entries(SEND_FIELDS).filter(([name, check]) => check(payload[name])).map(([name]) => [name, payload[name]] as const);
+  const send: Record<string, unknown> = { ...defaults, ...Object.fromEntries(fields), ...(template && { message: template.render(payload) }) };
+  const missing = ['message', 'number', 'recipients'].filter((name) => String(send[name] ?? '').trim() === '');
+  // A picture or a sticker needs no words.
+  if (missing[0] === 'message' && (send.base64_attachments || send.sticker)) missing.shift();
+  if (missing.length === 0) return send;
+  const keys = Object.keys(payload);
+  const shown = keys.slice(0, 30).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key)).join(', ');
+  throw new Problem('bad_field', {
+    detail: `In the end there is no ${missing.join(' and no ')}. The body's top-level keys are ${shown || 'none'}${keys.length > 30 ? ', …' : ''}; the token's "defaults" and its "message" template can make up for what is not there.`,
+    reason: missing.map((name) => `no_${name}`).join(','),
+  });
+}
+
+// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
+// Mustache (https://github.com/mustache/spec) in the part that text needs: variables, sections, inverted sections
+// and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
+// client sends is inserted into them, and never read as one.
+
+/** What a template may make at most, as UTF-8; beyond it the text is cut. */
+const TEXT_LIMIT_BYTES = 64 * 1024;
+
+/**
+ * The work of one rendering, in tags and in the values that they are looked up in. Sections within sections that go
+ * through the same list would take its length to the power of their depth; this much takes about a tenth of a second.
+ */
+const RENDER_LIMIT_STEPS = 5_000_000;
+
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})/y;
+const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
+
+type TemplateNode = string | {
+  readonly kind: 'variable' | 'section' | 'inverted';
+  /** The parts of a dotted name; the first is empty where it begins with a dot, at the value that is at hand. */
+  readonly path: readonly string[];
+  readonly nodes: TemplateNode[];
+};
+
+/** A section whose end has not come yet. */
+interface OpenSection {
+  readonly at: number;
+  readonly tag: string;
+  readonly name: string;
+  readonly nodes: TemplateNode[];
+}
+
+/** A compiled Mustache template. */
+class Template {
+  readonly #nodes: readonly TemplateNode[];
+
+  /** @throws {SyntaxError} whose message begins with line and column. */
+  constructor(text: string) {
+    this.#nodes = parseTemplate(text);
+  }
+
+  /** The text for some data, which is as JSON.parse returns it. Cut with an ellipsis if it is too long, or too much work. */
+  render(data: unknown): string {
+    const contexts = [data];
+    const pieces: string[] = [];
+    let leftBytes = TEXT_LIMIT_BYTES;
+    let leftSteps = RENDER_LIMIT_STEPS;
+    const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
+    const emit = (text: string): void => {
+      pieces.push(text);
+      leftBytes -= Buffer.byteLength(text);
+    };
+    const walk = (nodes: readonly TemplateNode[]): void => {
+      for (const node of nodes) {
+        if (isSpent()) return;
+        if (typeof node === 'string') { emit(node); continue; }
+        leftSteps -= contexts.length + node.path.length;
+        const value = lookUp(contexts, node.path);
+        if (node.kind === 'variable') { emit(toText(value)); continue; }
+        const items = Array.isArray(value) ? value : value ? [value] : [];
+        if (node.kind === 'inverted' && items.length === 0) walk(node.nodes);
+        for (const item of node.kind === 'section' ? items : []) {
+          if (isSpent()) return;
+          leftSteps--;
+          contexts.push(item);
+          walk(node.nodes);
+          contexts.pop();
+        }
+      }
+    };
+    walk(this.#nodes);
+    const text = pieces.join('');
+    return isSpent() ? cutText(text) : text;
+  }
+}
+
+/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
+function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
+  const first = path[0]!;
+  let value = first === '' ? contexts.at(-1) : member(contexts.findLast((context) => hasMember(context, first)), first);
+  for (let i = 1; i < path.length && value !== undefined; i++) value = member(value, path[i]!);
+  return value;
+}
+
+function member(value: unknown, name: string): unknown {
+  return hasMember(value, name) ? value[name] : undefined;
+}
+
+/** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
+function hasMember(value: unknown, name: string): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && Object.hasOwn(value, name) && !(Array.isArray(value) && name === 'length');
+}
+
+function toText(value: unknown): string {
+  if (value === undefined || value === null) return '';
+  return typeof value === 'object' ? JSON.stringify(value) : String(value);
+}
+
+function cutText(text: string): string {
+  const ellipsis = '…';
+  const bytes = Buffer.from(text).subarray(0, TEXT_LIMIT_BYTES - Buffer.byteLength(ellipsis));
+  return bytes.subarray(0, bytes.length - incompleteTail(bytes)).toString() + ellipsis;
+}
+
+function parseTemplate(text: string): TemplateNode[] {
+  const open: OpenSection[] = [{ at: 0, tag: '', name: '', nodes: [] }];
+  let from = 0;
+  for (let at = text.indexOf('{{'); at >= 0; at = text.indexOf('{{', from)) {
+    TAG.lastIndex = at;
+    const [tag, triple, sigil = '', inner = ''] = TAG.exec(text) ?? failTemplate(text, at, 'a "{{" has no "}}"');
+    const [start, end] = isBlock(sigil) ? wholeLine(text, at, at + tag.length) : [at, at + tag.length];
+    const { nodes } = open.at(-1)!;
+    if (start > from) nodes.push(text.slice(from, start));
+    from = end;
+    if (sigil !== '!') addTag(text, open, { at, tag, sigil, name: (triple ?? inner).trim() });
+  }
+  const section = open.at(-1)!;
+  if (open.length > 1) failTemplate(text, section.at, `"${section.tag}" has no "{{/${section.name}}}"`);
+  section.nodes.push(text.slice(from));
+  return section.nodes;
+}
+
+/** Puts a tag where it belongs, or opens or closes a section. */
+function addTag(text: string, open: OpenSection[], { at, tag, sigil, name }: { at: number; tag: string; sigil: string; name: string }): void {
+  if ('>=<$'.includes(sigil) && sigil !== '') failTemplate(text, at, `"${tag}": partials, blocks and other delimiters are not supported`);
+  if (!TAG_NAME.test(name)) failTemplate(text, at, `"${tag}" has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
+  const { nodes, ...section } = open.at(-1)!;
+  if (sigil === '/') {
+    if (open.length === 1) failTemplate(text, at, `"${tag}" closes a section that is not open`);
+    if (name !== section.name) failTemplate(text, at, `"${tag}" stands where "{{/${section.name}}}" is expected`);
+    open.pop();
+    return;
+  }
+  const inner: TemplateNode[] = [];
+  nodes.push({ kind: sigil === '#' ? 'section' : sigil === '^' ? 'inverted' : 'variable', path: name === '.' ? [''] : name.split('.'), nodes: inner });
+  if (isBlock(sigil) && open.push({ at, tag, name, nodes: inner }) > NESTING_LIMIT) failTemplate(text, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
+}
+
+/** Tags that insert nothing: alone on its line, such a tag takes the line with it. */
+function isBlock(sigil: string): boolean {
+  return sigil !== '' && '#^/!'.includes(sigil);
+}
+
+/** From where to where a tag that stands alone on its line goes; else the tag's own place. */
+function wholeLine(text: string, at: number, end: number): [start: number, end: number] {
+  const lineStart = text.lastIndexOf('\n', at - 1) + 1;
+  const [after] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(end)) ?? [];
+  return after !== undefined && /^[ \t]*$/.test(text.slice(lineStart, at)) ? [lineStart, end + after.length] : [at, end];
+}
+
+function failTemplate(text: string, at: number, why: string): never {
+  const before = text.slice(0, at).split('\n');
+  throw new SyntaxError(`line ${before.length}, column ${before.at(-1)!.length + 1}: ${why}`);
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
@@ -1682,6 +1958,8 @@ interface Passage {
   readonly target: Target;
   readonly exchange: Exchange;
   readonly content: Content;
+  /** The gateway made the body itself; what headers say of the client's is not true of it. */
+  readonly isMade: boolean;
   readonly abort: AbortController;
 }
 
@@ -1703,8 +1981,8 @@ const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
  * Sends the request to the backend, once, and its answer to the client.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
  */
-async function relay(core: Core, rules: Rules, { req, res, target, exchange, content, abort }: Passage): Promise<void> {
-  const headers = outboundHeaders(rules, req, exchange);
+async function relay(core: Core, rules: Rules, { req, res, target, exchange, content, isMade, abort }: Passage): Promise<void> {
+  const headers = outboundHeaders(rules, req, exchange, isMade);
   if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
   const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
   let response: Response;
@@ -1805,13 +2083,15 @@ function connectionNames(value: string | null | undefined): string[] {
 }
 
 /** Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them. */
-function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exchange): [string, string][] {
+function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exchange, isMade = false): [string, string][] {
   const named = connectionNames(req.headers.connection);
   const headers: [string, string][] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
-    if (!NOT_OUTBOUND.has(name) && !named.includes(name) && !name.startsWith('x-forwarded-')) headers.push([name, req.rawHeaders[i + 1]!]);
+    const isOurs = name.startsWith('x-forwarded-') || (isMade && name.startsWith('content-'));
+    if (!NOT_OUTBOUND.has(name) && !named.includes(name) && !isOurs) headers.push([name, req.rawHeaders[i + 1]!]);
   }
+  if (isMade) headers.push(['content-type', 'application/json']);
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
   headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
@@ -2151,11 +2431,12 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
 const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'secretFile'>]: Reader<unknown> } = {
   methods: readForms,
   allow: readAllow,
-  senders: list(scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits')),
-  // Numbers are compared as they are written: one without its plus, or with spaces, would never match.
-  recipients: list(scalar((text) => NUMBER.test(text) || /^(?![-+]|[0-9 ]+$)\P{Cc}+$/u.test(text) ? text : undefined, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*')),
+  senders: list(scalar(readNumber, '"+" and 5 to 15 digits')),
+  recipients: list(scalar(readRecipient, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*')),
   rate: SETTINGS.rate.read,
   clients: readAddresses,
+  defaults: readDefaults,
+  message: readTemplate,
   expires: scalar(readExpiry, 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z'),
 };
 
@@ -2202,6 +2483,40 @@ function oneOf<T extends string>(words: readonly T[]): (text: string) => T | und
 
 function readForms(value: unknown, at: string, report: Report): ReadonlySet<Form> | undefined {
   return list(scalar(oneOf(FORMS), `one of ${FORMS.join(', ')}`))(value, at, report);
+}
+
+function readNumber(text: string): string | undefined {
+  return NUMBER.test(text) ? text : undefined;
+}
+
+/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
+function readRecipient(text: string): string | undefined {
+  return NUMBER.test(text) || /^(?![-+]|[0-9 ]+$)\P{Cc}+$/u.test(text) ? text : undefined;
+}
+
+/** What a token's webhooks send, where they do not say it themselves. */
+const DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
+  number: scalar(readNumber, '"+" and 5 to 15 digits'),
+  recipients: list(scalar((text) => text === 'group.*' ? undefined : readRecipient(text), 'a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…')),
+  text_mode: scalar(oneOf(TEXT_MODES), TEXT_MODES.join(' or ')),
+};
+
+function readDefaults(value: unknown, at: string, report: Report): SendDefaults | undefined {
+  if (!isObject(value)) return void report(at, `must be an object with ${Object.keys(DEFAULTS).join(', ')}`);
+  return Object.fromEntries(Object.entries(value).flatMap(([key, inner]) => {
+    if (!Object.hasOwn(DEFAULTS, key)) return reportUnknown(at, key, Object.keys(DEFAULTS), report) ?? [];
+    const read = DEFAULTS[key as keyof SendDefaults](inner, `${at}.${key}`, report);
+    return [[key, read instanceof Set ? [...read] : read]];
+  }));
+}
+
+function readTemplate(value: unknown, at: string, report: Report): Template | undefined {
+  if (typeof value !== 'string' || value.trim() === '') return void report(at, 'must be a template: text with {{names}} in it');
+  try {
+    return new Template(value);
+  } catch (error) {
+    return void report(at, (error as SyntaxError).message);
+  }
 }
 
 function readBoolean(text: string): boolean | undefined {
@@ -2552,6 +2867,8 @@ function makeRules(settings: Settings): Rules {
     rate: token.rate ?? settings.rate,
     clients: token.clients ?? settings.clients,
     expiresMs: token.expiresMs,
+    defaults: token.defaults,
+    message: token.message,
   });
   const tokens = settings.tokens.map(resolve);
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -2579,8 +2896,15 @@ function describeToken(token: Token, nowMs: number): string {
     `    sends to     ${words(token.recipients, 'anybody')}`,
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
+    ...(token.defaults ?? token.message ? [`    webhooks     ${describeWebhook(token)}`] : []),
     `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')}`,
   ].join('\n');
+}
+
+function describeWebhook({ defaults = {}, message }: Token): string {
+  const { number, recipients, text_mode: mode } = defaults;
+  const parts = [number && `from ${number}`, recipients && `to ${recipients.join(', ')}`, mode && `text_mode ${mode}`, message && 'the message by a template'];
+  return ['become sends', ...parts.filter(Boolean)].join(', ');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2661,6 +2985,7 @@ Usage:
   gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
   gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
   gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
+  gateway.ts render TOKEN [--config FILE]   read what a webhook posts on standard input; prints the send that TOKEN would make of it
   gateway.ts token [NAME]   make a secret; prints it and its sha256: line
   gateway.ts hash           read a secret on standard input; prints its sha256: line
 
@@ -2701,7 +3026,9 @@ async function main(): Promise<void> {
   if (values.version) return print(VERSION);
   if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
-  if (command !== undefined) throw new UsageError(`"${[command, ...rest].join(' ')}" is not a command; --help lists what there is`);
+  const [name] = rest;
+  const isRender = command === 'render' && name !== undefined && rest.length === 1;
+  if (command !== undefined && !isRender) throw new UsageError(`"${[command, ...rest].join(' ')}" is not a command; --help lists what there is`);
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
   if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
@@ -2714,10 +3041,23 @@ async function main(): Promise<void> {
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
   if (values.check) return print(printCheck(settings));
+  if (isRender) return print(await renderSend(settings, name, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
   stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+}
+
+/** What a gateway with these settings would send if a token's webhook posted this. */
+async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
+  const tokens = [...makeRules(settings).tokens.values()];
+  const token = tokens.find((candidate) => candidate.name === name);
+  if (token === undefined) throw new UsageError(`there is no token "${name}", but ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none at all'}`);
+  const target = parseTarget('POST', '/v2/send');
+  if (!isWebhook(token, target)) throw new UsageError(`the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`);
+  checkEndpoint(token, target);
+  const send = await makeSend(token, payload, undefined, (field) => judgeField(token, target, field));
+  return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
 function printToken(name: string | undefined, print: (text: string) => void): void {
@@ -2793,12 +3133,13 @@ function isEntryPoint(): boolean {
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
-export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter };
+export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) {
   main().catch((error: Error) => {
-    process.stderr.write(`gateway: ${error instanceof UsageError ? error.message : `cannot run: ${error.message}`}\n`);
+    const isAnswer = error instanceof UsageError || error instanceof Problem; // of `render`: what the webhook would be told
+    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
     process.exitCode = error instanceof UsageError ? 2 : 1;
   });
 }
