@@ -38,6 +38,7 @@ const TO = '+15550100002';
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
+const README = readFileSync(join(HERE, 'README.md'), 'utf8');
 
 interface Seen {
   method: string;
@@ -1966,7 +1967,7 @@ test('importing does no work and says nothing', async (t) => {
 test('--help lists every setting and flag, --version is the package\'s', async () => {
   const help = await cli(['--help']);
   assert.equal(help.code, 0);
-  for (const word of ['--config', '--listen', '--backend', '--check', '--demo', 'token [NAME]', 'hash', 'API_TOKENS_FILE', 'GATEWAY_CONFIG', 'senders']) assert.ok(help.stdout.includes(word), word);
+  for (const word of ['--config', '--listen', '--backend', '--check', '--demo', 'token [NAME]', 'hash', 'render TOKEN', 'API_TOKENS_FILE', 'GATEWAY_CONFIG', 'senders', 'defaults', 'message']) assert.ok(help.stdout.includes(word), word);
   const { version } = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${version}\n`, stderr: '' });
 });
@@ -2019,12 +2020,13 @@ test('--check says in words what each token may do, and nothing of its secret', 
   const file = join(folder(t), 'gateway.json');
   writeFileSync(file, JSON.stringify({ listen: ':8880', backend: { url: `http://u:${OTHER}@backend:1/p/` }, tokens: {
     home: { secret: SECRET, allow: ['send', 'GET /v1/groups/:number'], senders: [FROM], recipients: [TO, 'group.*'], rate: '30/1m', clients: ['10.0.0.0/8'], expires: '2020-01-01', methods: ['path'] }, plain: { secret: OTHER },
+    hook: { secret: `${OTHER}2`, defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' }, message: '{{x}}' }, other: { secret: `${OTHER}3`, message: '{{x}}' },
   } }));
   const { code, stdout } = await cli(['--check', '--config', file]);
   assert.equal(code, 0);
   assert.equal(stdout, `The configuration is good.
 backend http://backend:1/p
-2 tokens
+4 tokens
   home
     may call     send, GET /v1/groups/:number
     presented    as path
@@ -2041,7 +2043,59 @@ backend http://backend:1/p
     rate         no limit
     from         any address
     expires      never
+  hook
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   any account
+    sends to     anybody
+    rate         no limit
+    from         any address
+    webhooks     become sends, from ${FROM}, to ${TO}, ${GROUP}, text_mode styled, the message by a template
+    expires      never
+  other
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   any account
+    sends to     anybody
+    rate         no limit
+    from         any address
+    webhooks     become sends, the message by a template
+    expires      never
 `);
+});
+
+test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
+  const backend = await startBackend(t);
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(file, JSON.stringify({ backend: { url: backend.url }, tokens: {
+    hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: { ...DEFAULTS, text_mode: 'styled' }, message: '{{#alerts}}\n{{name}}\n{{/alerts}}' }, plain: { secret: OTHER }, reader: { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS },
+  } }));
+  const render = (input: string, ...args: string[]): ReturnType<typeof cli> => cli(['render', ...args, '--config', file], { input });
+  const payload = { alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER };
+  const made = { ...DEFAULTS, text_mode: 'styled', message: 'ü\nb\n' };
+  for (const input of [JSON.stringify(payload), `payload=${encodeURIComponent(JSON.stringify(payload))}`]) {
+    const { code, stdout, stderr } = await render(input, 'hook');
+    assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', made]);
+  }
+  assert.deepEqual(JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout), made);
+  for (const [code, message, input, ...args] of [
+    [1, /^gateway: In the end there is no message. The body's top-level keys are "a"; .*\n$/, '{"a":1}', 'hook'],
+    [1, /^gateway: This token may not send to one of these recipients\.\n$/, JSON.stringify({ ...payload, recipients: [STRANGER] }), 'hook'],
+    [1, /^gateway: This token may not send from, or read, that account\.\n$/, JSON.stringify({ ...payload, number: STRANGER }), 'hook'],
+    [1, /^gateway: The body is not a JSON object: a value is expected, at byte 6\.\n$/, '{"a":x}', 'hook'],
+    [1, /^gateway: This token may not use this endpoint\.\n$/, '{"message":"x"}', 'reader'],
+    [2, /^gateway: there is no token "hock", but "hook", "plain", "reader"\n$/, '{}', 'hock'],
+    [2, /^gateway: the token "plain" has neither "defaults" nor "message": what is posted with it is passed on as it is\n$/, '{}', 'plain'],
+    [2, /^gateway: "render" is not a command/, '{}'],
+    [2, /^gateway: "render hook x" is not a command/, '{}', 'hook', 'x'],
+    [2, /--demo brings its own/, '{}', 'hook', '--demo'],
+  ] as [number, RegExp, string, ...string[]][]) {
+    const result = await render(input, ...args);
+    assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
+    assert.match(result.stderr, message);
+    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
+  }
+  assert.equal(backend.connections, 0);
 });
 
 test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
@@ -3457,9 +3511,102 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
 });
 
-// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
+// ── RECIPES ──────────────────────────────────────────────────────────────────────────────────────
+// Each recipe of the README is run as it stands there, on what its sender posts and how.
 
-const README = readFileSync(join(HERE, 'README.md'), 'utf8');
+interface Recipe {
+  heading: string;
+  form: string;
+  /** What is posted, and the text that must reach the backend. */
+  posts: [name: string, payload: object, text: string][];
+  /** How the sender encodes it; JSON if absent. */
+  encode?: ((json: string) => Ask)[];
+}
+
+const asForm = (json: string): Ask => ({ body: `payload=${encodeURIComponent(json)}`, headers: { 'content-type': 'application/x-www-form-urlencoded' } });
+const asMultipart = (json: string): Ask => ({ ...multipart([['data', json]]), headers: { 'content-type': 'multipart/form-data; boundary=limit', 'transfer-encoding': 'chunked' } });
+const asJson = (json: string): Ask => ({ body: json, headers: { 'content-type': 'application/json' } });
+
+const RECIPES: Recipe[] = [
+  { heading: 'Grafana', form: 'bearer', posts: [['an alert', {
+    receiver: 'Phone', status: 'firing', orgId: 1, version: '1', groupKey: '{}:{}', truncatedAlerts: 0, externalURL: 'https://grafana.example.org/', groupLabels: {}, commonLabels: {}, commonAnnotations: {},
+    alerts: [{ status: 'firing', labels: { alertname: 'High memory' }, annotations: { summary: 'Zone us-1 is short of memory' }, startsAt: '2026-01-01T00:00:00Z', endsAt: '0001-01-01T00:00:00Z', generatorURL: 'https://grafana.example.org/a', fingerprint: 'c6eadffa' }],
+    title: '[FIRING:1] High memory', state: 'alerting', message: '**Firing**\n\nValue: A=1\nLabels:\n - alertname = High memory\n',
+  }, '**Firing**\n\nValue: A=1\nLabels:\n - alertname = High memory\n']] },
+  { heading: 'Alertmanager', form: 'bearer', posts: [
+    ['one alert', {
+      receiver: 'sms', status: 'firing', version: '4', groupKey: '{}/{severity="critical"}:{alertname="ProbeFailure"}', truncatedAlerts: 0, externalURL: 'http://alertmanager:9093',
+      groupLabels: { alertname: 'ProbeFailure' }, commonLabels: {}, commonAnnotations: { summary: 'A probe failed', description: 'of two' },
+      alerts: [{ status: 'firing', labels: { alertname: 'ProbeFailure' }, annotations: { description: 'It did not answer', summary: 'BlackBox Probe Failure' }, startsAt: '2023-02-06T13:08:45.828Z', endsAt: '0001-01-01T00:00:00Z', generatorURL: 'http://prometheus/graph', fingerprint: '1a30ba71' }],
+    }, 'Alerts for sms\nfiring: ProbeFailure: BlackBox Probe Failure'],
+    ['several alerts, one without a summary', {
+      receiver: 'sms', status: 'firing', version: '4', truncatedAlerts: 0, groupLabels: {}, commonLabels: {}, commonAnnotations: {},
+      alerts: [{ status: 'firing', labels: { alertname: 'DiskFull' }, annotations: { summary: '3% left on <sda> & "sdb"' } }, { status: 'resolved', labels: { alertname: 'HostDown' }, annotations: { description: 'pi-2 is back' } }, { status: 'firing', labels: { alertname: 'Odd' }, annotations: {} }],
+    }, 'Alerts for sms\nfiring: DiskFull: 3% left on <sda> & "sdb"\nresolved: HostDown: pi-2 is back\nfiring: Odd: '],
+  ] },
+  { heading: 'Uptime Kuma', form: 'bearer', encode: [asJson, asMultipart], posts: [['a monitor that is down', {
+    heartbeat: { monitorID: 1, status: 0, time: '2026-01-01 00:00:00', msg: 'timeout', ping: null, important: true, duration: 60 }, monitor: { id: 1, name: 'web', url: 'https://x', type: 'http' }, msg: '[web] [🔴 Down] timeout',
+  }, '[web] [🔴 Down] timeout']] },
+  { heading: 'Sonarr', form: 'basic', posts: [
+    ['its test', {
+      eventType: 'Test', instanceName: 'Sonarr', applicationUrl: '', series: { id: 1, title: 'Test Title', path: 'C:\\testpath', tvdbId: 1234, tags: ['test-tag'] }, episodes: [{ id: 123, episodeNumber: 1, seasonNumber: 1, title: 'Test title' }],
+    }, 'Sonarr: Test: Test Title\nS1E1 Test title'],
+    ['two episodes', { eventType: 'Grab', instanceName: 'Sonarr', series: { id: 2, title: 'A Series' }, episodes: [{ episodeNumber: 14, seasonNumber: 2, title: 'First' }, { episodeNumber: 15, seasonNumber: 2, title: 'Second' }], release: { quality: 'WEBDL-1080p' } }, 'Sonarr: Grab: A Series\nS2E14 First\nS2E15 Second'],
+    ['its health', { eventType: 'Health', instanceName: 'Sonarr', level: 'warning', message: 'No indexer is available', type: 'IndexerStatusCheck', wikiUrl: 'https://wiki.servarr.com/' }, 'Sonarr: Health\nNo indexer is available'],
+  ] },
+  { heading: 'Radarr', form: 'basic', posts: [
+    ['its test', { eventType: 'Test', instanceName: 'Radarr', applicationUrl: '', movie: { id: 1, title: 'Test Title', year: 1970, releaseDate: '1970-01-01', folderPath: 'C:\\testpath', tmdbId: 0 }, remoteMovie: { tmdbId: 1234, imdbId: '5678', title: 'Test title', year: 1970 }, release: { quality: 'Test Quality', qualityVersion: 1, releaseGroup: 'Test Group', releaseTitle: 'Test Title', indexer: 'Test Indexer', size: 9999999 } }, 'Radarr: Test: Test Title (1970)\nTest Title'],
+    ['a download', { eventType: 'Download', instanceName: 'Radarr', movie: { id: 2, title: 'A Film', year: 2003 }, movieFile: { relativePath: 'A Film (2003).mkv' }, isUpgrade: false }, 'Radarr: Download: A Film (2003)'],
+  ] },
+  { heading: 'GitHub', form: 'query', encode: [asJson, asForm], posts: [
+    ['a ping', { zen: 'Keep it logically awesome.', hook_id: 1, hook: {}, repository: {}, sender: { login: 'octocat' } }, 'Keep it logically awesome.'],
+    ['a pull request', { action: 'opened', number: 2, pull_request: { title: 'Less is more', html_url: 'https://github.com/o/r/pull/2' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat opened pull request 2, Less is more\nhttps://github.com/o/r/pull/2'],
+    ['an issue', { action: 'closed', issue: { number: 7, title: 'It is broken', html_url: 'https://github.com/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat closed issue 7, It is broken\nhttps://github.com/o/r/issues/7'],
+    ['a push', { ref: 'refs/heads/main', pusher: { name: 'octocat' }, head_commit: { message: 'Fix it', url: 'https://github.com/o/r/commit/1' }, commits: [], repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1'],
+  ] },
+  { heading: 'Gitea, Forgejo', form: 'bearer', encode: [asJson, asForm], posts: [
+    ['a push', { ref: 'refs/heads/main', before: '0', after: '1', compare_url: 'https://git.example.org/o/r/compare/0...1', commits: [{ id: '1', message: 'Fix it' }, { id: '2', message: 'And that' }], repository: { full_name: 'o/r' }, pusher: { login: 'ada' }, sender: { login: 'ada' } }, 'o/r: ada pushed to refs/heads/main\nFix it\nAnd that'],
+    ['a pull request', { action: 'opened', number: 2, pull_request: { number: 2, title: 'Less is more', html_url: 'https://git.example.org/o/r/pulls/2' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: ada opened pull request 2, Less is more\nhttps://git.example.org/o/r/pulls/2'],
+    ['an issue', { action: 'opened', number: 7, issue: { number: 7, title: 'It is broken', html_url: 'https://git.example.org/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: ada opened issue 7, It is broken\nhttps://git.example.org/o/r/issues/7'],
+  ] },
+  { heading: 'Apprise, as JSON', form: 'basic', posts: [
+    ['without a title', { version: '1.0', title: '', message: 'hello', attachments: [], type: 'info' }, 'hello'],
+    ['with a title', { version: '1.0', title: 'Backup', message: 'It is done.', attachments: [], type: 'success' }, 'Backup\nIt is done.'],
+  ] },
+  { heading: 'Seerr, Overseerr, Jellyseerr', form: 'bearer', posts: [
+    ['a request', { notification_type: 'MEDIA_PENDING', event: 'New Movie Request', subject: 'A Film (2003)', message: 'Fish get lost.', image: 'https://image.example.org/a.jpg', media: { media_type: 'movie', tmdbId: '12', tvdbId: '', status: 'PENDING', status4k: 'UNKNOWN' }, request: { request_id: '1', requestedBy_username: 'ada' }, issue: null, comment: null, extra: [] }, 'New Movie Request: A Film (2003)\nFish get lost.'],
+    ['its test', { notification_type: 'TEST_NOTIFICATION', event: '', subject: 'Test Notification', message: 'Check check, 1, 2, 3. Are we coming in clear?', image: '', media: null, request: null, issue: null, comment: null, extra: [] }, 'TEST_NOTIFICATION: Test Notification\nCheck check, 1, 2, 3. Are we coming in clear?'],
+  ] },
+];
+
+for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
+  test(`recipe: ${heading}`, async (t) => {
+    const section = README.slice(README.indexOf(`\n### ${heading}\n`)).split(/\n##/)[1]!;
+    assert.ok(section.includes(`(${form}`), 'the form is named');
+    const config = JSON.parse(/```json\n([^]*?)```/.exec(section)![1]!.replace(/sha256:PASTE[^"]*/, SECRET)) as GatewayConfig;
+    const { backend, gateway } = await startBoth(t, { tokens: config.tokens!, ...(config.auth && { auth: config.auth }) });
+    const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
+    for (const [name, payload, text] of posts) {
+      for (const encoding of encode) {
+        const post = encoding(JSON.stringify(payload));
+        const answer = await ask(gateway, { ...post, path, headers: { ...post.headers, ...headers } });
+        assert.equal(answer.status, 201, `${name}: ${answer.text}`);
+        assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...(heading === 'Grafana' && { text_mode: 'styled' }), message: text }, name);
+        assert.ok(!backend.seen.at(-1)!.url.includes('@auth'));
+      }
+    }
+  });
+}
+
+test('every recipe of the README is run here, and confined', () => {
+  const section = README.slice(README.indexOf('\n## Webhooks\n')).split(/\n## /)[1]!;
+  assert.deepEqual(Array.from(section.matchAll(/^### (.*)$/gm), ([, heading]) => heading), RECIPES.map(({ heading }) => heading));
+  const tokens = Array.from(section.matchAll(/^```json\n([^]*?)^```$/gm), ([, block]) => Object.values((JSON.parse(block!) as GatewayConfig).tokens!)).flat();
+  assert.equal(tokens.length, RECIPES.length);
+  for (const token of tokens) assert.deepEqual([token.allow, token.senders, token.recipients], [['send'], [FROM], [TO]]);
+});
+
+// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
 
 /** The fenced blocks of a language in the README. */
 function blocks(language: string): string[] {
@@ -3480,7 +3627,7 @@ test('the README names every code of an error, with its status, and the settings
   for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
     if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
   }
-  for (const name of ['methods', 'allow', 'senders', 'recipients', 'rate', 'clients', 'expires', 'secret', 'secretFile']) assert.ok(README.includes(`\`${name}\``), name);
+  for (const name of ['methods', 'allow', 'senders', 'recipients', 'rate', 'clients', 'expires', 'defaults', 'message', 'secret', 'secretFile']) assert.ok(README.includes(`\`${name}\``), name);
 });
 
 test('every configuration in the README loads', (t) => {

@@ -3035,7 +3035,7 @@ async function main(): Promise<void> {
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
     const configured = [file, values.backend, process.env.BACKEND_URL, process.env.API_TOKENS, process.env.API_TOKENS_FILE];
-    if (values.check || configured.some((value) => value !== undefined)) throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
+    if (values.check || isRender || configured.some((value) => value !== undefined)) throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
     return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
