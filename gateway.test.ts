@@ -1194,7 +1194,7 @@ test('a template that is not one is refused, with line and column', () => {
     ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'], ['{{a.}}', '1, column 1', '"{{a.}}" has no name'], ['{{..}}', '1, column 1', '"{{..}}" has no name'],
     ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'], ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
     ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'], ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'], ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'], ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
-    [`${'{{#a}}'.repeat(64)}${'{{/a}}'.repeat(64)}`, '1, column 379', 'sections are nested more than 64 levels deep'],
+    [`${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)}`, '1, column 385', 'sections are nested more than 64 levels deep'],
   ] as const) {
     assert.throws(() => new Template(template), (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`), template);
   }
@@ -1237,6 +1237,12 @@ test('the work of a rendering is bounded, however sections multiply', () => {
   assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
   assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
   assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
+  // Below the limit it is the length of the data times that of the template.
+  for (const n of [50, 100, 200]) {
+    const [template, data] = ['{{#a}}{{#a}}{{#a}}.{{/a}}{{/a}}{{/a}}', { a: Array<number>(n).fill(1) }];
+    const text = new Template(template).render(data);
+    assert.ok(text.endsWith('…') && text.length < template.length * JSON.stringify(data).length, `${text.length} of ${n ** 3}`);
+  }
   // One way through much data is no multiplication.
   assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
 });
@@ -1967,7 +1973,7 @@ test('importing does no work and says nothing', async (t) => {
 test('--help lists every setting and flag, --version is the package\'s', async () => {
   const help = await cli(['--help']);
   assert.equal(help.code, 0);
-  for (const word of ['--config', '--listen', '--backend', '--check', '--demo', 'token [NAME]', 'hash', 'render TOKEN', 'API_TOKENS_FILE', 'GATEWAY_CONFIG', 'senders', 'defaults', 'message']) assert.ok(help.stdout.includes(word), word);
+  for (const word of ['--config', '--listen', '--backend', '--check', '--demo', 'token [NAME]', 'hash', 'render NAME', 'API_TOKENS_FILE', 'GATEWAY_CONFIG', 'senders', 'defaults', 'message']) assert.ok(help.stdout.includes(word), word);
   const { version } = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${version}\n`, stderr: '' });
 });
@@ -1976,8 +1982,11 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
   for (const [args, env, message] of [
     [['--confg', 'x'], {}, /Unknown option '--confg'/],
     [['--config'], {}, /--config/],
-    [['frobnicate'], {}, /"frobnicate" is not a command/],
-    [['token', 'a', 'b'], {}, /"token a b" is not a command/],
+    [['frobnicate'], {}, /that is not a command/],
+    [[SECRET], {}, /that is not a command/],
+    [['hash', SECRET], {}, /not with these arguments/],
+    [['render'], {}, /not with these arguments/],
+    [['token', 'a', 'b'], {}, /not with these arguments/],
     [['token', 'a b'], {}, /a name may have/],
     [['--config', '/no/such/file'], {}, /\/no\/such\/file: cannot be read \(ENOENT\)/],
     [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file: cannot be read \(ENOENT\)/],
@@ -2020,13 +2029,13 @@ test('--check says in words what each token may do, and nothing of its secret', 
   const file = join(folder(t), 'gateway.json');
   writeFileSync(file, JSON.stringify({ listen: ':8880', backend: { url: `http://u:${OTHER}@backend:1/p/` }, tokens: {
     home: { secret: SECRET, allow: ['send', 'GET /v1/groups/:number'], senders: [FROM], recipients: [TO, 'group.*'], rate: '30/1m', clients: ['10.0.0.0/8'], expires: '2020-01-01', methods: ['path'] }, plain: { secret: OTHER },
-    hook: { secret: `${OTHER}2`, defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' }, message: '{{x}}' }, other: { secret: `${OTHER}3`, message: '{{x}}' },
+    hook: { secret: `${OTHER}2`, defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' }, message: '{{x}}' }, other: { secret: `${OTHER}3`, message: '{{x}}' }, barred: { secret: `${OTHER}4`, senders: [FROM], recipients: [TO], defaults: { number: FROM, recipients: [TO, STRANGER] } },
   } }));
   const { code, stdout } = await cli(['--check', '--config', file]);
   assert.equal(code, 0);
   assert.equal(stdout, `The configuration is good.
 backend http://backend:1/p
-4 tokens
+5 tokens
   home
     may call     send, GET /v1/groups/:number
     presented    as path
@@ -2050,7 +2059,7 @@ backend http://backend:1/p
     sends to     anybody
     rate         no limit
     from         any address
-    webhooks     become sends, from ${FROM}, to ${TO}, ${GROUP}, text_mode styled, the message by a template
+    webhooks     become sends, the message by a template; unless they say otherwise from ${FROM} to ${TO}, ${GROUP} with text_mode styled
     expires      never
   other
     may call     send, info
@@ -2060,6 +2069,15 @@ backend http://backend:1/p
     rate         no limit
     from         any address
     webhooks     become sends, the message by a template
+    expires      never
+  barred
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   ${FROM}
+    sends to     ${TO}
+    rate         no limit
+    from         any address
+    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients.
     expires      never
 `);
 });
@@ -2079,15 +2097,17 @@ test('render prints the send that would be made of a payload, and sends nothing'
   }
   assert.deepEqual(JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout), made);
   for (const [code, message, input, ...args] of [
-    [1, /^gateway: In the end there is no message. The body's top-level keys are "a"; .*\n$/, '{"a":1}', 'hook'],
+    [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
     [1, /^gateway: This token may not send to one of these recipients\.\n$/, JSON.stringify({ ...payload, recipients: [STRANGER] }), 'hook'],
     [1, /^gateway: This token may not send from, or read, that account\.\n$/, JSON.stringify({ ...payload, number: STRANGER }), 'hook'],
     [1, /^gateway: The body is not a JSON object: a value is expected, at byte 6\.\n$/, '{"a":x}', 'hook'],
     [1, /^gateway: This token may not use this endpoint\.\n$/, '{"message":"x"}', 'reader'],
-    [2, /^gateway: there is no token "hock", but "hook", "plain", "reader"\n$/, '{}', 'hock'],
+    [1, /^gateway: The body is larger than this gateway accepts\.\n$/, `{"a":"${'x'.repeat(1024 * 1024)}"}`, 'hook'],
+    [2, /^gateway: there is no token of that name; there are "hook", "plain", "reader"\n$/, '{}', 'hock'],
+    [2, /^gateway: there is no token of that name/, '{}', SECRET],
     [2, /^gateway: the token "plain" has neither "defaults" nor "message": what is posted with it is passed on as it is\n$/, '{}', 'plain'],
-    [2, /^gateway: "render" is not a command/, '{}'],
-    [2, /^gateway: "render hook x" is not a command/, '{}', 'hook', 'x'],
+    [2, /^gateway: that is not a command, or not with these arguments/, '{}'],
+    [2, /^gateway: that is not a command, or not with these arguments/, '{}', 'hook', SECRET],
     [2, /--demo brings its own/, '{}', 'hook', '--demo'],
   ] as [number, RegExp, string, ...string[]][]) {
     const result = await render(input, ...args);
@@ -2761,22 +2781,23 @@ attack('pass off another form as a webhook\'s', { ...ALL_FORMS, tokens: { hook: 
 
 test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
   for (const [token, body, words, reason] of [
-    [{ defaults: {} }, { alerts: [], status: 'x' }, 'there is no message and no number and no recipients. The body\'s top-level keys are "alerts", "status";', 'no_message,no_number,no_recipients'],
-    [{ defaults: { number: FROM } }, { message: 'x', recipients: '+15550100002' }, 'there is no recipients. The body\'s top-level keys are "message", "recipients";', 'no_recipients'],
-    [{ defaults: { recipients: [TO] } }, { message: 'x', number: 2 }, 'there is no number. The body\'s top-level keys are "message", "number";', 'no_number'],
-    [{ defaults: DEFAULTS }, {}, 'there is no message. The body\'s top-level keys are none;', 'no_message'],
-    [{ defaults: DEFAULTS }, { message: ' \n', text: 'x' }, 'there is no message.', 'no_message'],
-    [{ defaults: DEFAULTS }, { message: 'x'.repeat(0), sticker: '', base64_attachments: [] }, 'there is no message.', 'no_message'],
-    [{ defaults: DEFAULTS, message: ' {{typo}}\n' }, { message: 'x', auth: SECRET, '"\n': 1 }, 'there is no message. The body\'s top-level keys are "message", "\\"\\n";', 'no_message'],
-    [{ message: '{{text}}' }, { text: 'x', number: FROM }, 'there is no recipients.', 'no_recipients'],
-    [{ defaults: DEFAULTS }, Object.fromEntries(Array.from({ length: 40 }, (_, i) => [`key${i}${'x'.repeat(1000)}`, i])), 'xxx…", …;', 'no_message'],
+    [{ defaults: {} }, { alerts: [], status: 'x' }, 'The send would lack message and number and recipients; the body\'s top-level keys are "alerts", "status". ', 'no_message,no_number,no_recipients'],
+    [{ defaults: { number: FROM } }, { message: 'x', recipients: '+15550100002' }, 'The send would lack recipients; the body\'s top-level keys are "message", "recipients". ', 'no_recipients'],
+    [{ defaults: { recipients: [TO] } }, { message: 'x', number: 2 }, 'The send would lack number; the body\'s top-level keys are "message", "number". ', 'no_number'],
+    [{ defaults: DEFAULTS }, {}, 'The send would lack message; the body\'s top-level keys are none. ', 'no_message'],
+    [{ defaults: DEFAULTS }, { message: ' \n', text: 'x' }, 'The send would lack message;', 'no_message'],
+    [{ defaults: DEFAULTS }, { message: 'x'.repeat(0), sticker: '', base64_attachments: [] }, 'The send would lack message;', 'no_message'],
+    [{ defaults: DEFAULTS, message: ' {{typo}}\n' }, { message: 'x', auth: SECRET, '"\n': 1 }, 'The send would lack message; the body\'s top-level keys are "message", "\\"\\n". ', 'no_message'],
+    [{ message: '{{text}}' }, { text: 'x', number: FROM }, 'The send would lack recipients;', 'no_recipients'],
+    [{ defaults: DEFAULTS }, Object.fromEntries(Array.from({ length: 40 }, (_, i) => [`key${i}${'x'.repeat(1000)}`, i])), '"key29xxx', 'no_message'],
   ] as [TokenConfig, object, string, string][]) {
     const both = await startWebhook(t, token);
     const answer = await ask(both.gateway, { body, headers: BEARER });
     assertDenied(answer, 400, 'bad_field', both);
     assert.ok(answer.json.error.includes(words), answer.json.error);
-    assert.ok(answer.json.error.length < 3000 && !answer.json.error.includes(SECRET));
+    assert.ok(answer.json.error.length < 3000 && !answer.json.error.includes('key30') && !answer.json.error.includes(SECRET));
     assert.equal(requests(both.gateway)[0].reason, reason);
+    assert.ok(!both.gateway.log.join().includes('key1'), 'what a client sends is not logged');
   }
 });
 
@@ -2795,7 +2816,7 @@ attack('send to another by a webhook\'s default recipients', { ...HOOKED, tokens
 
 attack('do by a webhook what no body may', HOOKED, 400, 'bad_field', [
   { body: { text: 'x', recipients: ['--help'] } }, { body: { text: 'x', recipients: [''] } }, { body: { text: 'x', recipients: [`${TO}\n`] } }, { body: { text: 'x', base64_attachments: ['data:a/b;filename=../../x;base64,QUJD'] } }, { body: { text: 'x', link_preview: { url: 'https://a', base64_thumbnail: 'data:a/b;filename=/x;base64,QUJD' } } },
-  { body: `{"text":"x","auth":"${OTHER}","auth":"${OTHER}"}` }, { body: { text: 'x', auth: 1 } }, { body: { text: 'x', Auth: OTHER } }, { body: { text: '' } },
+  { body: { text: '' } },
 ]);
 
 attack('use a webhook\'s token for more than it is meant for', { ...ALL_FORMS, tokens: { hook: { secret: SECRET, allow: ['send'], defaults: DEFAULTS } } }, 403, 'endpoint_not_allowed', [
@@ -2823,8 +2844,23 @@ test('a webhook without a credential, or with a wrong one, is 401 whatever it ho
   const both = await startWebhook(t);
   for (const body of [{ message: 'x', number: 2 }, {}, { auth: OTHER, number: 2, recipients: 'x' }]) assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
   assertDenied(await ask(both.gateway, { ...multipart([['data', '{"message":"x"}']]), headers: { ...multipart([]).headers, authorization: `Bearer ${OTHER}` } }), 401, 'unauthorized', both);
-  // No token is looked for within a form: it is not a JSON object.
-  assertDenied(await ask(both.gateway, { body: `payload=${encodeURIComponent(JSON.stringify({ auth: SECRET, message: 'x' }))}` }), 400, 'bad_json', both);
+  // No token is looked for within a form: that is a missing one, not a bad body.
+  const json = JSON.stringify({ auth: SECRET, message: 'x' });
+  for (const request of [{ body: `payload=${encodeURIComponent(json)}` }, { body: `data=${json}`, headers: { 'content-type': 'application/x-www-form-urlencoded' } }, { ...multipart([['data', json]]), headers: { 'content-type': 'multipart/form-data; boundary=limit' } }]) {
+    const answer = await ask(both.gateway, request);
+    assertDenied(answer, 401, 'unauthorized', both);
+    assert.equal(requests(both.gateway).at(-1).reason, 'no_credential');
+    assert.equal(answer.headers['www-authenticate'], 'Basic realm="signal", Bearer');
+  }
+});
+
+test('a field "auth" of the sender\'s own is dropped, whatever it holds and however it is spelled', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{.}}' });
+  for (const body of ['{"auth":{"type":"oauth"},"a":1}', '{"auth":1,"a":1}', '{"Auth":"x","a":1}', `{"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\\u0061uth":"${OTHER}"}`, `payload={"auth":"${OTHER}","a":1}`]) {
+    const answer = await ask(gateway, { body, headers: BEARER });
+    assert.equal(answer.status, 201, answer.text);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: '{"a":1}' });
+  }
 });
 
 test('a webhook\'s body is at most 1 MiB: 413 at once if it says so, and as soon as it is if not', async (t) => {
@@ -2842,6 +2878,7 @@ test('a webhook\'s body is at most 1 MiB: 413 at once if it says so, and as soon
   assertDenied(await ask(both.gateway, { body: fill(MIB + 1), headers: { ...BEARER, 'transfer-encoding': 'chunked' } }), 413, 'body_too_large', both);
   const tight = await startWebhook(t, { defaults: DEFAULTS }, { limits: { body: '1KiB' } });
   assertDenied(await ask(tight.gateway, { body: fill(2000), headers: BEARER }), 413, 'body_too_large', tight);
+  assert.equal(requests(tight.gateway)[0].bytesIn, 0);
 });
 
 test('a webhook\'s body may come in any pieces', async (t) => {
@@ -2926,7 +2963,8 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
     const answer = await ask(gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
     assert.ok([201, 400].includes(answer.status), answer.text);
   }
-  assert.ok(backend.sent.every(({ message }) => message === '…'));
+  assert.deepEqual([...new Set(backend.sent.map(({ message }) => message))], ['…']);
+  assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
 });
 
 // ── REGRESSIONS ──────────────────────────────────────────────────────────────────────────────────
@@ -3540,9 +3578,9 @@ const RECIPES: Recipe[] = [
       alerts: [{ status: 'firing', labels: { alertname: 'ProbeFailure' }, annotations: { description: 'It did not answer', summary: 'BlackBox Probe Failure' }, startsAt: '2023-02-06T13:08:45.828Z', endsAt: '0001-01-01T00:00:00Z', generatorURL: 'http://prometheus/graph', fingerprint: '1a30ba71' }],
     }, 'Alerts for sms\nfiring: ProbeFailure: BlackBox Probe Failure'],
     ['several alerts, one without a summary', {
-      receiver: 'sms', status: 'firing', version: '4', truncatedAlerts: 0, groupLabels: {}, commonLabels: {}, commonAnnotations: {},
-      alerts: [{ status: 'firing', labels: { alertname: 'DiskFull' }, annotations: { summary: '3% left on <sda> & "sdb"' } }, { status: 'resolved', labels: { alertname: 'HostDown' }, annotations: { description: 'pi-2 is back' } }, { status: 'firing', labels: { alertname: 'Odd' }, annotations: {} }],
-    }, 'Alerts for sms\nfiring: DiskFull: 3% left on <sda> & "sdb"\nresolved: HostDown: pi-2 is back\nfiring: Odd: '],
+      receiver: 'sms', status: 'firing', version: '4', truncatedAlerts: 4, groupLabels: {}, commonLabels: {}, commonAnnotations: {},
+      alerts: [{ status: 'firing', labels: { alertname: 'DiskFull', instance: 'pi-1' }, annotations: { summary: '3% left on <sda> & "sdb"' } }, { status: 'resolved', labels: { alertname: 'HostDown' }, annotations: { description: 'pi-2 is back' } }, { status: 'firing', labels: { alertname: 'Odd' }, annotations: {} }],
+    }, 'Alerts for sms\nfiring: DiskFull on pi-1: 3% left on <sda> & "sdb"\nresolved: HostDown: pi-2 is back\nfiring: Odd\nand 4 more'],
   ] },
   { heading: 'Uptime Kuma', form: 'bearer', encode: [asJson, asMultipart], posts: [['a monitor that is down', {
     heartbeat: { monitorID: 1, status: 0, time: '2026-01-01 00:00:00', msg: 'timeout', ping: null, important: true, duration: 60 }, monitor: { id: 1, name: 'web', url: 'https://x', type: 'http' }, msg: '[web] [🔴 Down] timeout',
@@ -3560,21 +3598,24 @@ const RECIPES: Recipe[] = [
   ] },
   { heading: 'GitHub', form: 'query', encode: [asJson, asForm], posts: [
     ['a ping', { zen: 'Keep it logically awesome.', hook_id: 1, hook: {}, repository: {}, sender: { login: 'octocat' } }, 'Keep it logically awesome.'],
-    ['a pull request', { action: 'opened', number: 2, pull_request: { title: 'Less is more', html_url: 'https://github.com/o/r/pull/2' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat opened pull request 2, Less is more\nhttps://github.com/o/r/pull/2'],
-    ['an issue', { action: 'closed', issue: { number: 7, title: 'It is broken', html_url: 'https://github.com/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat closed issue 7, It is broken\nhttps://github.com/o/r/issues/7'],
-    ['a push', { ref: 'refs/heads/main', pusher: { name: 'octocat' }, head_commit: { message: 'Fix it', url: 'https://github.com/o/r/commit/1' }, commits: [], repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1'],
+    ['a pull request', { action: 'opened', number: 2, pull_request: { title: 'Less is more', html_url: 'https://github.com/o/r/pull/2' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: pull request 2 opened by octocat: Less is more\nhttps://github.com/o/r/pull/2'],
+    ['an issue', { action: 'closed', issue: { number: 7, title: 'It is broken', html_url: 'https://github.com/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: issue 7 closed by octocat: It is broken\nhttps://github.com/o/r/issues/7'],
+    ['a branch that is deleted', { ref: 'refs/heads/old', deleted: true, pusher: { name: 'octocat' }, head_commit: null, commits: [], repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat deleted refs/heads/old'],
+    ['a push', { ref: 'refs/heads/main', deleted: false, pusher: { name: 'octocat' }, head_commit: { message: 'Fix it', url: 'https://github.com/o/r/commit/1' }, commits: [], repository: { full_name: 'o/r' }, sender: { login: 'octocat' } }, 'o/r: octocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1'],
   ] },
   { heading: 'Gitea, Forgejo', form: 'bearer', encode: [asJson, asForm], posts: [
     ['a push', { ref: 'refs/heads/main', before: '0', after: '1', compare_url: 'https://git.example.org/o/r/compare/0...1', commits: [{ id: '1', message: 'Fix it' }, { id: '2', message: 'And that' }], repository: { full_name: 'o/r' }, pusher: { login: 'ada' }, sender: { login: 'ada' } }, 'o/r: ada pushed to refs/heads/main\nFix it\nAnd that'],
-    ['a pull request', { action: 'opened', number: 2, pull_request: { number: 2, title: 'Less is more', html_url: 'https://git.example.org/o/r/pulls/2' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: ada opened pull request 2, Less is more\nhttps://git.example.org/o/r/pulls/2'],
-    ['an issue', { action: 'opened', number: 7, issue: { number: 7, title: 'It is broken', html_url: 'https://git.example.org/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: ada opened issue 7, It is broken\nhttps://git.example.org/o/r/issues/7'],
+    ['a release', { action: 'published', release: { tag_name: 'v1', html_url: 'https://git.example.org/o/r/releases/tag/v1' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: release v1 published by ada\nhttps://git.example.org/o/r/releases/tag/v1'],
+    ['a pull request', { action: 'opened', number: 2, pull_request: { number: 2, title: 'Less is more', html_url: 'https://git.example.org/o/r/pulls/2' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: pull request 2 opened by ada: Less is more\nhttps://git.example.org/o/r/pulls/2'],
+    ['an issue', { action: 'opened', number: 7, issue: { number: 7, title: 'It is broken', html_url: 'https://git.example.org/o/r/issues/7' }, repository: { full_name: 'o/r' }, sender: { login: 'ada' } }, 'o/r: issue 7 opened by ada: It is broken\nhttps://git.example.org/o/r/issues/7'],
   ] },
   { heading: 'Apprise, as JSON', form: 'basic', posts: [
     ['without a title', { version: '1.0', title: '', message: 'hello', attachments: [], type: 'info' }, 'hello'],
     ['with a title', { version: '1.0', title: 'Backup', message: 'It is done.', attachments: [], type: 'success' }, 'Backup\nIt is done.'],
   ] },
   { heading: 'Seerr, Overseerr, Jellyseerr', form: 'bearer', posts: [
-    ['a request', { notification_type: 'MEDIA_PENDING', event: 'New Movie Request', subject: 'A Film (2003)', message: 'Fish get lost.', image: 'https://image.example.org/a.jpg', media: { media_type: 'movie', tmdbId: '12', tvdbId: '', status: 'PENDING', status4k: 'UNKNOWN' }, request: { request_id: '1', requestedBy_username: 'ada' }, issue: null, comment: null, extra: [] }, 'New Movie Request: A Film (2003)\nFish get lost.'],
+    ['a request', { notification_type: 'MEDIA_PENDING', event: 'New Movie Request', subject: 'A Film (2003)', message: 'Fish get lost.', image: 'https://image.example.org/a.jpg', media: { media_type: 'movie', tmdbId: '12', tvdbId: '', status: 'PENDING', status4k: 'UNKNOWN' }, request: { request_id: '1', requestedBy_username: 'ada' }, issue: null, comment: null, extra: [] }, 'New Movie Request: A Film (2003)\nFish get lost.\nRequested by ada'],
+    ['a comment', { notification_type: 'ISSUE_COMMENT', event: 'New Comment on Video Issue', subject: 'A Film (2003)', message: 'It is dark.', media: {}, request: null, issue: { issue_id: '1' }, comment: { comment_message: 'Better now?', commentedBy_username: 'bob' }, extra: [] }, 'New Comment on Video Issue: A Film (2003)\nbob: Better now?'],
     ['its test', { notification_type: 'TEST_NOTIFICATION', event: '', subject: 'Test Notification', message: 'Check check, 1, 2, 3. Are we coming in clear?', image: '', media: null, request: null, issue: null, comment: null, extra: [] }, 'TEST_NOTIFICATION: Test Notification\nCheck check, 1, 2, 3. Are we coming in clear?'],
   ] },
 ];
@@ -3587,6 +3628,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
     const { backend, gateway } = await startBoth(t, { tokens: config.tokens!, ...(config.auth && { auth: config.auth }) });
     const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
     for (const [name, payload, text] of posts) {
+      if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, `${name}: something is left hanging`);
       for (const encoding of encode) {
         const post = encoding(JSON.stringify(payload));
         const answer = await ask(gateway, { ...post, path, headers: { ...post.headers, ...headers } });
@@ -3597,6 +3639,15 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
     }
   });
 }
+
+test('the README\'s render command prints a send', async (t) => {
+  const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(README)!;
+  const file = join(folder(t), 'gateway.json');
+  const recipe = blocks('json').find((block) => block.includes(`"${name}": {`))!;
+  writeFileSync(file, recipe.replace(/sha256:PASTE[^"]*/, SECRET));
+  const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
+  assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message: 'Alerts for phone\nfiring: DiskFull: 3% left' }]);
+});
 
 test('every recipe of the README is run here, and confined', () => {
   const section = README.slice(README.indexOf('\n## Webhooks\n')).split(/\n## /)[1]!;

@@ -10,11 +10,13 @@
  *   A request:  target made canonical, or 400      →  client's address
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  endpoint on the token's allowlist  →  the token's rate
- *            →  body scanned while it streams      →  relayed by fetch, answered, logged
+ *            →  body scanned while it streams,     →  relayed by fetch, answered, logged
+ *               or a webhook's made into a send
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (all that is wrong, or what each token may do)
+ *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a webhook's payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
  * Exit codes: 0 done, 1 a failure while running (the port is taken), 2 bad usage or configuration.
@@ -68,7 +70,7 @@ interface GatewayConfig {
   log?: { level?: Level; format?: 'text' | 'json' };
 }
 
-/** One token. A field that is absent falls back to the top-level one; one that is present replaces it whole. */
+/** One token. A field that the top level has too replaces that one whole; if absent, it falls back to it. */
 interface TokenConfig {
   secret?: string;
   secretFile?: string;
@@ -80,15 +82,13 @@ interface TokenConfig {
   clients?: string[];
   expires?: string;
   /**
-   * With this or `message`, what is posted to /v2/send is not passed on: a send is made of it, in which this
-   * stands for what the body does not have. What the body has goes first, so confine the token to `recipients`.
+   * With `defaults` or `message`, a POST to /v2/send is not passed on: a new send is made of its body. These fill
+   * what the body lacks. What the body has goes first: confine the token with `senders` and `recipients`.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
-  /** A Mustache template of the message, filled from the body. */
+  /** A Mustache template of the message, filled from the body. It goes before a `message` in the body. */
   message?: string;
 }
-
-type TextMode = 'normal' | 'styled';
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
@@ -451,10 +451,12 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
     // of a webhook's body is judged in its stead, as if its sender had sent that.
     const judge = (field: Field): void => judgeField(token, target, field);
-    const send = isWebhook(token, target) ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge) : undefined;
-    const content = send ?? await body.open(target, judge, abort);
+    const isMade = isWebhook(token, target);
+    const content = isMade
+      ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
+      : await body.open(target, judge, abort);
 
-    await relay(core, rules, { req, res, target, exchange, content, isMade: send !== undefined, abort });
+    await relay(core, rules, { req, res, target, exchange, content, isMade, abort });
   } catch (error) {
     const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
     if (core.draining) res.shouldKeepAlive = false;
@@ -1042,7 +1044,7 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 /** How long a refused client may take to read its answer and stop sending. */
 const LINGER_MS = 2000;
 
-/** What is relayed: nothing, a small body in one piece, or a large one as a stream. */
+/** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
 type Content = Uint8Array | { stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>; length: number | undefined } | undefined;
 
 /** RFC 9112 6.3: a request has a body if one of these two headers says so. */
@@ -1050,7 +1052,7 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** A request's body, read through the scanner: first its head, then, once it is admitted, the rest. */
+/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
 class RequestBody {
   readonly #req: http.IncomingMessage;
   readonly #res: http.ServerResponse;
@@ -1079,7 +1081,8 @@ class RequestBody {
   }
 
   /**
-   * Looks for `auth` in the head of the body. What else is wrong with its fields is not said to somebody unknown.
+   * Looks for `auth` in the head of the body. What else is wrong with its fields is not said to somebody unknown,
+   * and a form, which some webhooks post, has none.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async findAuth(): Promise<Credential | undefined> {
@@ -1087,7 +1090,12 @@ class RequestBody {
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours.
     const deadlineMs = performance.now() + this.#timeoutMs;
     const scan = new BodyScan('auth');
-    await this.#readHead(scan, () => deadlineMs - performance.now());
+    try {
+      await this.#readHead(scan, () => deadlineMs - performance.now());
+    } catch (error) {
+      if (isForm(this.#head[0], this.#req.headers['content-type'])) return undefined;
+      throw error;
+    }
     return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
   }
 
@@ -1119,6 +1127,7 @@ class RequestBody {
 
   /**
    * Reads the whole body, as it came.
+   * @param limitBytes of the whole; `limits.body` holds too.
    * @throws {Problem} body_too_large, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
@@ -1161,7 +1170,7 @@ class RequestBody {
     this.#req.socket.destroy();
   }
 
-  /** Reads the head, unless its credential was looked for already, and passes it through a scanner. */
+  /** Reads the head, or what is left of it, and passes all of it through the scanner, if there is one. */
   async #readHead(scan: BodyScan | undefined, timeoutMs: () => number): Promise<Uint8Array[]> {
     if (!this.#ended && this.#head.length === 0) this.#begin();
     const pieces = this.#head.flatMap((chunk) => scan?.write(chunk) ?? []);
@@ -1253,7 +1262,10 @@ class RequestBody {
 // Grafana, GitHub and others post a shape of their own. Of what is posted with a token that has `defaults` or
 // `message` a new send is made: nothing of the old body is in it but the fields of a send, and what the template took.
 
-/** A token's own, for what the body does not have. */
+const TEXT_MODES = ['normal', 'styled'] as const;
+type TextMode = (typeof TEXT_MODES)[number];
+
+/** What a send gets where the webhook's body has no usable value of its own. */
 interface SendDefaults {
   readonly number?: string;
   readonly recipients?: readonly string[];
@@ -1263,11 +1275,13 @@ interface SendDefaults {
 /** The largest body that a send is made of: it is held in memory. */
 const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
 
+/** The one request whose body may be a webhook's. */
+const SEND_TARGET = parseTarget('POST', '/v2/send');
+
 type Check = (value: unknown) => boolean;
-const isText: Check = (value) => typeof value === 'string';
+const isString: Check = (value) => typeof value === 'string';
+const isBoolean: Check = (value) => typeof value === 'boolean';
 const isInteger: Check = (value) => Number.isSafeInteger(value);
-const isFlag: Check = (value) => typeof value === 'boolean';
-const TEXT_MODES: readonly TextMode[] = ['normal', 'styled'];
 
 function listOf(check: Check): Check {
   return (value) => Array.isArray(value) && value.length > 0 && value.every(check);
@@ -1277,32 +1291,37 @@ function objectOf(fields: Record<string, Check>): Check {
   return (value) => isObject(value) && Object.entries(value).every(([key, inner]) => Object.hasOwn(fields, key) && fields[key]!(inner));
 }
 
-const MENTIONS = listOf(objectOf({ start: isInteger, length: isInteger, author: isText }));
+const MENTIONS = listOf(objectOf({ start: isInteger, length: isInteger, author: isString }));
 
 /**
  * The fields of a send. One that does not look like this is another program's, by the same name: the `number` of a
  * pull request on GitHub is an integer. The hidden `recipient` is not among them, because nobody documents it.
  */
 const SEND_FIELDS: Record<string, Check> = {
-  message: isText,
+  message: isString,
   number: (value) => typeof value === 'string' && NUMBER.test(value),
-  recipients: listOf(isText),
+  recipients: listOf(isString),
   text_mode: (value) => TEXT_MODES.some((mode) => mode === value),
-  base64_attachments: listOf(isText),
-  sticker: isText,
+  base64_attachments: listOf(isString),
+  sticker: isString,
   mentions: MENTIONS,
   quote_timestamp: isInteger,
-  quote_author: isText,
-  quote_message: isText,
+  quote_author: isString,
+  quote_message: isString,
   quote_mentions: MENTIONS,
   edit_timestamp: isInteger,
-  notify_self: isFlag,
-  view_once: isFlag,
-  link_preview: objectOf({ url: isText, title: isText, description: isText, base64_thumbnail: isText }),
+  notify_self: isBoolean,
+  view_once: isBoolean,
+  link_preview: objectOf({ url: isString, title: isString, description: isString, base64_thumbnail: isString }),
 };
 
-function isWebhook(token: Token, target: Target): boolean {
-  return (token.defaults ?? token.message) !== undefined && target.method === 'POST' && target.route?.template === '/v2/send';
+function makesSends({ defaults, message }: Token): boolean {
+  return defaults !== undefined || message !== undefined;
+}
+
+/** Whether a request's body is not passed on, but made into a send. */
+function isWebhook(token: Token, { route }: Target): boolean {
+  return makesSends(token) && route === SEND_TARGET.route;
 }
 
 /**
@@ -1311,49 +1330,69 @@ function isWebhook(token: Token, target: Target): boolean {
  * @throws {Problem} bad_json, bad_field, and what judge throws.
  */
 async function makeSend(token: Token, body: Buffer, contentType: string | undefined, judge: (field: Field) => void): Promise<Uint8Array> {
-  const send = Buffer.from(JSON.stringify(buildSend(token, await readPayload(body, contentType))));
-  const scan = new BodyScan();
-  scan.write(send);
-  scan.end();
-  scan.takeFields().forEach(judge);
-  return send;
+  return judgeSend(buildSend(token, await readPayload(body, contentType)), judge);
 }
 
 /**
- * The JSON object that a webhook posted, without its `auth`: as it is, whatever its Content-Type, or as the one
- * field of a form (GitHub's `payload`, Uptime Kuma's `data`).
+ * The JSON object that a webhook posted, whatever its Content-Type, as it is or as the one field of a form.
+ * @throws {Problem} bad_json.
  */
-async function readPayload(body: Buffer, contentType = ''): Promise<Record<string, unknown>> {
-  const isMultipart = /^multipart\/form-data\b/i.test(contentType);
-  // One field, and so no "&": a megabyte of fields would take the form's parser seconds.
-  const isForm = isMultipart || /^(?:payload|data)=[^&]*$/.test(body.toString('latin1'));
-  const json = isForm ? Buffer.from(await readForm(body, isMultipart ? contentType : 'application/x-www-form-urlencoded')) : body;
-  const scan = new BodyScan('auth');
-  const pieces = [...scan.write(json), ...scan.end()];
-  return JSON.parse(Buffer.concat(pieces).toString()) as Record<string, unknown>;
+async function readPayload(body: Buffer, contentType: string | undefined): Promise<Record<string, unknown>> {
+  const json = isForm(body, contentType) ? Buffer.from(await readForm(body, contentType)) : body;
+  const scan = new BodyScan('none'); // stricter than JSON.parse: encoding, depth
+  scan.write(json);
+  scan.end();
+  const payload = JSON.parse(json.toString()) as Record<string, unknown>;
+  // A credential, right or wrong, must not get into the text.
+  for (const key of Object.keys(payload)) if (/^auth$/iu.test(key)) delete payload[key];
+  return payload;
 }
 
-async function readForm(body: Buffer, contentType: string): Promise<string> {
-  const form = await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType } }).formData().catch(() => undefined);
-  const [[name, value] = [], ...others] = form ?? [];
+/** Known by its looks, because senders of JSON declare all kinds of types, and no JSON object begins so. */
+function isForm(body: Uint8Array | undefined, contentType: string | undefined): boolean {
+  return isMultipart(contentType) || /^(?:payload|data)=/.test(Buffer.from(body ?? NOTHING).toString('latin1', 0, 8));
+}
+
+function isMultipart(contentType = ''): boolean {
+  return /^multipart\/form-data\b/i.test(contentType);
+}
+
+/** The content of a form's one field: GitHub calls it `payload`, Uptime Kuma `data`. @throws {Problem} bad_json. */
+async function readForm(body: Buffer, contentType: string | undefined): Promise<string> {
+  const form = isMultipart(contentType)
+    ? await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType! } }).formData().catch(() => [])
+    : new URLSearchParams(body.toString());
+  const [[name, value] = [], ...others] = form;
   if (typeof value === 'string' && (name === 'payload' || name === 'data') && others.length === 0) return value;
-  throw new Problem('bad_json', { detail: 'The body is a form without exactly one field "payload" or "data".' });
+  throw new Problem('bad_json', { detail: 'The body is a form, but not one with a single field "payload" or "data".' });
 }
 
-/** @throws {Problem} bad_field if there is nothing to send, or nobody to send it to. */
+/**
+ * A send of a webhook's payload.
+ * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
+ */
 function buildSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const fields = Object.entries(SEND_FIELDS).filter(([name, check]) => check(payload[name])).map(([name]) => [name, payload[name]] as const);
-  const send: Record<string, unknown> = { ...defaults, ...Object.fromEntries(fields), ...(template && { message: template.render(payload) }) };
-  const missing = ['message', 'number', 'recipients'].filter((name) => String(send[name] ?? '').trim() === '');
-  // A picture or a sticker needs no words.
-  if (missing[0] === 'message' && (send.base64_attachments || send.sticker)) missing.shift();
+  const send: Record<string, unknown> = { ...defaults };
+  for (const [name, check] of Object.entries(SEND_FIELDS)) if (check(payload[name])) send[name] = payload[name];
+  if (template) send.message = template.render(payload);
+  const isWordless = send.base64_attachments || send.sticker; // a picture or a sticker needs no words
+  const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
+  const missing = needed.filter((name) => String(send[name] ?? '').trim() === '');
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload);
-  const shown = keys.slice(0, 30).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key)).join(', ');
-  throw new Problem('bad_field', {
-    detail: `In the end there is no ${missing.join(' and no ')}. The body's top-level keys are ${shown || 'none'}${keys.length > 30 ? ', …' : ''}; the token's "defaults" and its "message" template can make up for what is not there.`,
-    reason: missing.map((name) => `no_${name}`).join(','),
-  });
+  const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
+  const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
+  const detail = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}. What a webhook does not say, the token's "defaults" and "message" template can.`;
+  throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+}
+
+/** Judges a send as if a client had sent it. Returns it as it goes to the backend. @throws {Problem} bad_field, and what judge throws. */
+function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
+  const bytes = Buffer.from(JSON.stringify(send));
+  const scan = new BodyScan();
+  scan.write(bytes);
+  scan.end();
+  scan.takeFields().forEach(judge);
+  return bytes;
 }
 
 // ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
@@ -1361,48 +1400,62 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
 // and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
 // client sends is inserted into them, and never read as one.
 
-/** What a template may make at most, as UTF-8; beyond it the text is cut. */
-const TEXT_LIMIT_BYTES = 64 * 1024;
+/** What a rendering may make at most, as UTF-8; beyond it the text is cut. */
+const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
- * The work of one rendering, in tags and in the values that they are looked up in. Sections within sections that go
- * through the same list would take its length to the power of their depth; this much takes about a tenth of a second.
+ * What a rendering may take at most, in values that names are looked up in; a fraction of a second. Below that it may
+ * take the length of the data times that of the template. One way through the data needs less, but sections within
+ * sections that go through the same list would take its length to the power of their depth.
  */
-const RENDER_LIMIT_STEPS = 5_000_000;
+const RENDER_LIMIT_STEPS = 3_000_000;
 
+/** `{{{name}}}`, or `{{`, a sigil, a name and `}}`; sticky, so that it is tried at one place only. */
 const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})/y;
+/** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-type TemplateNode = string | {
-  readonly kind: 'variable' | 'section' | 'inverted';
-  /** The parts of a dotted name; the first is empty where it begins with a dot, at the value that is at hand. */
-  readonly path: readonly string[];
-  readonly nodes: TemplateNode[];
-};
+/** A name's parts. The first is empty where the name begins with a dot: the innermost context itself. */
+type TagPath = readonly string[];
 
-/** A section whose end has not come yet. */
-interface OpenSection {
+type TemplateNode =
+  | string
+  | { readonly kind: 'variable'; readonly path: TagPath }
+  | { readonly kind: 'section' | 'inverted'; readonly path: TagPath; readonly nodes: TemplateNode[] };
+
+interface Tag {
+  readonly text: string;
+  /** Where it stands in the template. */
   readonly at: number;
-  readonly tag: string;
+  readonly sigil: string;
   readonly name: string;
+}
+
+/** A section whose end has not come yet, or the template itself. */
+interface OpenSection extends Tag {
   readonly nodes: TemplateNode[];
 }
 
 /** A compiled Mustache template. */
 class Template {
   readonly #nodes: readonly TemplateNode[];
+  readonly #length: number;
 
-  /** @throws {SyntaxError} whose message begins with line and column. */
+  /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
     this.#nodes = parseTemplate(text);
+    this.#length = text.length;
   }
 
-  /** The text for some data, which is as JSON.parse returns it. Cut with an ellipsis if it is too long, or too much work. */
+  /**
+   * The text for some data, cut with an ellipsis if it is too long or too much work.
+   * @param data as JSON.parse returns it.
+   */
   render(data: unknown): string {
     const contexts = [data];
     const pieces: string[] = [];
-    let leftBytes = TEXT_LIMIT_BYTES;
-    let leftSteps = RENDER_LIMIT_STEPS;
+    let leftBytes = RENDER_LIMIT_BYTES;
+    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
     const emit = (text: string): void => {
       pieces.push(text);
@@ -1418,8 +1471,7 @@ class Template {
         const items = Array.isArray(value) ? value : value ? [value] : [];
         if (node.kind === 'inverted' && items.length === 0) walk(node.nodes);
         for (const item of node.kind === 'section' ? items : []) {
-          if (isSpent()) return;
-          leftSteps--;
+          if (--leftSteps < 0 || isSpent()) return;
           contexts.push(item);
           walk(node.nodes);
           contexts.pop();
@@ -1433,7 +1485,7 @@ class Template {
 }
 
 /** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
-function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
+function lookUp(contexts: readonly unknown[], path: TagPath): unknown {
   const first = path[0]!;
   let value = first === '' ? contexts.at(-1) : member(contexts.findLast((context) => hasMember(context, first)), first);
   for (let i = 1; i < path.length && value !== undefined; i++) value = member(value, path[i]!);
@@ -1449,61 +1501,64 @@ function hasMember(value: unknown, name: string): value is Record<string, unknow
   return typeof value === 'object' && value !== null && Object.hasOwn(value, name) && !(Array.isArray(value) && name === 'length');
 }
 
+/** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
 function toText(value: unknown): string {
   if (value === undefined || value === null) return '';
   return typeof value === 'object' ? JSON.stringify(value) : String(value);
 }
 
+/** Makes room for the ellipsis if need be, and not within a character. */
 function cutText(text: string): string {
   const ellipsis = '…';
-  const bytes = Buffer.from(text).subarray(0, TEXT_LIMIT_BYTES - Buffer.byteLength(ellipsis));
+  const bytes = Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis));
   return bytes.subarray(0, bytes.length - incompleteTail(bytes)).toString() + ellipsis;
 }
 
+/** @throws {SyntaxError} with line and column. */
 function parseTemplate(text: string): TemplateNode[] {
-  const open: OpenSection[] = [{ at: 0, tag: '', name: '', nodes: [] }];
+  const open: OpenSection[] = [{ text: '', at: 0, sigil: '', name: '', nodes: [] }];
   let from = 0;
   for (let at = text.indexOf('{{'); at >= 0; at = text.indexOf('{{', from)) {
     TAG.lastIndex = at;
     const [tag, triple, sigil = '', inner = ''] = TAG.exec(text) ?? failTemplate(text, at, 'a "{{" has no "}}"');
-    const [start, end] = isBlock(sigil) ? wholeLine(text, at, at + tag.length) : [at, at + tag.length];
-    const { nodes } = open.at(-1)!;
-    if (start > from) nodes.push(text.slice(from, start));
+    const [start, end] = standaloneSpan(text, from, at, at + tag.length, sigil);
+    if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
     from = end;
-    if (sigil !== '!') addTag(text, open, { at, tag, sigil, name: (triple ?? inner).trim() });
+    if (sigil !== '!') addTag(text, open, { text: tag, at, sigil, name: (triple ?? inner).trim() });
   }
   const section = open.at(-1)!;
-  if (open.length > 1) failTemplate(text, section.at, `"${section.tag}" has no "{{/${section.name}}}"`);
+  if (open.length > 1) failTemplate(text, section.at, `"${section.text}" has no "{{/${section.name}}}"`);
   section.nodes.push(text.slice(from));
   return section.nodes;
 }
 
-/** Puts a tag where it belongs, or opens or closes a section. */
-function addTag(text: string, open: OpenSection[], { at, tag, sigil, name }: { at: number; tag: string; sigil: string; name: string }): void {
-  if ('>=<$'.includes(sigil) && sigil !== '') failTemplate(text, at, `"${tag}": partials, blocks and other delimiters are not supported`);
-  if (!TAG_NAME.test(name)) failTemplate(text, at, `"${tag}" has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
-  const { nodes, ...section } = open.at(-1)!;
+/** Inserts a variable, or opens or closes a section. */
+function addTag(template: string, open: OpenSection[], tag: Tag): void {
+  const { text, at, sigil, name } = tag;
+  if (/[>=<$]/.test(sigil)) failTemplate(template, at, `"${text}": partials, blocks and other delimiters are not supported`);
+  if (!TAG_NAME.test(name)) failTemplate(template, at, `"${text}" has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
+  const section = open.at(-1)!;
   if (sigil === '/') {
-    if (open.length === 1) failTemplate(text, at, `"${tag}" closes a section that is not open`);
-    if (name !== section.name) failTemplate(text, at, `"${tag}" stands where "{{/${section.name}}}" is expected`);
+    if (open.length === 1) failTemplate(template, at, `"${text}" closes a section that is not open`);
+    if (name !== section.name) failTemplate(template, at, `"${text}" stands where "{{/${section.name}}}" is expected`);
     open.pop();
     return;
   }
-  const inner: TemplateNode[] = [];
-  nodes.push({ kind: sigil === '#' ? 'section' : sigil === '^' ? 'inverted' : 'variable', path: name === '.' ? [''] : name.split('.'), nodes: inner });
-  if (isBlock(sigil) && open.push({ at, tag, name, nodes: inner }) > NESTING_LIMIT) failTemplate(text, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
+  const path = name === '.' ? [''] : name.split('.');
+  if (sigil !== '#' && sigil !== '^') return void section.nodes.push({ kind: 'variable', path });
+  const nodes: TemplateNode[] = [];
+  section.nodes.push({ kind: sigil === '#' ? 'section' : 'inverted', path, nodes });
+  open.push({ ...tag, nodes });
+  if (open.length - 1 > NESTING_LIMIT) failTemplate(template, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
 }
 
-/** Tags that insert nothing: alone on its line, such a tag takes the line with it. */
-function isBlock(sigil: string): boolean {
-  return sigil !== '' && '#^/!'.includes(sigil);
-}
-
-/** From where to where a tag that stands alone on its line goes; else the tag's own place. */
-function wholeLine(text: string, at: number, end: number): [start: number, end: number] {
-  const lineStart = text.lastIndexOf('\n', at - 1) + 1;
+/** From where to where a tag goes: one that inserts nothing and stands alone on its line takes the line with it. */
+function standaloneSpan(text: string, from: number, at: number, end: number, sigil: string): [start: number, end: number] {
+  const [, indent] = /(?:^|\n)([ \t]*)$/.exec(text.slice(from, at)) ?? []; // of what follows the tag before
   const [after] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(end)) ?? [];
-  return after !== undefined && /^[ \t]*$/.test(text.slice(lineStart, at)) ? [lineStart, end + after.length] : [at, end];
+  if (!/[#^/!]/.test(sigil) || indent === undefined || after === undefined) return [at, end];
+  const start = at - indent.length;
+  return start === 0 || text[start - 1] === '\n' ? [start, end + after.length] : [at, end];
 }
 
 function failTemplate(text: string, at: number, why: string): never {
@@ -1538,7 +1593,7 @@ const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 
-/** Deeper than any request of this backend; it bounds the stack that the scanner keeps. */
+/** Deeper than any request of this backend, and than any template; it bounds the stacks that are kept of them. */
 const NESTING_LIMIT = 64;
 /** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
 const KEY_LIMIT_BYTES = 256;
@@ -1559,15 +1614,18 @@ interface KeyRules {
   readonly folded: RegExp;
 }
 
-function keyRules(within?: BodyKey): KeyRules {
-  const keys = Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map(([key]) => key);
+function keysWithin(within?: BodyKey): string[] {
+  return Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map(([key]) => key);
+}
+
+function keyRules(keys: string[]): KeyRules {
   // The flags i and u together compare by simple case folding, exactly as Go's encoding/json does:
   // "recipient\u017f" matches "recipients", "\u212a" matches "k", and nothing else outside ASCII does.
   return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|')})$`, 'iu') };
 }
 
-const TOP_RULES = { all: keyRules(), auth: { keys: new Set(['auth']), folded: /^auth$/iu }, none: undefined } as const;
-const INNER_RULES = keyRules('link_preview');
+const TOP_RULES = { all: keyRules(keysWithin()), auth: keyRules(['auth']), none: { keys: new Set<string>(), folded: /(?!)/ } };
+const INNER_RULES = keyRules(keysWithin('link_preview'));
 
 /**
  * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and
@@ -1589,7 +1647,7 @@ class BodyScan {
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
 
-  readonly #rules: KeyRules | undefined;
+  readonly #rules: KeyRules;
   readonly #seen = new Set<string>();
   readonly #stack: number[] = []; // the closing byte of each open object and array
   #fields: Field[] = [];
@@ -1778,7 +1836,7 @@ class BodyScan {
   #openString(isKey: boolean): void {
     this.#state = S_STRING;
     this.#isKey = isKey;
-    this.#capturing = isKey ? this.#rules !== undefined && this.#stack.length <= (this.#within ? 2 : 1) : this.#key !== undefined;
+    this.#capturing = isKey ? this.#stack.length <= (this.#within ? 2 : 1) : this.#key !== undefined;
     this.#metaEnded = false;
     this.#text = '';
   }
@@ -1886,7 +1944,7 @@ class BodyScan {
 
   /** Decides what a key means; a member of the top level other than `auth` may pass from here on. */
   #endKey(name: string | undefined): void {
-    const { keys, folded } = this.#stack.length === 1 ? this.#rules! : INNER_RULES;
+    const { keys, folded } = this.#stack.length === 1 ? this.#rules : INNER_RULES;
     if (name !== undefined && keys.has(name)) {
       if (this.#seen.has(name)) throw badField(name, 'may be given only once');
       this.#seen.add(name);
@@ -2427,11 +2485,13 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
   'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json'), help: 'text or json; if absent, text on a terminal and json otherwise' },
 };
 
+const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
+
 /** A token's own settings, besides its secret; the readers are those of the top-level ones. */
 const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'secretFile'>]: Reader<unknown> } = {
   methods: readForms,
   allow: readAllow,
-  senders: list(scalar(readNumber, '"+" and 5 to 15 digits')),
+  senders: list(PHONE_NUMBER),
   recipients: list(scalar(readRecipient, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*')),
   rate: SETTINGS.rate.read,
   clients: readAddresses,
@@ -2485,27 +2545,23 @@ function readForms(value: unknown, at: string, report: Report): ReadonlySet<Form
   return list(scalar(oneOf(FORMS), `one of ${FORMS.join(', ')}`))(value, at, report);
 }
 
-function readNumber(text: string): string | undefined {
-  return NUMBER.test(text) ? text : undefined;
-}
-
 /** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
 function readRecipient(text: string): string | undefined {
   return NUMBER.test(text) || /^(?![-+]|[0-9 ]+$)\P{Cc}+$/u.test(text) ? text : undefined;
 }
 
-/** What a token's webhooks send, where they do not say it themselves. */
-const DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
-  number: scalar(readNumber, '"+" and 5 to 15 digits'),
+/** The readers of a token's `defaults`. */
+const SEND_DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
+  number: PHONE_NUMBER,
   recipients: list(scalar((text) => text === 'group.*' ? undefined : readRecipient(text), 'a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…')),
   text_mode: scalar(oneOf(TEXT_MODES), TEXT_MODES.join(' or ')),
 };
 
 function readDefaults(value: unknown, at: string, report: Report): SendDefaults | undefined {
-  if (!isObject(value)) return void report(at, `must be an object with ${Object.keys(DEFAULTS).join(', ')}`);
+  if (!isObject(value)) return void report(at, `must be an object with ${Object.keys(SEND_DEFAULTS).join(', ')}`);
   return Object.fromEntries(Object.entries(value).flatMap(([key, inner]) => {
-    if (!Object.hasOwn(DEFAULTS, key)) return reportUnknown(at, key, Object.keys(DEFAULTS), report) ?? [];
-    const read = DEFAULTS[key as keyof SendDefaults](inner, `${at}.${key}`, report);
+    if (!Object.hasOwn(SEND_DEFAULTS, key)) return reportUnknown(at, key, Object.keys(SEND_DEFAULTS), report) ?? [];
+    const read = SEND_DEFAULTS[key as keyof SendDefaults](inner, `${at}.${key}`, report);
     return [[key, read instanceof Set ? [...read] : read]];
   }));
 }
@@ -2896,15 +2952,30 @@ function describeToken(token: Token, nowMs: number): string {
     `    sends to     ${words(token.recipients, 'anybody')}`,
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
-    ...(token.defaults ?? token.message ? [`    webhooks     ${describeWebhook(token)}`] : []),
+    ...(makesSends(token) ? [`    webhooks     ${describeWebhook(token)}`] : []),
     `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')}`,
   ].join('\n');
 }
 
-function describeWebhook({ defaults = {}, message }: Token): string {
-  const { number, recipients, text_mode: mode } = defaults;
-  const parts = [number && `from ${number}`, recipients && `to ${recipients.join(', ')}`, mode && `text_mode ${mode}`, message && 'the message by a template'];
-  return ['become sends', ...parts.filter(Boolean)].join(', ');
+function describeWebhook(token: Token): string {
+  const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
+  const defaults = [number && `from ${number}`, recipients && `to ${recipients.join(', ')}`, mode && `with text_mode ${mode}`].filter(Boolean);
+  return [
+    `become sends${message ? ', the message by a template' : ''}`,
+    ...(defaults.length > 0 ? [`unless they say otherwise ${defaults.join(' ')}`] : []),
+    ...(refusalOfDefaults(token) ?? []),
+  ].join('; ');
+}
+
+/** Why a send with a token's own defaults would be refused: nothing of it can work. */
+function refusalOfDefaults(token: Token): string[] | undefined {
+  try {
+    checkEndpoint(token, SEND_TARGET);
+    judgeSend({ ...token.defaults }, (field) => judgeField(token, SEND_TARGET, field));
+    return undefined;
+  } catch (error) {
+    return [`which will be refused: ${(error as Problem).message}`];
+  }
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2985,7 +3056,8 @@ Usage:
   gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
   gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
   gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
-  gateway.ts render TOKEN [--config FILE]   read what a webhook posts on standard input; prints the send that TOKEN would make of it
+  gateway.ts render NAME [--config FILE]   read what a webhook posts on standard input; prints the send that the token
+                            of that name would make of it, and sends nothing
   gateway.ts token [NAME]   make a secret; prints it and its sha256: line
   gateway.ts hash           read a secret on standard input; prints its sha256: line
 
@@ -2995,7 +3067,7 @@ file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 
 ${rows.join('\n')}
 
 A token in the file has "secret" (plain, or sha256:<64 hex>) or "secretFile", and may have settings of
-its own, each of which replaces the top-level one: ${Object.keys(TOKEN_SETTINGS).join(', ')}.
+its own, which replace top-level ones of the same name: ${Object.keys(TOKEN_SETTINGS).join(', ')}.
 `;
 }
 
@@ -3026,9 +3098,9 @@ async function main(): Promise<void> {
   if (values.version) return print(VERSION);
   if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
-  const [name] = rest;
-  const isRender = command === 'render' && name !== undefined && rest.length === 1;
-  if (command !== undefined && !isRender) throw new UsageError(`"${[command, ...rest].join(' ')}" is not a command; --help lists what there is`);
+  const isRender = command === 'render' && rest.length === 1;
+  // Not echoed: an argument may be meant as a secret.
+  if (command !== undefined && !isRender) throw new UsageError('that is not a command, or not with these arguments; --help lists what there is');
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
   if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
@@ -3041,22 +3113,26 @@ async function main(): Promise<void> {
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
   if (values.check) return print(printCheck(settings));
-  if (isRender) return print(await renderSend(settings, name, readFileSync(0)));
+  if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
   stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
 }
 
-/** What a gateway with these settings would send if a token's webhook posted this. */
+/**
+ * What a gateway with these settings would send if this were posted with a token.
+ * @throws {UsageError} if there is no such token, or if it makes no sends.
+ * @throws {Problem} as the gateway would answer.
+ */
 async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
-  if (token === undefined) throw new UsageError(`there is no token "${name}", but ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none at all'}`);
-  const target = parseTarget('POST', '/v2/send');
-  if (!isWebhook(token, target)) throw new UsageError(`the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`);
-  checkEndpoint(token, target);
-  const send = await makeSend(token, payload, undefined, (field) => judgeField(token, target, field));
+  if (token === undefined) throw new UsageError(`there is no token of that name; there are ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none'}`);
+  if (!makesSends(token)) throw new UsageError(`the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`);
+  checkEndpoint(token, SEND_TARGET);
+  if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
+  const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
