@@ -907,6 +907,30 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
   assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
 });
 
+// White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
+// each, and all of them counted again with each byte.
+test('what comes in single bytes is held in few pieces', () => {
+  for (const keys of ['all', 'auth', 'none'] as const) {
+    const scan = new BodyScan(keys);
+    const out = scan.write(Buffer.from('{'));
+    for (let i = 0; i < 60_000; i++) out.push(...scan.write(Buffer.from(' ')));
+    const released = scan.write(Buffer.from('"a":1}'));
+    assert.ok(released.length < 100, `${released.length} pieces`);
+    assert.equal(Buffer.concat([...out, ...released, ...scan.end()]).toString(), `{${' '.repeat(60_000)}"a":1}`);
+    const more = new BodyScan(keys);
+    more.write(Buffer.from('{'));
+    assert.throws(() => { for (let i = 0; i < 70_000; i++) more.write(Buffer.from('\n')); }, /too much white space/);
+  }
+});
+
+test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
+  const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
+  const scan = new BodyScan('none');
+  assert.equal(Buffer.concat([...scan.write(Buffer.from(text)), ...scan.end()]).toString(), text);
+  assert.deepEqual([scan.auth, scan.takeFields()], [undefined, []]);
+  assert.throws(() => new BodyScan('none').write(Buffer.from(text.replace('"a":', '"a"'))), /a colon is expected, at byte 54/);
+});
+
 // ── BODIES ON THE WAY ────────────────────────────────────────────────────────────────────────────
 
 test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
@@ -1198,6 +1222,13 @@ test('a template that is not one is refused, with line and column', () => {
   ] as const) {
     assert.throws(() => new Template(template), (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`), template);
   }
+});
+
+test('what is said of a template is one line without control characters, however the tag looks', () => {
+  for (const template of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']) {
+    assert.throws(() => new Template(template), (error: Error) => error.message.length < 250 && !/\p{Cc}/u.test(error.message));
+  }
+  assert.throws(() => new Template('a\n😀ü {{'), /^SyntaxError: line 2, column 4: /);
 });
 
 test('a template cut at any place is one or is refused, and renders without an accident', () => {
@@ -2736,7 +2767,7 @@ for (const [name, token, body, send] of [
 
 test('a webhook\'s JSON is read whatever its Content-Type, and the backend is told the new one\'s', async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
-  for (const type of [undefined, 'text/plain', 'text/plain;charset=UTF-8', 'application/json', 'application/json; charset=utf-8', 'application/x-www-form-urlencoded', 'application/octet-stream', '']) {
+  for (const type of [undefined, 'text/plain', 'text/plain;charset=UTF-8', 'application/json', 'application/json; charset=utf-8', 'application/x-www-form-urlencoded', 'application/octet-stream', 'multipart/form-data; boundary=x', '']) {
     const answer = await ask(gateway, { body: ' \n{"text":"a=b&c=%41 ü 😀"}\n', headers: { ...BEARER, ...(type !== undefined && { 'content-type': type }), 'content-language': 'en', 'content-md5': 'x', 'x-hub-signature-256': 'y' } });
     assert.equal(answer.status, 201, `${type} ${answer.text}`);
     assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'a=b&c=%41 ü 😀' });
@@ -2776,7 +2807,7 @@ attack('pass off another form as a webhook\'s', { ...ALL_FORMS, tokens: { hook: 
   { body: 'message=x&number=%2B1' }, { body: '[{"message":"x"}]' }, { body: '"text"' }, { body: 'null' }, { body: 'hello' }, { body: '\ufeff{"message":"x"}' }, { body: '{"message":"x"} {}' }, { body: Buffer.from('{"message":"\xff"}', 'latin1') },
   { body: `{"a":${'['.repeat(64)}${']'.repeat(64)}}` }, { body: `payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}` }, { method: 'POST', path: '/v2/send' }, { method: 'POST', path: '/v2/send', body: '' },
   multipart([['payload', '{"message":"x"}'], ['payload', '{"message":"y"}']]), multipart([['payload', '{"message":"x"}'], ['data', '{"message":"y"}']]), multipart([['x', '{"message":"x"}']]), multipart([]), multipart([['data', '{"message":"x"}', '; filename="x.json"']]), multipart([['data', 'x']]),
-  { body: 'no parts', headers: multipart([]).headers }, { body: '{"message":"x"}', headers: { 'content-type': 'multipart/form-data' } }, { body: '{"message":"x"}', headers: multipart([]).headers },
+  { body: 'no parts', headers: multipart([]).headers }, { body: multipart([['data', '{"message":"x"}']]).body, headers: { 'content-type': 'multipart/form-data' } }, { body: multipart([['data', '{"message":"x"}']]).body },
 ]);
 
 test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
@@ -2903,6 +2934,19 @@ test('a webhook that is compressed is 415, and one that stops in the middle is 4
   assertDenied(await ask(gateway, { body: gzipSync('{"message":"x"}'), headers: { ...BEARER, 'content-encoding': 'gzip' } }), 415, 'unsupported_encoding', both);
   const response = await raw(gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 100\r\n\r\n{"message":`);
   assert.deepEqual([statusOf(response), codeOf(response), backend.connections], [408, 'request_timeout', 0]);
+});
+
+test('a webhook\'s body that trickles in is 408 when its time is over, though it makes progress', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, { stallTimeoutMs: 300 });
+  const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+  let answer = '';
+  socket.on('data', (chunk) => { answer += chunk; });
+  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n{"message":"${'x'.repeat(100_000)}`);
+  const trickle = setInterval(() => socket.write('x'), 5);
+  t.after(() => { clearInterval(trickle); socket.destroy(); });
+  await until(() => answer !== '');
+  assert.deepEqual([statusOf(answer), codeOf(answer), backend.connections], [408, 'request_timeout', 0]);
 });
 
 test('only a POST to /v2/send is made a send: other requests of the same token pass as they are', async (t) => {

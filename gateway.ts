@@ -1052,6 +1052,15 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
+/**
+ * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
+ * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at most.
+ */
+function gather(chunks: Uint8Array[], chunk: Uint8Array): void {
+  chunks.push(chunk);
+  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) chunks.push(Buffer.concat(chunks.splice(-2)));
+}
+
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
 class RequestBody {
   readonly #req: http.IncomingMessage;
@@ -1091,7 +1100,8 @@ class RequestBody {
     const deadlineMs = performance.now() + this.#timeoutMs;
     const scan = new BodyScan('auth');
     try {
-      await this.#readHead(scan, () => deadlineMs - performance.now());
+      await this.#readHead(deadlineMs, (chunk) => scan.write(chunk));
+      if (this.#ended && this.#exchange.bytesIn > 0) scan.end();
     } catch (error) {
       if (isForm(this.#head[0], this.#req.headers['content-type'])) return undefined;
       throw error;
@@ -1108,10 +1118,12 @@ class RequestBody {
   async open(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
     this.#checkLength(this.#limitBytes);
     const scan = new BodyScan();
-    const head = await this.#readHead(scan, () => this.#timeoutMs);
+    const head: Uint8Array[] = [];
+    await this.#readHead(undefined, (chunk) => scan.write(chunk).forEach((piece) => gather(head, piece)));
     this.#head = [];
-    scan.takeFields().forEach(judge);
     const empty = this.#exchange.bytesIn === 0;
+    if (this.#ended && !empty) head.push(...scan.end());
+    scan.takeFields().forEach(judge);
     if (empty && target.route?.needsBody) throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
     const bodiless = target.method === 'GET';
@@ -1133,12 +1145,16 @@ class RequestBody {
   async readWhole(limitBytes: number): Promise<Buffer> {
     const smallerBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(smallerBytes);
-    await this.#readHead(undefined, () => this.#timeoutMs);
+    // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
+    const deadlineMs = performance.now() + this.#timeoutMs;
+    await this.#readHead(deadlineMs, () => {});
     while (!this.#ended) {
-      this.#head.push(this.#count(await this.#next(this.#timeoutMs)));
+      gather(this.#head, this.#count(await this.#next(deadlineMs - performance.now())));
       if (this.#exchange.bytesIn > smallerBytes) throw new Problem('body_too_large');
     }
-    return Buffer.concat(this.#head);
+    const whole = Buffer.concat(this.#head);
+    this.#head = [];
+    return whole;
   }
 
   #checkLength(limitBytes: number): void {
@@ -1170,19 +1186,22 @@ class RequestBody {
     this.#req.socket.destroy();
   }
 
-  /** Reads the head, or what is left of it, and passes all of it through the scanner, if there is one. */
-  async #readHead(scan: BodyScan | undefined, timeoutMs: () => number): Promise<Uint8Array[]> {
+  /**
+   * Reads the head, or what is left of it.
+   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
+   * @param take gets all of it, in chunks.
+   */
+  async #readHead(deadlineMs: number | undefined, take: (chunk: Uint8Array) => void): Promise<void> {
     if (!this.#ended && this.#head.length === 0) this.#begin();
-    const pieces = this.#head.flatMap((chunk) => scan?.write(chunk) ?? []);
+    this.#head.forEach(take);
     while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
-      let chunk = await this.#next(timeoutMs());
+      let chunk = await this.#next(deadlineMs === undefined ? this.#timeoutMs : deadlineMs - performance.now());
       const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
       if (chunk !== undefined && chunk.length > room) [chunk, this.#rest] = [chunk.subarray(0, room), chunk.subarray(room)];
-      this.#head.push(this.#count(chunk));
-      pieces.push(...scan?.write(this.#head.at(-1)!) ?? []);
+      chunk = this.#count(chunk);
+      gather(this.#head, chunk);
+      take(chunk);
     }
-    if (this.#ended && this.#exchange.bytesIn > 0) pieces.push(...scan?.end() ?? []);
-    return pieces;
   }
 
   #begin(): void {
@@ -1348,9 +1367,10 @@ async function readPayload(body: Buffer, contentType: string | undefined): Promi
   return payload;
 }
 
-/** Known by its looks, because senders of JSON declare all kinds of types, and no JSON object begins so. */
-function isForm(body: Uint8Array | undefined, contentType: string | undefined): boolean {
-  return isMultipart(contentType) || /^(?:payload|data)=/.test(Buffer.from(body ?? NOTHING).toString('latin1', 0, 8));
+/** Known by how the body begins, because senders of JSON declare all kinds of types. */
+function isForm(body: Uint8Array = NOTHING, contentType: string | undefined): boolean {
+  const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
+  return /^(?:payload|data)=/.test(beginning) || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
 }
 
 function isMultipart(contentType = ''): boolean {
@@ -1527,7 +1547,7 @@ function parseTemplate(text: string): TemplateNode[] {
     if (sigil !== '!') addTag(text, open, { text: tag, at, sigil, name: (triple ?? inner).trim() });
   }
   const section = open.at(-1)!;
-  if (open.length > 1) failTemplate(text, section.at, `"${section.text}" has no "{{/${section.name}}}"`);
+  if (open.length > 1) failTemplate(text, section.at, `${show(section.text)} has no ${show(`{{/${section.name}}}`)}`);
   section.nodes.push(text.slice(from));
   return section.nodes;
 }
@@ -1535,12 +1555,12 @@ function parseTemplate(text: string): TemplateNode[] {
 /** Inserts a variable, or opens or closes a section. */
 function addTag(template: string, open: OpenSection[], tag: Tag): void {
   const { text, at, sigil, name } = tag;
-  if (/[>=<$]/.test(sigil)) failTemplate(template, at, `"${text}": partials, blocks and other delimiters are not supported`);
-  if (!TAG_NAME.test(name)) failTemplate(template, at, `"${text}" has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
+  if (/[>=<$]/.test(sigil)) failTemplate(template, at, `${show(text)}: partials, blocks and other delimiters are not supported`);
+  if (!TAG_NAME.test(name)) failTemplate(template, at, `${show(text)} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
   const section = open.at(-1)!;
   if (sigil === '/') {
-    if (open.length === 1) failTemplate(template, at, `"${text}" closes a section that is not open`);
-    if (name !== section.name) failTemplate(template, at, `"${text}" stands where "{{/${section.name}}}" is expected`);
+    if (open.length === 1) failTemplate(template, at, `${show(text)} closes a section that is not open`);
+    if (name !== section.name) failTemplate(template, at, `${show(text)} stands where ${show(`{{/${section.name}}}`)} is expected`);
     open.pop();
     return;
   }
@@ -1563,7 +1583,7 @@ function standaloneSpan(text: string, from: number, at: number, end: number, sig
 
 function failTemplate(text: string, at: number, why: string): never {
   const before = text.slice(0, at).split('\n');
-  throw new SyntaxError(`line ${before.length}, column ${before.at(-1)!.length + 1}: ${why}`);
+  throw new SyntaxError(`line ${before.length}, column ${[...before.at(-1)!].length + 1}: ${why}`);
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
@@ -1666,6 +1686,7 @@ class BodyScan {
   #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
   #out: Uint8Array[] = [];
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
+  #heldBytes = 0;
   #offset = 0; // of the chunk in the document
   #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
 
@@ -1700,7 +1721,7 @@ class BodyScan {
       }
     }
     this.#pass(chunk.length);
-    if (this.#held && this.#held.reduce((sum, piece) => sum + piece.length, 0) > HEAD_LIMIT_BYTES) this.#fail(0, 'too much white space');
+    if (this.#held && this.#heldBytes > HEAD_LIMIT_BYTES) this.#fail(0, 'too much white space');
     this.#offset += chunk.length;
     return this.#out;
   }
@@ -1719,13 +1740,17 @@ class BodyScan {
   // What may pass. Between `hold` and `release` or `cut`, bytes are kept back.
 
   #pass(end: number): void {
-    if (end > this.#from) (this.#held ?? this.#out).push(this.#chunk.subarray(this.#from, end));
+    if (end > this.#from) {
+      gather(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
+      this.#heldBytes += end - this.#from;
+    }
     this.#from = end;
   }
 
   #hold(start: number): void {
     this.#pass(start);
     this.#held = [];
+    this.#heldBytes = 0;
   }
 
   #release(end: number): void {
@@ -1736,10 +1761,9 @@ class BodyScan {
 
   #cut(end: number): void {
     this.#pass(end);
-    const count = (this.#held ?? []).reduce((sum, piece) => sum + piece.length, 0);
     this.#held = undefined;
-    if (this.keepLength) this.#out.push(Buffer.alloc(count, ' '));
-    else this.cutBytes += count;
+    if (this.keepLength) this.#out.push(Buffer.alloc(this.#heldBytes, ' '));
+    else this.cutBytes += this.#heldBytes;
   }
 
   // The grammar.
