@@ -2149,6 +2149,19 @@ test('render prints the send that would be made of a payload, and sends nothing'
   assert.equal(backend.connections, 0);
 });
 
+test('a gateway whose log nobody reads any more goes on, and ends with 0', async (t) => {
+  const backend = await startBackend(t);
+  const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: backend.url, LOG_FORMAT: 'json' });
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+  child.stdout!.destroy();
+  for (let i = 1; i <= 20; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
+  child.kill('SIGTERM');
+  const [code] = await once(child, 'exit') as [number | null];
+  if (!('Deno' in globalThis)) assert.equal(code, 0, child.output());
+  assert.doesNotMatch(child.output(), /EPIPE/);
+});
+
 test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     let finish = (): void => {};

@@ -3116,6 +3116,8 @@ function parseCommandLine(args: string[]) {
 
 /** The whole command line. Only here is `process` asked for anything but its standard output. */
 async function main(): Promise<void> {
+  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop serving.
+  process.stdout.on('error', () => {});
   const print = (text: string): void => void process.stdout.write(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
   if (values.help) return print(usage().trimEnd());
