@@ -957,6 +957,20 @@ test('what is wrong with the fields of a body is said to nobody unknown', async 
   assertDenied(await ask(both.gateway, { body: { ...MESSAGE, number: 1, auth: SECRET } }), 400, 'bad_field', both);
 });
 
+test('an empty chunked body is a missing credential, "Auth" is named, and without a body its encoding says nothing', async (t) => {
+  const both = await startBoth(t);
+  const response = await raw(both.gateway, 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n');
+  assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
+  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, Auth: SECRET } }), 400, 'bad_field', both);
+  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'content-encoding': 'gzip' } })).status, 200);
+});
+
+test('a body of just the size that is allowed passes', async (t) => {
+  const { gateway } = await startBoth(t, { limits: { body: '1KiB' } });
+  const body = { ...MESSAGE, message: 'x'.repeat(1024 - JSON.stringify({ ...MESSAGE, message: '' }).length) };
+  for (const more of [{}, { 'transfer-encoding': 'chunked' }]) assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...more } })).status, 201);
+});
+
 test('an empty body is fine where the route needs none', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
   assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
@@ -1199,6 +1213,8 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['what is inserted is not read as a template', '{{a}} {{#b}}{{.}}{{/b}}', { a: '{{b}}{{#b}}x{{/b}}', b: '{{a}}' }, '{{b}}{{#b}}x{{/b}} {{a}}'],
   ['what JavaScript adds to its values has no name', '[{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}]', { a: [1, 2], b: ['text'] }, '[]'],
   ['and data that has such names is data', '{{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}', JSON.parse('{"__proto__":"a","constructor":{"prototype":"b"}}'), 'ab'],
+  ['a length that is data', '{{length}}{{a.length}}', { length: 6, a: { length: 5 } }, '65'],
+  ['a tab after a standalone tag', '|\n{{#on}}\t\n|\n{{/on}}\t\n|', { on: true }, '|\n|\n|'],
   ['unusual names', '{{a-b}}{{@c}}{{d:e}}{{ü.é}}{{a/b}}', { 'a-b': 1, '@c': 2, 'd:e': 3, 'ü': { 'é': 4 }, 'a/b': 5 }, '12345'],
 ];
 
@@ -1260,6 +1276,12 @@ test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and
       assert.equal(text.replaceAll(char, ''), `${pad}…`);
     }
   }
+});
+
+test('a rendering stops where its text is cut, and a name costs more the deeper it is looked for', () => {
+  const text = new Template('{{a}}'.repeat(1000)).render({ a: 'x'.repeat(1024 * 1024) }); // all of it is longer than a string may be
+  assert.equal(Buffer.byteLength(text), 64 * 1024);
+  assert.equal(new Template(`${'{{#a}}'.repeat(60)}${'{{b}}'.repeat(1000)}${'{{/a}}'.repeat(60)}`).render({ a: 1 }), '…');
 });
 
 test('the work of a rendering is bounded, however sections multiply', () => {
@@ -2149,6 +2171,21 @@ test('render prints the send that would be made of a payload, and sends nothing'
   assert.equal(backend.connections, 0);
 });
 
+test('--check names an endpoint that a webhook\'s token lacks; render has the gateway\'s limits, and no demo', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const write = (token: TokenConfig, more: GatewayConfig = {}): void => writeFileSync(file, JSON.stringify({ tokens: { hook: { secret: SECRET, defaults: DEFAULTS, ...token } }, ...more }));
+  write({ allow: ['info'] });
+  assert.match((await cli(['--check', '--config', file])).stdout, /which will be refused: This token may not use this endpoint\./);
+  const fill = (bytes: number): string => `{"message":"x","more":"${'y'.repeat(bytes - 25)}"}`;
+  write({});
+  assert.equal((await cli(['render', 'hook', '--config', file], { input: fill(1024 * 1024) })).code, 0);
+  write({}, { limits: { body: '1KiB' } });
+  assert.match((await cli(['render', 'hook', '--config', file], { input: fill(1025) })).stderr, /larger than this gateway accepts/);
+  const demo = await cli(['render', 'hook', '--demo', '--listen', '127.0.0.1:0'], { input: '{}' });
+  assert.equal(demo.code, 2);
+  assert.match(demo.stderr, /--demo brings its own/);
+});
+
 test('a gateway whose log nobody reads any more goes on, and ends with 0', async (t) => {
   const backend = await startBackend(t);
   const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: backend.url, LOG_FORMAT: 'json' });
@@ -2765,6 +2802,9 @@ for (const [name, token, body, send] of [
     message: 'hi', Number: '+15559999999', Recipients: [STRANGER], 'recipient\u017f': [STRANGER], recipient: STRANGER, members: [STRANGER], admins: [STRANGER], Message: 'x', base64_attachment: 'QUJD', Base64_Attachments: ['QUJD'], alerts: [], __proto__: { number: STRANGER }, version: '1',
     mentions: [{ start: 0, length: 1, author: TO, Author: STRANGER }], link_preview: { url: 'https://a.b', Base64_thumbnail: 'QUJD' },
   }, { ...DEFAULTS, message: 'hi' }],
+  ['lists and nothing in the place of fields', { defaults: DEFAULTS }, { message: 'hi', number: ['+15550100003'], text_mode: ['styled'], mentions: [null], link_preview: null, quote_mentions: [[]], quote_timestamp: 1e300 }, { ...DEFAULTS, message: 'hi' }],
+  ['names of JavaScript within fields', { defaults: DEFAULTS }, { message: 'hi', mentions: [{ start: 0, length: 1, author: TO, toString: 1 }], link_preview: { url: 'https://a.b', constructor: 1 } }, { ...DEFAULTS, message: 'hi' }],
+  ['lists of which a part has the right type', { defaults: DEFAULTS }, { message: 'hi', base64_attachments: ['QUJD', 1], mentions: [{ start: 0, length: 1, author: TO }, 'x'], recipients: [null, TO] }, { ...DEFAULTS, message: 'hi' }],
   ['a picture without words', { defaults: DEFAULTS }, { base64_attachments: ['QUJD'] }, { ...DEFAULTS, base64_attachments: ['QUJD'] }],
   ['a sticker without words', { defaults: DEFAULTS }, { sticker: 'a:1' }, { ...DEFAULTS, sticker: 'a:1' }],
 ] as [string, TokenConfig, object, object][]) {
@@ -2845,6 +2885,23 @@ test('what is missing in the end is named, with the top-level keys that there we
   }
 });
 
+test('long keys and many keys are named cut, and said to be', async (t) => {
+  const { gateway } = await startWebhook(t);
+  const keysSaid = async (count: number): Promise<string> => {
+    const body = Object.fromEntries(Array.from({ length: count }, (_, i) => [`k${i + 10}${'x'.repeat(100)}`, 1]));
+    return /keys are (.*?)\. What/.exec((await ask(gateway, { body, headers: BEARER })).json.error)![1]!;
+  };
+  const shown = (count: number): string[] => Array.from({ length: count }, (_, i) => `"k${i + 10}${'x'.repeat(57)}…"`);
+  assert.equal(await keysSaid(30), shown(30).join(', '));
+  assert.equal(await keysSaid(31), [...shown(30), '…'].join(', '));
+});
+
+test('only "auth" is dropped of a webhook, and only a body that begins like a form is one', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{author}}{{authority}}{{oauth}}{{text}}' });
+  assert.equal((await ask(gateway, { body: { author: 'a', authority: 'b', oauth: 'c', text: 'payload=1&data=2' }, headers: BEARER })).status, 201);
+  assert.equal(gotJson(backend).message, 'abcpayload=1&data=2');
+});
+
 const HOOKED: GatewayConfig = { ...ALL_FORMS, allow: ['messaging'], tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: DEFAULTS, message: '{{text}}' } } };
 
 attack('send from another account by a webhook', HOOKED, 403, 'sender_not_allowed', [
@@ -2898,6 +2955,18 @@ test('a webhook without a credential, or with a wrong one, is 401 whatever it ho
   }
 });
 
+test('a form without a credential is 401 in any chunks, and what else is wrong with it is said', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, { stallTimeoutMs: 50 });
+  const chunked = (...chunks: string[]): Promise<string> => raw(gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n${chunks.map((chunk) => `${chunk.length.toString(16)}\r\n${chunk}\r\n`).join('')}0\r\n\r\n`);
+  for (const response of [await chunked('p', 'ayload={}'), await chunked('payload', '={}'), await chunked('d', 'a', 't', 'a', '={}')]) assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
+  for (const [more, status, code] of [['Content-Encoding: gzip\r\n', 415, 'unsupported_encoding'], ['', 408, 'request_timeout']] as const) {
+    const response = await raw(gateway, `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n${more}Content-Length: 100\r\n\r\n`);
+    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
+  }
+  assert.equal(backend.connections, 0);
+});
+
 test('a field "auth" of the sender\'s own is dropped, whatever it holds and however it is spelled', async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{.}}' });
   for (const body of ['{"auth":{"type":"oauth"},"a":1}', '{"auth":1,"a":1}', '{"Auth":"x","a":1}', `{"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\\u0061uth":"${OTHER}"}`, `payload={"auth":"${OTHER}","a":1}`]) {
@@ -2949,17 +3018,20 @@ test('a webhook that is compressed is 415, and one that stops in the middle is 4
   assert.deepEqual([statusOf(response), codeOf(response), backend.connections], [408, 'request_timeout', 0]);
 });
 
-test('a webhook\'s body that trickles in is 408 when its time is over, though it makes progress', async (t) => {
+test('a webhook\'s body that trickles in is 408 when its time is over, though it makes progress, in its head and after it', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, { stallTimeoutMs: 300 });
-  const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
-  let answer = '';
-  socket.on('data', (chunk) => { answer += chunk; });
-  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n{"message":"${'x'.repeat(100_000)}`);
-  const trickle = setInterval(() => socket.write('x'), 5);
-  t.after(() => { clearInterval(trickle); socket.destroy(); });
-  await until(() => answer !== '');
-  assert.deepEqual([statusOf(answer), codeOf(answer), backend.connections], [408, 'request_timeout', 0]);
+  for (const begin of ['{"message":"', `{"message":"${'x'.repeat(100_000)}`]) {
+    const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+    let answer = '';
+    socket.on('data', (chunk) => { answer += chunk; });
+    socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${begin}`);
+    const trickle = setInterval(() => socket.write('x'), 5);
+    t.after(() => { clearInterval(trickle); socket.destroy(); });
+    await until(() => answer !== '');
+    clearInterval(trickle);
+    assert.deepEqual([statusOf(answer), codeOf(answer), backend.connections], [408, 'request_timeout', 0]);
+  }
 });
 
 test('only a POST to /v2/send is made a send: other requests of the same token pass as they are', async (t) => {
@@ -3002,6 +3074,8 @@ test('what is wrong with a webhook\'s settings is said with its place', () => {
     [{ defaults: { number: 15550100001, recipients: [], text_mode: 'bold', recipient: TO } }, 'tokens.hook.defaults.number: 15550100001 is not "+" and 5 to 15 digits', 'tokens.hook.defaults.recipients: must be a list with at least one entry', 'tokens.hook.defaults.text_mode: "bold" is not normal or styled', 'tokens.hook.defaults.recipient: is not a setting; did you mean "recipients"?'],
     [{ defaults: { recipients: [TO, '15550100002', 'group.*', '-x', 1] } }, ...['[1]: "15550100002"', '[2]: "group.*"', '[3]: "-x"', '[4]: 1'].map((at) => `tokens.hook.defaults.recipients${at} is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…`)],
     [{ message: '' }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
+    [{ message: ' \n' }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
+    [{ defaults: { constructor: 1 } }, 'tokens.hook.defaults.constructor: is not a setting'],
     [{ message: ['{{x}}'] }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
     [{ message: 'a\n{{#x}}' }, 'tokens.hook.message: line 2, column 1: "{{#x}}" has no "{{/x}}"'],
     [{ default: {}, template: '' }, 'tokens.hook.default: is not a setting; did you mean "defaults"?', 'tokens.hook.template: is not a setting'],

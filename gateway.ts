@@ -1103,7 +1103,8 @@ class RequestBody {
       await this.#readHead(deadlineMs, (chunk) => scan.write(chunk));
       if (this.#ended && this.#exchange.bytesIn > 0) scan.end();
     } catch (error) {
-      if (isForm(this.#head[0], this.#req.headers['content-type'])) return undefined;
+      const isBadJson = error instanceof Problem && error.code === 'bad_json';
+      if (isBadJson && isForm(this.#head[0], this.#req.headers['content-type'])) return undefined;
       throw error;
     }
     return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
@@ -1367,23 +1368,28 @@ async function readPayload(body: Buffer, contentType: string | undefined): Promi
   return payload;
 }
 
+/** The one field of a form that holds a webhook's JSON: GitHub's, and Uptime Kuma's. */
+const FORM_FIELDS = ['payload', 'data'];
+
 /** Known by how the body begins, because senders of JSON declare all kinds of types. */
 function isForm(body: Uint8Array = NOTHING, contentType: string | undefined): boolean {
   const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
-  return /^(?:payload|data)=/.test(beginning) || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
+  // A first chunk may be shorter than a field's name; no JSON object begins like one.
+  const isField = beginning !== '' && FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
+  return isField || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
 }
 
 function isMultipart(contentType = ''): boolean {
   return /^multipart\/form-data\b/i.test(contentType);
 }
 
-/** The content of a form's one field: GitHub calls it `payload`, Uptime Kuma `data`. @throws {Problem} bad_json. */
+/** The content of a form's one field. @throws {Problem} bad_json. */
 async function readForm(body: Buffer, contentType: string | undefined): Promise<string> {
   const form = isMultipart(contentType)
     ? await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType! } }).formData().catch(() => [])
     : new URLSearchParams(body.toString());
   const [[name, value] = [], ...others] = form;
-  if (typeof value === 'string' && (name === 'payload' || name === 'data') && others.length === 0) return value;
+  if (typeof value === 'string' && FORM_FIELDS.some((known) => known === name) && others.length === 0) return value;
   throw new Problem('bad_json', { detail: 'The body is a form, but not one with a single field "payload" or "data".' });
 }
 
@@ -2991,7 +2997,7 @@ function describeWebhook(token: Token): string {
   ].join('; ');
 }
 
-/** Why a send with a token's own defaults would be refused: nothing of it can work. */
+/** Why a send with a token's own defaults would be refused, if it would. */
 function refusalOfDefaults(token: Token): string[] | undefined {
   try {
     checkEndpoint(token, SEND_TARGET);
