@@ -1100,11 +1100,11 @@ class RequestBody {
     const deadlineMs = performance.now() + this.#timeoutMs;
     const scan = new BodyScan('auth');
     try {
-      await this.#readHead(deadlineMs, (chunk) => scan.write(chunk));
+      await this.#readHead((chunk) => scan.write(chunk), deadlineMs);
       if (this.#ended && this.#exchange.bytesIn > 0) scan.end();
     } catch (error) {
       const isBadJson = error instanceof Problem && error.code === 'bad_json';
-      if (isBadJson && isForm(this.#head[0], this.#req.headers['content-type'])) return undefined;
+      if (isBadJson && isForm(this.#head[0] ?? NOTHING, this.#req.headers['content-type'])) return undefined;
       throw error;
     }
     return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
@@ -1120,7 +1120,7 @@ class RequestBody {
     this.#checkLength(this.#limitBytes);
     const scan = new BodyScan();
     const head: Uint8Array[] = [];
-    await this.#readHead(undefined, (chunk) => scan.write(chunk).forEach((piece) => gather(head, piece)));
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gather(head, piece)));
     this.#head = [];
     const empty = this.#exchange.bytesIn === 0;
     if (this.#ended && !empty) head.push(...scan.end());
@@ -1148,10 +1148,11 @@ class RequestBody {
     this.#checkLength(smallerBytes);
     // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
     const deadlineMs = performance.now() + this.#timeoutMs;
-    await this.#readHead(deadlineMs, () => {});
+    await this.#readHead(() => {}, deadlineMs);
     while (!this.#ended) {
-      gather(this.#head, this.#count(await this.#next(deadlineMs - performance.now())));
-      if (this.#exchange.bytesIn > smallerBytes) throw new Problem('body_too_large');
+      const chunk = await this.#next(deadlineMs - performance.now());
+      this.#count(chunk, smallerBytes);
+      if (chunk !== undefined) gather(this.#head, chunk);
     }
     const whole = Buffer.concat(this.#head);
     this.#head = [];
@@ -1189,19 +1190,21 @@ class RequestBody {
 
   /**
    * Reads the head, or what is left of it.
-   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
    * @param take gets all of it, in chunks.
+   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
    */
-  async #readHead(deadlineMs: number | undefined, take: (chunk: Uint8Array) => void): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs = Infinity): Promise<void> {
     if (!this.#ended && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
     while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
-      let chunk = await this.#next(deadlineMs === undefined ? this.#timeoutMs : deadlineMs - performance.now());
+      const chunk = await this.#next(Math.min(this.#timeoutMs, deadlineMs - performance.now()));
       const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
-      if (chunk !== undefined && chunk.length > room) [chunk, this.#rest] = [chunk.subarray(0, room), chunk.subarray(room)];
-      chunk = this.#count(chunk);
-      gather(this.#head, chunk);
-      take(chunk);
+      if (chunk !== undefined && chunk.length > room) this.#rest = chunk.subarray(room);
+      const part = chunk?.subarray(0, room);
+      this.#count(part);
+      if (part === undefined) return;
+      gather(this.#head, part);
+      take(part);
     }
   }
 
@@ -1212,15 +1215,14 @@ class RequestBody {
   }
 
   /** Takes note of a chunk, or of the end. @throws {Problem} body_too_large. */
-  #count(chunk: Uint8Array | undefined): Uint8Array {
+  #count(chunk: Uint8Array | undefined, limitBytes = this.#limitBytes): void {
     if (chunk === undefined) {
       this.#ended = true;
       this.#res.shouldKeepAlive &&= this.#keepAlive;
-      return NOTHING;
+      return;
     }
     this.#exchange.bytesIn += chunk.length;
-    if (this.#exchange.bytesIn > this.#limitBytes) throw new Problem('body_too_large');
-    return chunk;
+    if (this.#exchange.bytesIn > limitBytes) throw new Problem('body_too_large');
   }
 
   /** The next chunk, or undefined at the end. @throws {Problem} request_timeout, client_left. */
@@ -1261,8 +1263,8 @@ class RequestBody {
           while (ready.length === 0 && !this.#ended) {
             const chunk = await this.#next(this.#timeoutMs);
             makeGarbage(chunk);
-            const counted = this.#count(chunk);
-            ready = this.#ended ? scan.end() : scan.write(counted);
+            this.#count(chunk);
+            ready = chunk === undefined ? scan.end() : scan.write(chunk);
             scan.takeFields().forEach(judge);
           }
         } catch (error) {
@@ -1359,9 +1361,7 @@ async function makeSend(token: Token, body: Buffer, contentType: string | undefi
  */
 async function readPayload(body: Buffer, contentType: string | undefined): Promise<Record<string, unknown>> {
   const json = isForm(body, contentType) ? Buffer.from(await readForm(body, contentType)) : body;
-  const scan = new BodyScan('none'); // stricter than JSON.parse: encoding, depth
-  scan.write(json);
-  scan.end();
+  scanWhole(json, 'none'); // stricter than JSON.parse: encoding, depth
   const payload = JSON.parse(json.toString()) as Record<string, unknown>;
   // A credential, right or wrong, must not get into the text.
   for (const key of Object.keys(payload)) if (/^auth$/iu.test(key)) delete payload[key];
@@ -1372,7 +1372,7 @@ async function readPayload(body: Buffer, contentType: string | undefined): Promi
 const FORM_FIELDS = ['payload', 'data'];
 
 /** Known by how the body begins, because senders of JSON declare all kinds of types. */
-function isForm(body: Uint8Array = NOTHING, contentType: string | undefined): boolean {
+function isForm(body: Uint8Array, contentType: string | undefined): boolean {
   const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
   // A first chunk may be shorter than a field's name; no JSON object begins like one.
   const isField = beginning !== '' && FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
@@ -1414,10 +1414,7 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
 /** Judges a send as if a client had sent it. Returns it as it goes to the backend. @throws {Problem} bad_field, and what judge throws. */
 function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
-  const scan = new BodyScan();
-  scan.write(bytes);
-  scan.end();
-  scan.takeFields().forEach(judge);
+  scanWhole(bytes, 'all').forEach(judge);
   return bytes;
 }
 
@@ -1697,7 +1694,7 @@ class BodyScan {
   #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
 
   /** @param keys which keys matter: all of them, `auth` alone, or none to check the syntax of any JSON object. */
-  constructor(keys: 'all' | 'auth' | 'none' = 'all') {
+  constructor(keys: keyof typeof TOP_RULES = 'all') {
     this.#rules = TOP_RULES[keys];
   }
 
@@ -2021,6 +2018,14 @@ class BodyScan {
     if (!isUtf8(bytes.subarray(0, whole))) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes.length ? NOTHING : Buffer.from(bytes.subarray(whole));
   }
+}
+
+/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+function scanWhole(document: Uint8Array, keys: keyof typeof TOP_RULES): Field[] {
+  const scan = new BodyScan(keys);
+  scan.write(document);
+  scan.end();
+  return scan.takeFields();
 }
 
 /** Letters, digits, `+`, `-` and `.`: what numbers and the three words are made of. */
@@ -2589,11 +2594,8 @@ const SEND_DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } =
 
 function readDefaults(value: unknown, at: string, report: Report): SendDefaults | undefined {
   if (!isObject(value)) return void report(at, `must be an object with ${Object.keys(SEND_DEFAULTS).join(', ')}`);
-  return Object.fromEntries(Object.entries(value).flatMap(([key, inner]) => {
-    if (!Object.hasOwn(SEND_DEFAULTS, key)) return reportUnknown(at, key, Object.keys(SEND_DEFAULTS), report) ?? [];
-    const read = SEND_DEFAULTS[key as keyof SendDefaults](inner, `${at}.${key}`, report);
-    return [[key, read instanceof Set ? [...read] : read]];
-  }));
+  const { recipients, ...others } = readMembers(SEND_DEFAULTS, value, at, report);
+  return { ...others, ...(recipients instanceof Set && { recipients: [...recipients] }) };
 }
 
 function readTemplate(value: unknown, at: string, report: Report): Template | undefined {
@@ -2760,14 +2762,21 @@ function readTokenObject(value: unknown, at: string, report: Report): TokenSetti
       report(`${at}[${i}]`, 'must be an object with "secret" or "secretFile"'); // by position: the name may be meant as the secret
       return [];
     }
-    const token: Record<string, unknown> = { name, digest: readTokenSecret(config, here, report), secretFile: config.secretFile };
-    for (const [key, setting] of Object.entries(config)) {
-      const read = Object.hasOwn(TOKEN_SETTINGS, key) ? TOKEN_SETTINGS[key as keyof typeof TOKEN_SETTINGS] : undefined;
-      if (read) token[key === 'expires' ? 'expiresMs' : key] = read(setting, `${here}.${key}`, report);
-      else if (key !== 'secret' && key !== 'secretFile') reportUnknown(here, key, [...Object.keys(TOKEN_SETTINGS), 'secret', 'secretFile'], report);
-    }
-    return [token as unknown as TokenSettings];
+    const digest = readTokenSecret(config, here, report);
+    const { secret, secretFile, ...settings } = config;
+    const { expires: expiresMs, ...read } = readMembers(TOKEN_SETTINGS, settings, here, report, ['secret', 'secretFile']);
+    return [{ ...read, name, digest, secretFile, expiresMs } as unknown as TokenSettings];
   });
+}
+
+/** Reads each member of an object by its own reader. Others are reported, with what may be meant, of the readers or of `more`. */
+function readMembers(readers: Record<string, Reader<unknown>>, value: Record<string, unknown>, at: string, report: Report, more: string[] = []): Record<string, unknown> {
+  const members: Record<string, unknown> = {};
+  for (const [key, inner] of Object.entries(value)) {
+    if (Object.hasOwn(readers, key)) members[key] = readers[key]!(inner, `${at}.${key}`, report);
+    else reportUnknown(at, key, [...Object.keys(readers), ...more], report);
+  }
+  return members;
 }
 
 function readTokenSecret(config: Record<string, unknown>, at: string, report: Report): string | undefined {
@@ -2871,9 +2880,7 @@ function parseFile(text: string, at: string, problems: string[]): unknown {
   } catch {
     let why = 'it is not valid JSON';
     try {
-      const scan = new BodyScan('none');
-      scan.write(Buffer.from(text));
-      scan.end();
+      scanWhole(Buffer.from(text), 'none');
     } catch (error) {
       const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
       const before = Buffer.from(text).subarray(0, Number(offset)).toString().split('\n');
@@ -2990,21 +2997,22 @@ function describeToken(token: Token, nowMs: number): string {
 function describeWebhook(token: Token): string {
   const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
   const defaults = [number && `from ${number}`, recipients && `to ${recipients.join(', ')}`, mode && `with text_mode ${mode}`].filter(Boolean);
+  const refusal = refusalOfDefaults(token);
   return [
     `become sends${message ? ', the message by a template' : ''}`,
-    ...(defaults.length > 0 ? [`unless they say otherwise ${defaults.join(' ')}`] : []),
-    ...(refusalOfDefaults(token) ?? []),
-  ].join('; ');
+    defaults.length > 0 && `unless they say otherwise ${defaults.join(' ')}`,
+    refusal && `which will be refused: ${refusal}`,
+  ].filter(Boolean).join('; ');
 }
 
 /** Why a send with a token's own defaults would be refused, if it would. */
-function refusalOfDefaults(token: Token): string[] | undefined {
+function refusalOfDefaults(token: Token): string | undefined {
   try {
     checkEndpoint(token, SEND_TARGET);
-    judgeSend({ ...token.defaults }, (field) => judgeField(token, SEND_TARGET, field));
+    judgeSend(token.defaults ?? {}, (field) => judgeField(token, SEND_TARGET, field));
     return undefined;
   } catch (error) {
-    return [`which will be refused: ${(error as Problem).message}`];
+    return (error as Problem).message;
   }
 }
 
