@@ -19,7 +19,7 @@
  *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a webhook's payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
- * Exit codes: 0 done, 1 a failure while running (the port is taken), 2 bad usage or configuration.
+ * Exit codes: 0 done, 1 a failure while running (the port is taken, a payload would be refused), 2 bad usage or configuration.
  *
  * Contents, from the outside in: the public surface, the way of a request, its stages in order, running it.
  *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
