@@ -45,7 +45,10 @@ function endToEnd(headers: Iterable<readonly [string, string | string[] | undefi
 /** The stand-in for the Signal backend: takes every message, and says so in as few bytes as the real one. */
 function backend(): http.Server {
   return http.createServer((req, res) => {
-    req.resume().on('end', () => res.writeHead(201, { 'Content-Type': 'application/json', 'Content-Length': 17 }).end('{"timestamp":"1"}'));
+    req.resume().on(
+      'end',
+      () => res.writeHead(201, { 'Content-Type': 'application/json', 'Content-Length': 17 }).end('{"timestamp":"1"}'),
+    );
   });
 }
 
@@ -53,7 +56,12 @@ function fetchRelay(backendPort: string): http.Server {
   return http.createServer(async (req, res) => {
     const headers = endToEnd(Object.entries(req.headers));
     const streamed = { body: Readable.toWeb(req) as ReadableStream<Uint8Array>, duplex: 'half' as const };
-    const response = await fetch(`http://127.0.0.1:${backendPort}${req.url}`, { method: req.method!, headers, redirect: 'error', ...streamed });
+    const response = await fetch(`http://127.0.0.1:${backendPort}${req.url}`, {
+      method: req.method!,
+      headers,
+      redirect: 'error',
+      ...streamed,
+    });
     res.writeHead(response.status, endToEnd(response.headers));
     await pipeline(response.body!, res);
   });
@@ -62,7 +70,14 @@ function fetchRelay(backendPort: string): http.Server {
 function httpRelay(backendPort: string): http.Server {
   const agent = new http.Agent({ keepAlive: true });
   return http.createServer((req, res) => {
-    const options = { host: '127.0.0.1', port: backendPort, method: req.method!, path: req.url!, headers: endToEnd(Object.entries(req.headers)), agent };
+    const options = {
+      host: '127.0.0.1',
+      port: backendPort,
+      method: req.method!,
+      path: req.url!,
+      headers: endToEnd(Object.entries(req.headers)),
+      agent,
+    };
     req.pipe(http.request(options, (answer) => {
       res.writeHead(answer.statusCode!, endToEnd(Object.entries(answer.headers)));
       answer.pipe(res);
@@ -72,7 +87,9 @@ function httpRelay(backendPort: string): http.Server {
 
 function bare401(): http.Server {
   const body = JSON.stringify({ error: 'A valid API token is required.', code: 'unauthorized' });
-  return http.createServer((_req, res) => res.writeHead(401, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body));
+  return http.createServer((_req, res) =>
+    res.writeHead(401, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body)
+  );
 }
 
 /** Imported here and not above: the other roles must not pay for it. */
@@ -97,7 +114,9 @@ async function serve(server: http.Server): Promise<void> {
   if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
   say({ port: (server.address() as AddressInfo).port });
   let peakBytes = 0;
-  setInterval(() => { peakBytes = Math.max(peakBytes, process.memoryUsage.rss()); }, 50);
+  setInterval(() => {
+    peakBytes = Math.max(peakBytes, process.memoryUsage.rss());
+  }, 50);
   onLines(() => say({ bytes: process.memoryUsage.rss(), peakBytes }));
 }
 
@@ -134,15 +153,22 @@ class Client {
       if (status !== undefined) this.#answered?.resolve(status);
     });
     this.#socket.on('error', () => {}); // 'close' follows
-    this.#socket.on('close', () => this.#answered?.reject(new Error(`connection closed after: ${this.#text || 'nothing'}`)));
+    this.#socket.on(
+      'close',
+      () => this.#answered?.reject(new Error(`connection closed after: ${this.#text || 'nothing'}`)),
+    );
   }
 
   /** Sends a request in pieces; resolves to the answer's status once the answer is complete. */
   async exchange(pieces: Iterable<string | Uint8Array>): Promise<number> {
     this.#text = '';
-    const answer = new Promise<number>((resolve, reject) => { this.#answered = { resolve, reject }; });
+    const answer = new Promise<number>((resolve, reject) => {
+      this.#answered = { resolve, reject };
+    });
     answer.catch(() => {}); // it is also awaited below, but may fail while the request is still being sent
-    for (const piece of pieces) if (!this.#socket.write(piece)) await Promise.race([once(this.#socket, 'drain'), answer]);
+    for (const piece of pieces) {
+      if (!this.#socket.write(piece)) await Promise.race([once(this.#socket, 'drain'), answer]);
+    }
     return await answer;
   }
 
@@ -214,11 +240,21 @@ async function measureLatency(job: Job): Promise<number[][]> {
 async function measureBody(job: Job): Promise<number> {
   const { ports: [port = 0], bodyBytes = 0 } = job;
   const block = Buffer.from(randomBytes(750_000).toString('base64'));
-  const [before = '', after = ''] = JSON.stringify({ ...MESSAGE, base64_attachments: ['data:application/octet-stream;filename=a.bin;base64,#'] }).split('#');
+  const [before = '', after = ''] = JSON.stringify({
+    ...MESSAGE,
+    base64_attachments: ['data:application/octet-stream;filename=a.bin;base64,#'],
+  }).split('#');
   const blocks = Array<Uint8Array>(bodyBytes / block.length).fill(block);
   const client = new Client(port);
   const startMs = performance.now();
-  checkStatus(job, await client.exchange([head('POST /v2/send', SECRET, before.length + bodyBytes + after.length) + before, ...blocks, after]));
+  checkStatus(
+    job,
+    await client.exchange([
+      head('POST /v2/send', SECRET, before.length + bodyBytes + after.length) + before,
+      ...blocks,
+      after,
+    ]),
+  );
   client.close();
   return bodyBytes / 1e6 / (performance.now() - startMs) * 1000;
 }
@@ -228,7 +264,10 @@ const JOBS = { rate: measureRate, latency: measureLatency, body: measureBody };
 function load(): void {
   onLines((line) => {
     const job = JSON.parse(line) as Job;
-    JOBS[job.kind](job).then((result) => say({ result }), (error: Error) => say({ error: `${job.kind}: ${error.message}` }));
+    JOBS[job.kind](job).then(
+      (result) => say({ result }),
+      (error: Error) => say({ error: `${job.kind}: ${error.message}` }),
+    );
   });
   say({ port: 0 });
 }
@@ -260,7 +299,9 @@ const running = new Set<Child>();
 
 /** Starts a role of this file; resolves when it listens. */
 async function start(role: string, ...args: string[]): Promise<Child> {
-  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args], { stdio: ['pipe', 'pipe', 'inherit'] });
+  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
   const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
   const read = async (): Promise<Record<string, unknown>> => {
     const { value, done } = await lines.next();
@@ -307,7 +348,11 @@ const RELAYS = ['gateway', 'fetchRelay', 'httpRelay'] as const;
 const MIB = 1024 * 1024;
 
 /** Each server in turn. */
-async function inTurn(row: string, servers: readonly Server[], measure: (server: Server) => Promise<number>): Promise<Found> {
+async function inTurn(
+  row: string,
+  servers: readonly Server[],
+  measure: (server: Server) => Promise<number>,
+): Promise<Found> {
   const found: Partial<Record<Server, number>> = {};
   for (const server of servers) found[server] = await measure(server);
   return { [row]: found };
@@ -331,14 +376,26 @@ async function startAndMemory({ servers, run }: Bench): Promise<Found> {
 
 /** Once, after sends and bodies, and before refusals, of which the relays get none. */
 function peakMemory({ servers }: Bench): Promise<Found> {
-  return inTurn('memory under load, MiB', RELAYS, async (server) => (await servers[server].ask({})).peakBytes as number / MIB);
+  return inTurn(
+    'memory under load, MiB',
+    RELAYS,
+    async (server) => (await servers[server].ask({})).peakBytes as number / MIB,
+  );
 }
 
 /** All servers at once, in turn: what disturbs one disturbs them all. */
 async function addedLatency({ servers, run, scale }: Bench): Promise<Found> {
   const ports = ['backend' as const, ...RELAYS].map((server) => servers[server].port);
-  const [direct = [], ...relayed] = await run({ kind: 'latency', ports, request: sendRequest(SECRET), expect: [201], perSecond: 100, measureMs: scale.measureMs * 2 }) as number[][];
-  const added = (share: number): Found[string] => Object.fromEntries(RELAYS.map((server, i) => [server, quantile(relayed[i]!, share) - quantile(direct, share)]));
+  const [direct = [], ...relayed] = await run({
+    kind: 'latency',
+    ports,
+    request: sendRequest(SECRET),
+    expect: [201],
+    perSecond: 100,
+    measureMs: scale.measureMs * 2,
+  }) as number[][];
+  const added = (share: number): Found[string] =>
+    Object.fromEntries(RELAYS.map((server, i) => [server, quantile(relayed[i]!, share) - quantile(direct, share)]));
   return { 'added latency, median, ms': added(0.5), 'added latency, 99 %, ms': added(0.99) };
 }
 
@@ -347,9 +404,28 @@ function quantile(values: number[], share: number): number {
 }
 
 /** A measurement of requests per second. */
-function rate(row: string, on: readonly Server[], request: string, connections: number, expect: number[]): (bench: Bench) => Promise<Found> {
-  return ({ servers, run, scale: { warmUpMs, measureMs } }) => inTurn(row, on, async (server) =>
-    await run({ kind: 'rate', ports: [servers[server].port], request, expect, connections, warmUpMs, measureMs }) as number);
+function rate(
+  row: string,
+  on: readonly Server[],
+  request: string,
+  connections: number,
+  expect: number[],
+): (bench: Bench) => Promise<Found> {
+  return ({ servers, run, scale: { warmUpMs, measureMs } }) =>
+    inTurn(
+      row,
+      on,
+      async (server) =>
+        await run({
+          kind: 'rate',
+          ports: [servers[server].port],
+          request,
+          expect,
+          connections,
+          warmUpMs,
+          measureMs,
+        }) as number,
+    );
 }
 
 function refusals(row: string, request: string, expect: number[]): (bench: Bench) => Promise<Found> {
@@ -357,8 +433,18 @@ function refusals(row: string, request: string, expect: number[]): (bench: Bench
 }
 
 function largeBody({ servers, run, scale }: Bench): Promise<Found> {
-  return inTurn('large body, MB/s', RELAYS, async (server) =>
-    await run({ kind: 'body', ports: [servers[server].port], request: '', expect: [201], bodyBytes: scale.bodyBytes }) as number);
+  return inTurn(
+    'large body, MB/s',
+    RELAYS,
+    async (server) =>
+      await run({
+        kind: 'body',
+        ports: [servers[server].port],
+        request: '',
+        expect: [201],
+        bodyBytes: scale.bodyBytes,
+      }) as number,
+  );
 }
 
 /** In the order in which they run. */
@@ -366,7 +452,13 @@ const MEASUREMENTS: readonly { measure: (bench: Bench) => Promise<Found>; once?:
   { measure: startAndMemory },
   { measure: addedLatency },
   ...[1, 32, 256].map((connections) => ({
-    measure: rate(`small sends/s, ${connections} connection${connections > 1 ? 's' : ''}`, RELAYS, sendRequest(SECRET), connections, [201]),
+    measure: rate(
+      `small sends/s, ${connections} connection${connections > 1 ? 's' : ''}`,
+      RELAYS,
+      sendRequest(SECRET),
+      connections,
+      [201],
+    ),
   })),
   { measure: largeBody },
   { measure: peakMemory, once: true },
@@ -408,14 +500,25 @@ function format(value: number | undefined): string {
 
 function printTable(lines: string[][]): void {
   const widths = HEADINGS.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)));
-  for (const line of lines) console.log(line.map((cell, i) => (i === 0 ? cell.padEnd(widths[i]!) : cell.padStart(widths[i]!))).join('  ').trimEnd());
+  for (const line of lines) {
+    console.log(
+      line.map((cell, i) => (i === 0 ? cell.padEnd(widths[i]!) : cell.padStart(widths[i]!))).join('  ').trimEnd(),
+    );
+  }
 }
 
 /** The median of the rounds, of each row and server. */
 function summarise(rounds: Found[]): Found {
-  return Object.fromEntries(Object.entries(rounds[0] ?? {}).map(([row, values]) => [row, Object.fromEntries(
-    (Object.keys(values) as Server[]).map((server) => [server, quantile(rounds.map((found) => found[row]![server]!), 0.5)]),
-  )]));
+  return Object.fromEntries(
+    Object.entries(rounds[0] ?? {}).map(([row, values]) => [
+      row,
+      Object.fromEntries(
+        (Object.keys(values) as Server[]).map((
+          server,
+        ) => [server, quantile(rounds.map((found) => found[row]![server]!), 0.5)]),
+      ),
+    ]),
+  );
 }
 
 async function startAll(scale: Scale): Promise<Bench> {
@@ -429,11 +532,20 @@ async function main(): Promise<void> {
   const scale = process.argv.includes('--quick') ? QUICK : FULL;
   const beganMs = performance.now();
   console.log('signal-gateway: what it costs, compared with servers that do nothing else, all in this one run.');
-  console.log(`${runtime()}, ${platform()} ${arch()}, ${availableParallelism()} cores, medians of ${scale.rounds} rounds. Only the ratios mean anything.\n`);
+  console.log(
+    `${runtime()}, ${platform()} ${arch()}, ${availableParallelism()} cores, medians of ${scale.rounds} rounds. Only the ratios mean anything.\n`,
+  );
   const bench = await startAll(scale);
   // Code that has not run yet is slow everywhere; that is not what is asked.
   for (const server of COLUMNS) {
-    await bench.run({ kind: 'rate', ports: [bench.servers[server].port], request: sendRequest(SECRET), expect: [201, 401], connections: 32, measureMs: scale.measureMs * 2 });
+    await bench.run({
+      kind: 'rate',
+      ports: [bench.servers[server].port],
+      request: sendRequest(SECRET),
+      expect: [201, 401],
+      connections: 32,
+      measureMs: scale.measureMs * 2,
+    });
   }
   const lines = [HEADINGS];
   for (const { measure, once: single } of MEASUREMENTS) {
@@ -442,7 +554,11 @@ async function main(): Promise<void> {
     for (const [row, values] of Object.entries(summarise(rounds))) lines.push(tableLine(row, values));
   }
   printTable(lines);
-  console.log(`\nThe reference is the fetch relay, for refusals the bare 401. It took ${((performance.now() - beganMs) / 1000).toFixed(0)} s.`);
+  console.log(
+    `\nThe reference is the fetch relay, for refusals the bare 401. It took ${
+      ((performance.now() - beganMs) / 1000).toFixed(0)
+    } s.`,
+  );
 }
 
 function runtime(): string {

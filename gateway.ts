@@ -36,7 +36,7 @@ import { readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
-import { BlockList, connect, isIP, Socket, type AddressInfo } from 'node:net';
+import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createSecureContext, type TLSSocket } from 'node:tls';
@@ -126,7 +126,10 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not acceptable.'],
-  unauthorized: [401, 'A valid API token is required, in a form that this gateway accepts, for example "Authorization: Bearer TOKEN".'],
+  unauthorized: [
+    401,
+    'A valid API token is required, in a form that this gateway accepts, for example "Authorization: Bearer TOKEN".',
+  ],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
@@ -136,7 +139,10 @@ const PROBLEMS = {
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
-  too_many_failures: [429, 'Too many wrong credentials came from this address; try again after the time in Retry-After.'],
+  too_many_failures: [
+    429,
+    'Too many wrong credentials came from this address; try again after the time in Retry-After.',
+  ],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
   internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
@@ -154,7 +160,10 @@ class Problem extends Error {
   readonly reason: string | undefined;
   readonly retryAfterMs: number | undefined;
 
-  constructor(code: ProblemCode, more: { detail?: string; reason?: string; retryAfterMs?: number; cause?: unknown } = {}) {
+  constructor(
+    code: ProblemCode,
+    more: { detail?: string; reason?: string; retryAfterMs?: number; cause?: unknown } = {},
+  ) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
     Error.stackTraceLimit = 0; // a refusal is no accident: nobody reads its stack, which costs more than all the rest of it
@@ -189,9 +198,21 @@ function answerProblem(res: http.ServerResponse, problem: Problem, requestId: st
 }
 
 /** The head of an answer on a socket that is not, or no longer, a request's of node:http. */
-function writeHead(socket: Duplex, status: number, statusText: string | undefined, headers: http.OutgoingHttpHeaders): void {
-  const lines = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => `${name}: ${value}\r\n`));
-  socket.write(Buffer.from(`HTTP/1.1 ${status} ${statusText ?? http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1'));
+function writeHead(
+  socket: Duplex,
+  status: number,
+  statusText: string | undefined,
+  headers: http.OutgoingHttpHeaders,
+): void {
+  const lines = Object.entries(headers).flatMap(([name, values]) =>
+    [values].flat().map((value) => `${name}: ${value}\r\n`)
+  );
+  socket.write(
+    Buffer.from(
+      `HTTP/1.1 ${status} ${statusText ?? http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`,
+      'latin1',
+    ),
+  );
 }
 
 /** Answers on such a socket and closes it. */
@@ -281,7 +302,9 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
-    res.once('close', () => { if (core.draining) server.closeIdleConnections(); });
+    res.once('close', () => {
+      if (core.draining) server.closeIdleConnections();
+    });
     void handleInTurn(core, req, res, queue);
   };
   server.on('request', onRequest);
@@ -297,7 +320,10 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('tlsClientError', (error: NodeJS.ErrnoException) => core.log('debug', 'client error', { reason: error.code }));
+  server.on(
+    'tlsClientError',
+    (error: NodeJS.ErrnoException) => core.log('debug', 'client error', { reason: error.code }),
+  );
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
     core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
     answerUnparsable(error, socket, queues.get(socket)?.[0]);
@@ -306,7 +332,12 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
 }
 
 /** Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. */
-async function handleInTurn(core: Core, req: http.IncomingMessage, res: http.ServerResponse, queue: http.ServerResponse[]): Promise<void> {
+async function handleInTurn(
+  core: Core,
+  req: http.IncomingMessage,
+  res: http.ServerResponse,
+  queue: http.ServerResponse[],
+): Promise<void> {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver what it had sent.
   if (hasNoPeer(core, socket)) return void socket.destroy();
@@ -336,10 +367,14 @@ const FIXED = ['listen', 'limits.connections', 'log.level', 'log.format'] as con
 /** Replaces the rules. @throws {ConfigError} if that would open a gateway that had tokens. */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError(['tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in']);
+    throw new ConfigError([
+      'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
+    ]);
   }
   const started = Object.fromEntries(FIXED.map((path) => [path, core.settings[path]]));
-  const needsRestart: string[] = FIXED.filter((path) => JSON.stringify(settings[path]) !== JSON.stringify(started[path]));
+  const needsRestart: string[] = FIXED.filter((path) =>
+    JSON.stringify(settings[path]) !== JSON.stringify(started[path])
+  );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
   const tls = tlsFiles(settings);
@@ -369,7 +404,9 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
   const scheme = tlsFiles(core.settings) ? 'https' : 'http';
-  const url = typeof address === 'string' ? `unix:${address}` : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
+  const url = typeof address === 'string'
+    ? `unix:${address}`
+    : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
   core.log('info', 'listening', { listen: url, ...describeRules(core), note: runtimeNote(core.settings) });
@@ -388,7 +425,10 @@ function runtimeNote(settings: Settings): string | undefined {
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
-  const isStale = await once(probe, 'connect').then(() => false, (error: NodeJS.ErrnoException) => error.code === 'ECONNREFUSED');
+  const isStale = await once(probe, 'connect').then(
+    () => false,
+    (error: NodeJS.ErrnoException) => error.code === 'ECONNREFUSED',
+  );
   probe.destroy();
   if (isStale) unlinkSync(path);
 }
@@ -408,10 +448,16 @@ async function close(server: http.Server | https.Server, core: Core): Promise<vo
 }
 
 /** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
-function answerUnparsable(error: NodeJS.ErrnoException, socket: Socket, current: http.ServerResponse | undefined): void {
+function answerUnparsable(
+  error: NodeJS.ErrnoException,
+  socket: Socket,
+  current: http.ServerResponse | undefined,
+): void {
   const midAnswer = current?.headersSent && !current.writableFinished;
   if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
-  if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
+  if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') {
+    return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
+  }
   writeHead(socket, 400, undefined, { 'Connection': 'close', 'Content-Length': 0 });
   socket.end(() => socket.destroy());
 }
@@ -439,7 +485,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   const { rules } = core; // one snapshot: a reload in the middle of a request changes nothing for it
   const exchange = newExchange(core, req);
   const abort = new AbortController();
-  res.once('close', () => { if (!res.writableFinished) abort.abort(new Problem('client_left')); });
+  res.once('close', () => {
+    if (!res.writableFinished) abort.abort(new Problem('client_left'));
+  });
   const body = new RequestBody(req, res, exchange, core.stallTimeoutMs, rules.bodyLimitBytes);
   try {
     // Before everything: a health check must not depend on what is being checked.
@@ -473,7 +521,13 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
  * The steps up to the body, which a WebSocket takes too: may this request pass, and on whose behalf.
  * @throws {Problem} for whatever it may not pass for.
  */
-async function admit(core: Core, rules: Rules, req: http.IncomingMessage, exchange: Exchange, body?: RequestBody): Promise<{ token: Token; target: Target }> {
+async function admit(
+  core: Core,
+  rules: Rules,
+  req: http.IncomingMessage,
+  exchange: Exchange,
+  body?: RequestBody,
+): Promise<{ token: Token; target: Target }> {
   // Before any decision: all later steps judge this one canonical form, and it is what is sent.
   const target = parseTarget(exchange.method, req.url ?? '');
   exchange.route = target.route?.template;
@@ -504,8 +558,18 @@ function checkRules(token: Token, target: Target, client: string): void {
 
 function newExchange(core: Core, req: http.IncomingMessage): Exchange {
   return {
-    requestId: randomUUID(), startedMs: core.now(), client: clientAddress(req, core.rules.trustedProxies), method: req.method ?? '',
-    route: undefined, token: undefined, form: undefined, status: 0, code: undefined, reason: undefined, bytesIn: 0, bytesOut: 0,
+    requestId: randomUUID(),
+    startedMs: core.now(),
+    client: clientAddress(req, core.rules.trustedProxies),
+    method: req.method ?? '',
+    route: undefined,
+    token: undefined,
+    form: undefined,
+    status: 0,
+    code: undefined,
+    reason: undefined,
+    bytesIn: 0,
+    bytesOut: 0,
   };
 }
 
@@ -522,7 +586,12 @@ function noteProblem(core: Core, exchange: Exchange, error: unknown): Problem {
   exchange.status = problem.status;
   exchange.code = problem.code;
   exchange.reason = problem.reason;
-  if (problem !== error) core.log('error', 'internal error', { requestId: exchange.requestId, stack: error instanceof Error ? error.stack : String(error) });
+  if (problem !== error) {
+    core.log('error', 'internal error', {
+      requestId: exchange.requestId,
+      stack: error instanceof Error ? error.stack : String(error),
+    });
+  }
   return problem;
 }
 
@@ -561,14 +630,24 @@ function parseTarget(method: string, raw: string): Target {
   const path = cut < 0 ? raw : raw.slice(0, cut);
   const pairs = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '').map(parsePair);
 
-  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('an encoded slash, backslash, dot or percent sign in a path means different things to different programs');
+  if (/%(?:2f|5c|2e|25)/i.test(path)) {
+    throw badTarget(
+      'an encoded slash, backslash, dot or percent sign in a path means different things to different programs',
+    );
+  }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter((segment) => segment !== '').map(decode);
-  const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)));
-  if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) throw badTarget('the "@auth=" segment must come first');
+  const pathSecret = takeSecret(
+    segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)),
+  );
+  if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
+    throw badTarget('the "@auth=" segment must come first');
+  }
   for (const segment of segments) {
     if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-    if (segment.startsWith('-')) throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+    if (segment.startsWith('-')) {
+      throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+    }
   }
   const others = pairs.filter((pair) => pair.name !== '@auth');
   return {
@@ -618,7 +697,8 @@ function parsePair(pair: string): { raw: string; name: string; value: string } {
 /** The backend's URL for a target: built from what was judged, never resolved from what was sent. */
 function backendUrl(backend: Backend, target: Target): string {
   // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
-  const encode = (segment: string): string => encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
+  const encode = (segment: string): string =>
+    encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
   return `${backend.base}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
@@ -702,16 +782,26 @@ const ROUTES: readonly Route[] = Object.entries({
     '* /v1/plugins/*',
     'GET /swagger/*',
   ],
-}).flatMap(([group, lines]) => lines.flatMap((line) => {
-  const [methods = '', template = '', body] = line.split(' ');
-  return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
-    group: group as Group, method, template, parts: template.slice(1).split('/'), needsBody: body === 'body',
-  }));
-}));
+}).flatMap(([group, lines]) =>
+  lines.flatMap((line) => {
+    const [methods = '', template = '', body] = line.split(' ');
+    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+      group: group as Group,
+      method,
+      template,
+      parts: template.slice(1).split('/'),
+      needsBody: body === 'body',
+    }));
+  })
+);
 
 /** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
 const GROUPS: Record<Group, readonly Group[]> = {
-  send: ['send'], info: ['info'], receive: ['receive'], messaging: ['send', 'receive', 'messaging'], setup: ['setup'],
+  send: ['send'],
+  info: ['info'],
+  receive: ['receive'],
+  messaging: ['send', 'receive', 'messaging'],
+  setup: ['setup'],
 };
 
 /** The first two segments of every setup route: a new upstream route below one of them is setup too. */
@@ -739,7 +829,9 @@ interface Allow {
 function findRoute(method: string, segments: readonly string[]): Route | undefined {
   const route = ROUTES.find((candidate) => candidate.method === method && partsMatch(candidate.parts, segments));
   const number = route && segments[route.parts.indexOf(':number')];
-  if (number !== undefined && !NUMBER.test(number)) throw badTarget('the account in the path must be "+" and 5 to 15 digits');
+  if (number !== undefined && !NUMBER.test(number)) {
+    throw badTarget('the account in the path must be "+" and 5 to 15 digits');
+  }
   return route;
 }
 
@@ -754,10 +846,13 @@ function partsMatch(parts: readonly string[], segments: readonly string[]): bool
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
   const matches = allow.patterns.filter(({ method, parts }) =>
-    (method === '*' ? METHODS.includes(target.method) : method === target.method)
-    && partsMatch(parts, segments)
-    && !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? '')));
-  if (matches.some(({ parts }) => !parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':')))) return 'named';
+    (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
+    partsMatch(parts, segments) &&
+    !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? ''))
+  );
+  if (matches.some(({ parts }) => !parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':')))) {
+    return 'named';
+  }
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
@@ -770,10 +865,14 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
 function checkEndpoint(token: Token, target: Target): void {
   const { route, segments } = target;
   const grant = findGrant(token.allow, target);
-  if (grant === undefined) throw new Problem(SETUP_PREFIXES.has(prefixOf(segments)) ? 'setup_blocked' : 'endpoint_not_allowed');
+  if (grant === undefined) {
+    throw new Problem(SETUP_PREFIXES.has(prefixOf(segments)) ? 'setup_blocked' : 'endpoint_not_allowed');
+  }
   // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
   const opaque = route === undefined || route.parts.at(-1) === '*';
-  if (opaque && (token.senders || token.recipients)) throw new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
+  if (opaque && (token.senders || token.recipients)) {
+    throw new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
+  }
   if (token.senders && !opaque) {
     const at = route.parts.indexOf(':number');
     if (at >= 0 && !token.senders.has(segments[at] ?? '')) throw new Problem('sender_not_allowed');
@@ -899,7 +998,9 @@ function identify(core: Core, rules: Rules, credential: Credential | undefined, 
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(exchange.client), FAILURE_RATE, core.now());
-  throw retryAfterMs > 0 ? new Problem('too_many_failures', { reason, retryAfterMs }) : new Problem('unauthorized', { reason });
+  throw retryAfterMs > 0
+    ? new Problem('too_many_failures', { reason, retryAfterMs })
+    : new Problem('unauthorized', { reason });
 }
 
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
@@ -912,7 +1013,9 @@ function failureKey(address: string): string {
   const [head = '', tail] = address.split('::');
   const left = head.split(':').filter(Boolean);
   const right = (tail ?? '').split(':').filter(Boolean);
-  const full = tail === undefined ? left : [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right];
+  const full = tail === undefined
+    ? left
+    : [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right];
   return full.slice(0, 4).join(':');
 }
 
@@ -1045,7 +1148,10 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 const LINGER_MS = 2000;
 
 /** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
-type Content = Uint8Array | { stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>; length: number | undefined } | undefined;
+type Content = Uint8Array | {
+  stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>;
+  length: number | undefined;
+} | undefined;
 
 /** RFC 9112 6.3: a request has a body if one of these two headers says so. */
 function hasBody({ headers }: http.IncomingMessage): boolean {
@@ -1058,7 +1164,9 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
  */
 function gather(chunks: Uint8Array[], chunk: Uint8Array): void {
   chunks.push(chunk);
-  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) chunks.push(Buffer.concat(chunks.splice(-2)));
+  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
+    chunks.push(Buffer.concat(chunks.splice(-2)));
+  }
 }
 
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
@@ -1076,7 +1184,13 @@ class RequestBody {
   #wake: (() => void) | undefined;
   #listening = false;
 
-  constructor(req: http.IncomingMessage, res: http.ServerResponse, exchange: Exchange, timeoutMs: number, limitBytes: number) {
+  constructor(
+    req: http.IncomingMessage,
+    res: http.ServerResponse,
+    exchange: Exchange,
+    timeoutMs: number,
+    limitBytes: number,
+  ) {
     this.#req = req;
     this.#res = res;
     this.#exchange = exchange;
@@ -1125,7 +1239,9 @@ class RequestBody {
     const empty = this.#exchange.bytesIn === 0;
     if (this.#ended && !empty) head.push(...scan.end());
     scan.takeFields().forEach(judge);
-    if (empty && target.route?.needsBody) throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+    if (empty && target.route?.needsBody) {
+      throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+    }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
     const bodiless = target.method === 'GET';
     if (bodiless && !this.#ended) throw new Problem('body_too_large');
@@ -1211,7 +1327,9 @@ class RequestBody {
   #begin(): void {
     const encoding = this.#req.headers['content-encoding'] ?? 'identity';
     if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(this.#req.headers.expect ?? '') && this.#req.httpVersion === '1.1') this.#res.writeContinue();
+    if (/^100-continue$/i.test(this.#req.headers.expect ?? '') && this.#req.httpVersion === '1.1') {
+      this.#res.writeContinue();
+    }
   }
 
   /** Takes note of a chunk, or of the end. @throws {Problem} body_too_large. */
@@ -1248,13 +1366,22 @@ class RequestBody {
       }
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, leftMs);
-        this.#wake = () => { clearTimeout(timer); resolve(); };
+        this.#wake = () => {
+          clearTimeout(timer);
+          resolve();
+        };
       });
     }
   }
 
   /** The head and then the rest, pulled one chunk at a time: nothing is read that the backend has no room for. */
-  #stream(scan: BodyScan, head: Uint8Array[], judge: (field: Field) => void, abort: AbortController, timeout: HeadersTimeout): ReadableStream<Uint8Array> {
+  #stream(
+    scan: BodyScan,
+    head: Uint8Array[],
+    judge: (field: Field) => void,
+    abort: AbortController,
+    timeout: HeadersTimeout,
+  ): ReadableStream<Uint8Array> {
     let ready = head;
     return new ReadableStream<Uint8Array>({
       pull: async (controller) => {
@@ -1310,7 +1437,8 @@ function listOf(check: Check): Check {
 }
 
 function objectOf(fields: Record<string, Check>): Check {
-  return (value) => isObject(value) && Object.entries(value).every(([key, inner]) => Object.hasOwn(fields, key) && fields[key]!(inner));
+  return (value) =>
+    isObject(value) && Object.entries(value).every(([key, inner]) => Object.hasOwn(fields, key) && fields[key]!(inner));
 }
 
 const MENTIONS = listOf(objectOf({ start: isInteger, length: isInteger, author: isString }));
@@ -1351,7 +1479,12 @@ function isWebhook(token: Token, { route }: Target): boolean {
  * @param judge throws a Problem for a field that may not pass.
  * @throws {Problem} bad_json, bad_field, and what judge throws.
  */
-async function makeSend(token: Token, body: Buffer, contentType: string | undefined, judge: (field: Field) => void): Promise<Uint8Array> {
+async function makeSend(
+  token: Token,
+  body: Buffer,
+  contentType: string | undefined,
+  judge: (field: Field) => void,
+): Promise<Uint8Array> {
   return judgeSend(buildSend(token, await readPayload(body, contentType)), judge);
 }
 
@@ -1375,7 +1508,8 @@ const FORM_FIELDS = ['payload', 'data'];
 function isForm(body: Uint8Array, contentType: string | undefined): boolean {
   const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
   // A first chunk may be shorter than a field's name; no JSON object begins like one.
-  const isField = beginning !== '' && FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
+  const isField = beginning !== '' &&
+    FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
   return isField || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
 }
 
@@ -1386,7 +1520,8 @@ function isMultipart(contentType = ''): boolean {
 /** The content of a form's one field. @throws {Problem} bad_json. */
 async function readForm(body: Buffer, contentType: string | undefined): Promise<string> {
   const form = isMultipart(contentType)
-    ? await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType! } }).formData().catch(() => [])
+    ? await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType! } }).formData()
+      .catch(() => [])
     : new URLSearchParams(body.toString());
   const [[name, value] = [], ...others] = form;
   if (typeof value === 'string' && FORM_FIELDS.some((known) => known === name) && others.length === 0) return value;
@@ -1407,7 +1542,9 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
   const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
-  const detail = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}. What a webhook does not say, the token's "defaults" and "message" template can.`;
+  const detail = `The send would lack ${
+    missing.join(' and ')
+  }; the body's top-level keys are ${shown}. What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
@@ -1487,10 +1624,16 @@ class Template {
     const walk = (nodes: readonly TemplateNode[]): void => {
       for (const node of nodes) {
         if (isSpent()) return;
-        if (typeof node === 'string') { emit(node); continue; }
+        if (typeof node === 'string') {
+          emit(node);
+          continue;
+        }
         leftSteps -= contexts.length + node.path.length;
         const value = lookUp(contexts, node.path);
-        if (node.kind === 'variable') { emit(toText(value)); continue; }
+        if (node.kind === 'variable') {
+          emit(toText(value));
+          continue;
+        }
         const items = Array.isArray(value) ? value : value ? [value] : [];
         if (node.kind === 'inverted' && items.length === 0) walk(node.nodes);
         for (const item of node.kind === 'section' ? items : []) {
@@ -1521,7 +1664,8 @@ function member(value: unknown, name: string): unknown {
 
 /** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
 function hasMember(value: unknown, name: string): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && Object.hasOwn(value, name) && !(Array.isArray(value) && name === 'length');
+  return typeof value === 'object' && value !== null && Object.hasOwn(value, name) &&
+    !(Array.isArray(value) && name === 'length');
 }
 
 /** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
@@ -1558,12 +1702,24 @@ function parseTemplate(text: string): TemplateNode[] {
 /** Inserts a variable, or opens or closes a section. */
 function addTag(template: string, open: OpenSection[], tag: Tag): void {
   const { text, at, sigil, name } = tag;
-  if (/[>=<$]/.test(sigil)) failTemplate(template, at, `${show(text)}: partials, blocks and other delimiters are not supported`);
-  if (!TAG_NAME.test(name)) failTemplate(template, at, `${show(text)} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`);
+  if (/[>=<$]/.test(sigil)) {
+    failTemplate(template, at, `${show(text)}: partials, blocks and other delimiters are not supported`);
+  }
+  if (!TAG_NAME.test(name)) {
+    failTemplate(
+      template,
+      at,
+      `${
+        show(text)
+      } has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`,
+    );
+  }
   const section = open.at(-1)!;
   if (sigil === '/') {
     if (open.length === 1) failTemplate(template, at, `${show(text)} closes a section that is not open`);
-    if (name !== section.name) failTemplate(template, at, `${show(text)} stands where ${show(`{{/${section.name}}}`)} is expected`);
+    if (name !== section.name) {
+      failTemplate(template, at, `${show(text)} stands where ${show(`{{/${section.name}}}`)} is expected`);
+    }
     open.pop();
     return;
   }
@@ -1572,11 +1728,19 @@ function addTag(template: string, open: OpenSection[], tag: Tag): void {
   const nodes: TemplateNode[] = [];
   section.nodes.push({ kind: sigil === '#' ? 'section' : 'inverted', path, nodes });
   open.push({ ...tag, nodes });
-  if (open.length - 1 > NESTING_LIMIT) failTemplate(template, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
+  if (open.length - 1 > NESTING_LIMIT) {
+    failTemplate(template, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
+  }
 }
 
 /** From where to where a tag goes: one that inserts nothing and stands alone on its line takes the line with it. */
-function standaloneSpan(text: string, from: number, at: number, end: number, sigil: string): [start: number, end: number] {
+function standaloneSpan(
+  text: string,
+  from: number,
+  at: number,
+  end: number,
+  sigil: string,
+): [start: number, end: number] {
   const [, indent] = /(?:^|\n)([ \t]*)$/.exec(text.slice(from, at)) ?? []; // of what follows the tag before
   const [after] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(end)) ?? [];
   if (!/[#^/!]/.test(sigil) || indent === undefined || after === undefined) return [at, end];
@@ -1628,7 +1792,10 @@ const META_LIMIT_BYTES = 1024;
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
 /** For each byte, 1 if it is not plain within a string; a table is many times faster than a regular expression. */
-const SPECIAL = Uint8Array.from({ length: 256 }, (_, byte) => Number(byte < 0x20 || byte === QUOTE || byte === BACKSLASH));
+const SPECIAL = Uint8Array.from(
+  { length: 256 },
+  (_, byte) => Number(byte < 0x20 || byte === QUOTE || byte === BACKSLASH),
+);
 const SPECIAL_IN_ATTACHMENT = SPECIAL.map((special, byte) => special | Number(byte === COMMA || byte === SEMICOLON));
 
 /** Which keys matter in an object, and what also counts as one of them. */
@@ -1638,7 +1805,9 @@ interface KeyRules {
 }
 
 function keysWithin(within?: BodyKey): string[] {
-  return Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map(([key]) => key);
+  return Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map((
+    [key],
+  ) => key);
 }
 
 function keyRules(keys: string[]): KeyRules {
@@ -1647,7 +1816,11 @@ function keyRules(keys: string[]): KeyRules {
   return { keys: new Set(keys), folded: new RegExp(`^(?:${keys.join('|')})$`, 'iu') };
 }
 
-const TOP_RULES = { all: keyRules(keysWithin()), auth: keyRules(['auth']), none: { keys: new Set<string>(), folded: /(?!)/ } };
+const TOP_RULES = {
+  all: keyRules(keysWithin()),
+  auth: keyRules(['auth']),
+  none: { keys: new Set<string>(), folded: /(?!)/ },
+};
 const INNER_RULES = keyRules(keysWithin('link_preview'));
 
 /**
@@ -1716,11 +1889,20 @@ class BodyScan {
     this.#checkUtf8();
     for (let i = 0; i < chunk.length;) {
       switch (this.#state) {
-        case S_STRING: i = this.#readString(i); break;
-        case S_ESCAPE: this.#readEscape(i++); break;
-        case S_HEX: this.#readHex(i++); break;
-        case S_BARE: i = this.#readBare(i); break;
-        default: this.#readStructure(i++);
+        case S_STRING:
+          i = this.#readString(i);
+          break;
+        case S_ESCAPE:
+          this.#readEscape(i++);
+          break;
+        case S_HEX:
+          this.#readHex(i++);
+          break;
+        case S_BARE:
+          i = this.#readBare(i);
+          break;
+        default:
+          this.#readStructure(i++);
       }
     }
     this.#pass(chunk.length);
@@ -1801,7 +1983,9 @@ class BodyScan {
   }
 
   #open(i: number, byte: number): void {
-    if (this.#stack.push(byte === OPEN_OBJECT ? CLOSE_OBJECT : CLOSE_ARRAY) > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
+    if (this.#stack.push(byte === OPEN_OBJECT ? CLOSE_OBJECT : CLOSE_ARRAY) > NESTING_LIMIT) {
+      this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
+    }
     this.#state = byte === OPEN_OBJECT ? S_FIRST_KEY : S_FIRST_ELEMENT;
     if (this.#stack.length === 1) this.#hold(i + 1);
     if (this.#key !== undefined && BODY_KEYS[this.#key].role === 'object') {
@@ -1846,7 +2030,12 @@ class BodyScan {
     const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
     // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers.
     const mayBeBare = inList ? role === 'argument' : role === 'attachment' || role === 'object';
-    if (byte !== expected && !(isBare && mayBeBare)) throw badField(this.#key, role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
+    if (byte !== expected && !(isBare && mayBeBare)) {
+      throw badField(
+        this.#key,
+        role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string',
+      );
+    }
   }
 
   #endValue(end: number): void {
@@ -1876,7 +2065,9 @@ class BodyScan {
   #readString(i: number): number {
     const inMeta = this.#inAttachment && !this.#metaEnded;
     // Metadata is read no further than its limit, so that the verdict does not depend on the chunks.
-    const stop = inMeta ? Math.min(this.#chunk.length, i + Math.max(0, META_LIMIT_BYTES - this.#text.length)) : this.#chunk.length;
+    const stop = inMeta
+      ? Math.min(this.#chunk.length, i + Math.max(0, META_LIMIT_BYTES - this.#text.length))
+      : this.#chunk.length;
     const end = this.#findSpecial(i, stop);
     this.#capture(i, end);
     if (end === stop) {
@@ -1897,8 +2088,11 @@ class BodyScan {
     const chunk = this.#chunk;
     const special = separators ? SPECIAL_IN_ATTACHMENT : SPECIAL;
     // Eight bytes per test: this loop is what a large attachment spends its time in.
-    while (i + 8 <= stop && (special[chunk[i]!]! | special[chunk[i + 1]!]! | special[chunk[i + 2]!]! | special[chunk[i + 3]!]!
-      | special[chunk[i + 4]!]! | special[chunk[i + 5]!]! | special[chunk[i + 6]!]! | special[chunk[i + 7]!]!) === 0) i += 8;
+    while (
+      i + 8 <= stop &&
+      (special[chunk[i]!]! | special[chunk[i + 1]!]! | special[chunk[i + 2]!]! | special[chunk[i + 3]!]! |
+          special[chunk[i + 4]!]! | special[chunk[i + 5]!]! | special[chunk[i + 6]!]! | special[chunk[i + 7]!]!) === 0
+    ) i += 8;
     while (i < stop && special[chunk[i]!] === 0) i++;
     return i;
   }
@@ -1933,13 +2127,17 @@ class BodyScan {
     if (!/^[0-9a-fA-F]+$/.test(this.#hex)) this.#fail(i, 'four hexadecimal digits are expected');
     if (this.#hex.length < 4) return;
     const code = parseInt(this.#hex, 16);
-    if (this.#inAttachment && (code === COMMA || code === SEMICOLON)) throw badField(this.#key!, 'may not have "," or ";" as an escape');
+    if (this.#inAttachment && (code === COMMA || code === SEMICOLON)) {
+      throw badField(this.#key!, 'may not have "," or ";" as an escape');
+    }
     this.#captureText(`\\u${this.#hex}`);
     this.#state = S_STRING;
   }
 
   #capture(start: number, end: number): void {
-    if (this.#capturing && end > start) this.#captureText(this.#chunk.toString('latin1', start, Math.min(end, start + VALUE_LIMIT_BYTES + 1)));
+    if (this.#capturing && end > start) {
+      this.#captureText(this.#chunk.toString('latin1', start, Math.min(end, start + VALUE_LIMIT_BYTES + 1)));
+    }
   }
 
   /** Keeps the text of a string, and no more of it than can matter. */
@@ -2005,7 +2203,9 @@ class BodyScan {
   #endBare(end: number): void {
     if (this.#key !== undefined) {
       const isNull = this.#text === 'null';
-      if (BODY_KEYS[this.#key].role !== 'argument' ? !isNull : isNull || /^[tf]/.test(this.#text)) throw badField(this.#key, 'has a value of the wrong type');
+      if (BODY_KEYS[this.#key].role !== 'argument' ? !isNull : isNull || /^[tf]/.test(this.#text)) {
+        throw badField(this.#key, 'has a value of the wrong type');
+      }
       if (!isNull) this.#report(this.#text);
     }
     this.#endValue(end);
@@ -2030,7 +2230,8 @@ function scanWhole(document: Uint8Array, keys: keyof typeof TOP_RULES): Field[] 
 
 /** Letters, digits, `+`, `-` and `.`: what numbers and the three words are made of. */
 function isBareByte(byte: number): boolean {
-  return (byte >= 0x30 && byte <= 0x39) || (byte >= 0x61 && byte <= 0x7a) || byte === 0x2d || byte === 0x2b || byte === 0x2e || byte === 0x45;
+  return (byte >= 0x30 && byte <= 0x39) || (byte >= 0x61 && byte <= 0x7a) || byte === 0x2d || byte === 0x2b ||
+    byte === 0x2e || byte === 0x45;
 }
 
 /** How many bytes at the end begin a UTF-8 character that is not complete (RFC 3629 3). */
@@ -2058,13 +2259,29 @@ interface Passage {
 
 /** For one connection only, not for the next (RFC 9110 7.6.1; the proxy's and HTTP/2's by their own definitions). */
 const HOP_BY_HOP = [
-  'connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization',
-  'keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings',
+  'connection',
+  'transfer-encoding',
+  'te',
+  'trailer',
+  'upgrade',
+  'proxy-authenticate',
+  'proxy-authorization',
+  'keep-alive',
+  'proxy-connection',
+  'proxy-authentication-info',
+  'http2-settings',
 ];
 
 /** Not the client's to say to the backend: who it is, how it got here, and what fetch sets itself. */
 const NOT_FORWARDED = [
-  'host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding',
+  'host',
+  'expect',
+  'authorization',
+  'forwarded',
+  'x-real-ip',
+  'x-request-id',
+  'content-length',
+  'accept-encoding',
 ];
 
 const NOT_INBOUND = new Set(HOP_BY_HOP);
@@ -2074,9 +2291,15 @@ const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
  * Sends the request to the backend, once, and its answer to the client.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
  */
-async function relay(core: Core, rules: Rules, { req, res, target, exchange, content, isMade, abort }: Passage): Promise<void> {
+async function relay(
+  core: Core,
+  rules: Rules,
+  { req, res, target, exchange, content, isMade, abort }: Passage,
+): Promise<void> {
   const headers = outboundHeaders(rules, req, exchange, isMade);
-  if (content && 'stream' in content && content.length !== undefined) headers.push(['content-length', String(content.length)]);
+  if (content && 'stream' in content && content.length !== undefined) {
+    headers.push(['content-length', String(content.length)]);
+  }
   const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
   let response: Response;
   try {
@@ -2145,7 +2368,12 @@ class HeadersTimeout {
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(response: Response, res: http.ServerResponse, exchange: Exchange, signal: AbortSignal): Promise<void> {
+async function relayAnswer(
+  response: Response,
+  res: http.ServerResponse,
+  exchange: Exchange,
+  signal: AbortSignal,
+): Promise<void> {
   try {
     for await (const chunk of response.body ?? []) {
       exchange.bytesOut += chunk.length;
@@ -2164,7 +2392,9 @@ async function relayAnswer(response: Response, res: http.ServerResponse, exchang
  * gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function makeGarbage(chunk: Uint8Array | undefined): void {
-  if (chunk && chunk.length >= GARBAGE_FROM_BYTES) Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
+  if (chunk && chunk.length >= GARBAGE_FROM_BYTES) {
+    Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
+  }
 }
 
 const GARBAGE_FROM_BYTES = 4096;
@@ -2176,7 +2406,12 @@ function connectionNames(value: string | null | undefined): string[] {
 }
 
 /** Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them. */
-function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exchange, isMade = false): [string, string][] {
+function outboundHeaders(
+  rules: Rules,
+  req: http.IncomingMessage,
+  exchange: Exchange,
+  isMade = false,
+): [string, string][] {
   const named = connectionNames(req.headers.connection);
   const headers: [string, string][] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
@@ -2188,7 +2423,10 @@ function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exch
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
   headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
-  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', proto], ['x-request-id', exchange.requestId]);
+  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', proto], [
+    'x-request-id',
+    exchange.requestId,
+  ]);
   if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
   return headers;
@@ -2197,7 +2435,9 @@ function outboundHeaders(rules: Rules, req: http.IncomingMessage, exchange: Exch
 /** Headers for the client: the backend's own, less what was for this hop only. */
 function inboundHeaders(headers: Headers): [string, string | string[]][] {
   const named = connectionNames(headers.get('connection'));
-  const passed = [...headers].filter(([name]) => name !== 'set-cookie' && !NOT_INBOUND.has(name) && !named.includes(name)) as [string, string | string[]][];
+  const passed = [...headers].filter(([name]) =>
+    name !== 'set-cookie' && !NOT_INBOUND.has(name) && !named.includes(name)
+  ) as [string, string | string[]][];
   const cookies = headers.getSetCookie();
   if (cookies.length > 0) passed.push(['set-cookie', cookies]);
   return passed;
@@ -2205,7 +2445,11 @@ function inboundHeaders(headers: Headers): [string, string | string[]][] {
 
 /** What fetch failed with, in one word and without an address or a path. */
 function failureCode(error: unknown): string {
-  const { code, cause, message } = error as { code?: unknown; cause?: { code?: unknown; message?: string }; message?: string };
+  const { code, cause, message } = error as {
+    code?: unknown;
+    cause?: { code?: unknown; message?: string };
+    message?: string;
+  };
   if (typeof code === 'string') return code;
   if (typeof cause?.code === 'string') return cause.code;
   const text = cause?.message ?? message ?? '';
@@ -2213,13 +2457,18 @@ function failureCode(error: unknown): string {
 }
 
 /** Connection never made (Node's and undici's codes, Bun's, Deno's): nothing can have been sent. */
-const UNREACHABLE = /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
+const UNREACHABLE =
+  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
 
 function backendProblem(error: unknown): Problem {
   const reason = failureCode(error);
   const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string }; // a time-out can also end a read
   // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall) ? 'backend_unreachable' : reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
+  const code = UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)
+    ? 'backend_unreachable'
+    : reason === 'UND_ERR_HEADERS_TIMEOUT'
+    ? 'backend_timeout'
+    : 'bad_backend_answer';
   return new Problem(code, { reason, cause: error });
 }
 
@@ -2249,9 +2498,13 @@ function isWebSocket(req: http.IncomingMessage): boolean {
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/1.1`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
+      lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+    }
   }
-  const others = connectionNames(req.headers.connection).filter((name) => name !== 'upgrade' && name !== 'http2-settings');
+  const others = connectionNames(req.headers.connection).filter((name) =>
+    name !== 'upgrade' && name !== 'http2-settings'
+  );
   if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
   socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
   return socket;
@@ -2301,25 +2554,45 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * Opens the backend's side by node:http (fetch cannot), passes its answer on, and returns that side if it accepted.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, client_left.
  */
-async function relayWebSocket(core: Core, rules: Rules, { req, socket, target, exchange, abort }: UpgradePassage): Promise<Side | undefined> {
+async function relayWebSocket(
+  core: Core,
+  rules: Rules,
+  { req, socket, target, exchange, abort }: UpgradePassage,
+): Promise<Side | undefined> {
   const url = backendUrl(rules.backend, target);
-  const headers = { ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))), connection: 'Upgrade', upgrade: 'websocket' };
-  const outgoing = (url.startsWith('https:') ? https : http).request(url, { headers, agent: false, signal: abort.signal });
+  const headers = {
+    ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))),
+    connection: 'Upgrade',
+    upgrade: 'websocket',
+  };
+  const outgoing = (url.startsWith('https:') ? https : http).request(url, {
+    headers,
+    agent: false,
+    signal: abort.signal,
+  });
   const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
   try {
     outgoing.end();
-    const [answer, backend, backendHead] = await new Promise<[http.IncomingMessage, Duplex?, Buffer?]>((resolve, reject) => {
-      outgoing.on('upgrade', (...upgraded) => resolve(upgraded));
-      outgoing.on('response', (declined) => resolve([declined]));
-      outgoing.on('error', reject);
-    });
+    const [answer, backend, backendHead] = await new Promise<[http.IncomingMessage, Duplex?, Buffer?]>(
+      (resolve, reject) => {
+        outgoing.on('upgrade', (...upgraded) => resolve(upgraded));
+        outgoing.on('response', (declined) => resolve([declined]));
+        outgoing.on('error', reject);
+      },
+    );
     timeout.end();
     const status = answer.statusCode ?? 0;
     const switched = backend !== undefined && answer.headers.upgrade?.toLowerCase() === 'websocket';
-    if ((status >= 300 && status < 400) || (backend && !switched)) throw new Problem('bad_backend_answer', { reason: backend ? 'no_websocket' : 'redirect' });
+    if ((status >= 300 && status < 400) || (backend && !switched)) {
+      throw new Problem('bad_backend_answer', { reason: backend ? 'no_websocket' : 'redirect' });
+    }
     exchange.status = status;
     if (switched) {
-      writeHead(socket, status, answer.statusMessage, { ...endToEndHeaders(answer), Connection: 'Upgrade', Upgrade: 'websocket' });
+      writeHead(socket, status, answer.statusMessage, {
+        ...endToEndHeaders(answer),
+        Connection: 'Upgrade',
+        Upgrade: 'websocket',
+      });
       return [backend, backendHead ?? Buffer.alloc(0)];
     }
     req.socket.setTimeout(core.stallTimeoutMs, () => socket.destroy()); // it is no longer node:http's to watch
@@ -2336,10 +2609,16 @@ async function relayWebSocket(core: Core, rules: Rules, { req, socket, target, e
 /** An answer that is no WebSocket. Without a length it is sent chunked: that it broke off must be seen. */
 async function relayDecline(answer: http.IncomingMessage, socket: Duplex, signal: AbortSignal): Promise<void> {
   const isChunked = answer.headers['content-length'] === undefined && answer.statusCode !== 204;
-  writeHead(socket, answer.statusCode ?? 0, answer.statusMessage, { ...endToEndHeaders(answer), Connection: 'close', ...(isChunked && { 'Transfer-Encoding': 'chunked' }) });
+  writeHead(socket, answer.statusCode ?? 0, answer.statusMessage, {
+    ...endToEndHeaders(answer),
+    Connection: 'close',
+    ...(isChunked && { 'Transfer-Encoding': 'chunked' }),
+  });
   try {
     for await (const chunk of answer as AsyncIterable<Buffer>) {
-      const framed = isChunked ? Buffer.concat([Buffer.from(`${chunk.length.toString(16)}\r\n`), chunk, Buffer.from('\r\n')]) : chunk;
+      const framed = isChunked
+        ? Buffer.concat([Buffer.from(`${chunk.length.toString(16)}\r\n`), chunk, Buffer.from('\r\n')])
+        : chunk;
       if (!socket.write(framed)) await once(socket, 'drain', { signal });
     }
   } catch (error) {
@@ -2351,11 +2630,19 @@ async function relayDecline(answer: http.IncomingMessage, socket: Duplex, signal
 
 function endToEndHeaders(answer: http.IncomingMessage): http.OutgoingHttpHeaders {
   const named = connectionNames(answer.headers.connection);
-  return Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)));
+  return Object.fromEntries(
+    Object.entries(answer.headers).filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)),
+  );
 }
 
 /** Lets bytes flow both ways until either side ends. */
-function joinSockets(core: Core, exchange: Exchange, of: Pick<Tunnel, 'digest' | 'target'>, [socket, head]: Side, [backend, backendHead]: Side): void {
+function joinSockets(
+  core: Core,
+  exchange: Exchange,
+  of: Pick<Tunnel, 'digest' | 'target'>,
+  [socket, head]: Side,
+  [backend, backendHead]: Side,
+): void {
   const { requestId, client, token } = exchange;
   let [bytesIn, bytesOut, reason] = [0, 0, 'ended'];
   const tunnel: Tunnel = {
@@ -2382,14 +2669,24 @@ function joinSockets(core: Core, exchange: Exchange, of: Pick<Tunnel, 'digest' |
   backend.on('end', () => socket.end());
   // One side has ended its half: the other may say its last words, but not for ever.
   for (const side of [socket, backend]) side.once('end', () => setTimeout(tunnel.close, LINGER_MS, 'ended').unref());
-  socket.on('data', (chunk: Buffer) => { bytesIn += chunk.length; });
+  socket.on('data', (chunk: Buffer) => {
+    bytesIn += chunk.length;
+  });
   if (backendHead.length > 0) toClient(backendHead);
   if (head.length > 0) backend.write(head);
   socket.pipe(backend);
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(tunnel);
-    core.log('info', 'websocket closed', { requestId, client, token, reason, bytesIn: bytesIn + head.length, bytesOut, ms: Math.round(core.now() - exchange.startedMs) });
+    core.log('info', 'websocket closed', {
+      requestId,
+      client,
+      token,
+      reason,
+      bytesIn: bytesIn + head.length,
+      bytesOut,
+      ms: Math.round(core.now() - exchange.startedMs),
+    });
   });
   backend.once('close', () => socket.end());
 }
@@ -2428,10 +2725,15 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
   const pairs = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  return [time, level.padEnd(5), message, ...pairs.map(([name, value]) => {
-    const text = String(value);
-    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
-  })].join(' ');
+  return [
+    time,
+    level.padEnd(5),
+    message,
+    ...pairs.map(([name, value]) => {
+      const text = String(value);
+      return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+    }),
+  ].join(' ');
 }
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
@@ -2501,23 +2803,102 @@ const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
 const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
-  'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080', help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)' },
-  'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s', help: "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s" },
-  'listen': { env: 'LISTEN', read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'), default: '127.0.0.1:8880', help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock' },
-  'tls.cert': { env: 'TLS_CERT', read: readPem, help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https' },
+  'backend.url': {
+    env: 'BACKEND_URL',
+    read: readBackendUrl,
+    default: 'http://127.0.0.1:8080',
+    help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
+  },
+  'backend.timeout': {
+    env: 'BACKEND_TIMEOUT',
+    read: scalar(readDuration, 'a duration such as 150s'),
+    default: '150s',
+    help:
+      "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s",
+  },
+  'listen': {
+    env: 'LISTEN',
+    read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'),
+    default: '127.0.0.1:8880',
+    help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
+  },
+  'tls.cert': {
+    env: 'TLS_CERT',
+    read: readPem,
+    help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
+  },
   'tls.key': { env: 'TLS_KEY', read: readPem, help: 'a file with the key of tls.cert in PEM' },
-  'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body', help: 'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log' },
-  'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false', help: 'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token' },
-  'tokens': { env: 'API_TOKENS', read: readTokens, help: 'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings' },
-  'allow': { env: 'ALLOW', read: readAllow, default: 'send,info', help: 'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"' },
-  'rate': { env: 'RATE', read: scalar(readRate, 'a rate such as 30/1m'), help: 'requests per time for each token, such as 30/1m' },
-  'clients': { env: 'ALLOW_CLIENTS', read: readAddresses, help: 'addresses and CIDR ranges that may connect; any if absent' },
-  'trustedProxies': { env: 'TRUSTED_PROXIES', read: readAddresses, help: 'addresses and CIDR ranges whose X-Forwarded-For is believed' },
-  'limits.body': { env: 'MAX_BODY', read: scalar(readSize, 'a size such as 150MiB'), default: '150MiB', help: 'the largest request body; 413 beyond it' },
-  'limits.connections': { env: 'MAX_CONNECTIONS', read: scalar(readCount, 'a whole number of at least 1'), default: '1024', help: 'connections at the same time; further ones are closed' },
-  'shutdown': { env: 'SHUTDOWN_TIMEOUT', read: scalar(readDuration, 'a duration such as 10s'), default: '10s', help: 'how long running requests may finish after SIGTERM' },
-  'log.level': { env: 'LOG_LEVEL', read: scalar(oneOf(LEVELS), LEVELS.join(', ')), default: 'info', help: 'the least that is logged: debug, info, warn, error' },
-  'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json'), help: 'text or json; if absent, text on a terminal and json otherwise' },
+  'auth.methods': {
+    env: 'AUTH_METHODS',
+    read: readForms,
+    default: 'bearer,basic,body',
+    help:
+      'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
+  },
+  'auth.anonymous': {
+    env: 'AUTH_ANONYMOUS',
+    read: scalar(readBoolean, 'true or false'),
+    default: 'false',
+    help:
+      'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
+  },
+  'tokens': {
+    env: 'API_TOKENS',
+    read: readTokens,
+    help:
+      'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
+  },
+  'allow': {
+    env: 'ALLOW',
+    read: readAllow,
+    default: 'send,info',
+    help:
+      'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
+  },
+  'rate': {
+    env: 'RATE',
+    read: scalar(readRate, 'a rate such as 30/1m'),
+    help: 'requests per time for each token, such as 30/1m',
+  },
+  'clients': {
+    env: 'ALLOW_CLIENTS',
+    read: readAddresses,
+    help: 'addresses and CIDR ranges that may connect; any if absent',
+  },
+  'trustedProxies': {
+    env: 'TRUSTED_PROXIES',
+    read: readAddresses,
+    help: 'addresses and CIDR ranges whose X-Forwarded-For is believed',
+  },
+  'limits.body': {
+    env: 'MAX_BODY',
+    read: scalar(readSize, 'a size such as 150MiB'),
+    default: '150MiB',
+    help: 'the largest request body; 413 beyond it',
+  },
+  'limits.connections': {
+    env: 'MAX_CONNECTIONS',
+    read: scalar(readCount, 'a whole number of at least 1'),
+    default: '1024',
+    help: 'connections at the same time; further ones are closed',
+  },
+  'shutdown': {
+    env: 'SHUTDOWN_TIMEOUT',
+    read: scalar(readDuration, 'a duration such as 10s'),
+    default: '10s',
+    help: 'how long running requests may finish after SIGTERM',
+  },
+  'log.level': {
+    env: 'LOG_LEVEL',
+    read: scalar(oneOf(LEVELS), LEVELS.join(', ')),
+    default: 'info',
+    help: 'the least that is logged: debug, info, warn, error',
+  },
+  'log.format': {
+    env: 'LOG_FORMAT',
+    read: scalar(oneOf(['text', 'json']), 'text or json'),
+    help: 'text or json; if absent, text on a terminal and json otherwise',
+  },
 };
 
 const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
@@ -2527,12 +2908,17 @@ const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'se
   methods: readForms,
   allow: readAllow,
   senders: list(PHONE_NUMBER),
-  recipients: list(scalar(readRecipient, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*')),
+  recipients: list(
+    scalar(readRecipient, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*'),
+  ),
   rate: SETTINGS.rate.read,
   clients: readAddresses,
   defaults: readDefaults,
   message: readTemplate,
-  expires: scalar(readExpiry, 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z'),
+  expires: scalar(
+    readExpiry,
+    'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
+  ),
 };
 
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
@@ -2588,7 +2974,12 @@ function readRecipient(text: string): string | undefined {
 /** The readers of a token's `defaults`. */
 const SEND_DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
   number: PHONE_NUMBER,
-  recipients: list(scalar((text) => text === 'group.*' ? undefined : readRecipient(text), 'a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…')),
+  recipients: list(
+    scalar(
+      (text) => text === 'group.*' ? undefined : readRecipient(text),
+      'a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…',
+    ),
+  ),
   text_mode: scalar(oneOf(TEXT_MODES), TEXT_MODES.join(' or ')),
 };
 
@@ -2599,7 +2990,9 @@ function readDefaults(value: unknown, at: string, report: Report): SendDefaults 
 }
 
 function readTemplate(value: unknown, at: string, report: Report): Template | undefined {
-  if (typeof value !== 'string' || value.trim() === '') return void report(at, 'must be a template: text with {{names}} in it');
+  if (typeof value !== 'string' || value.trim() === '') {
+    return void report(at, 'must be a template: text with {{names}} in it');
+  }
   try {
     return new Template(value);
   } catch (error) {
@@ -2618,7 +3011,9 @@ function readCount(text: string): number | undefined {
 /** Milliseconds. The unit is needed, except for 0; timers take no more than 24 days. */
 function readDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
-  const ms = text === '0' ? 0 : Number(count || NaN) * ({ ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit] ?? NaN);
+  const ms = text === '0'
+    ? 0
+    : Number(count || NaN) * ({ ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit] ?? NaN);
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
@@ -2646,9 +3041,15 @@ function readExpiry(text: string): number | undefined {
 /** Does not show the value: there may be a password in it. */
 function readBackendUrl(value: unknown, at: string, report: Report): Backend | undefined {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
-  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) return void report(at, 'must be an http or https URL without a query');
-  if (/%(?![0-9a-f]{2})/i.test(url.username + url.password)) return void report(at, 'has a "%" in its userinfo that must be written "%25"');
-  const userinfo = url.username || url.password ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}` : undefined;
+  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) {
+    return void report(at, 'must be an http or https URL without a query');
+  }
+  if (/%(?![0-9a-f]{2})/i.test(url.username + url.password)) {
+    return void report(at, 'has a "%" in its userinfo that must be written "%25"');
+  }
+  const userinfo = url.username || url.password
+    ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
+    : undefined;
   return {
     base: url.origin + url.pathname.replace(/\/+$/, ''),
     authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
@@ -2673,7 +3074,9 @@ function readPem(value: unknown, at: string, report: Report): Pem | undefined {
 }
 
 /** Certificate and key for node:https, if both are there. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>): { cert: string; key: string } | undefined {
+function tlsFiles(
+  { 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>,
+): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.pem, key: key.pem };
 }
 
@@ -2693,7 +3096,10 @@ function readAddresses(value: unknown, at: string, report: Report): AddressList 
   const words = list(scalar((text) => {
     const [address = '', bits, more] = text.split('/');
     const size = { 4: 32, 6: 128 }[isIP(address)];
-    if (size === undefined || more !== undefined || (bits !== undefined && !(/^[0-9]{1,3}$/.test(bits) && Number(bits) <= size))) return undefined;
+    if (
+      size === undefined || more !== undefined ||
+      (bits !== undefined && !(/^[0-9]{1,3}$/.test(bits) && Number(bits) <= size))
+    ) return undefined;
     blockList.addSubnet(address, Number(bits ?? size), size === 32 ? 'ipv4' : 'ipv6');
     return text;
   }, 'an address or a CIDR range'))(value, at, report);
@@ -2701,8 +3107,12 @@ function readAddresses(value: unknown, at: string, report: Report): AddressList 
 }
 
 function readAllow(value: unknown, at: string, report: Report): Allow | undefined {
-  const words = list(scalar((text) => Object.hasOwn(GROUPS, text) || readPattern(text) ? text : undefined,
-    `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`))(value, at, report);
+  const words = list(
+    scalar(
+      (text) => Object.hasOwn(GROUPS, text) || readPattern(text) ? text : undefined,
+      `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
+    ),
+  )(value, at, report);
   if (words === undefined) return undefined;
   return {
     words: [...words],
@@ -2715,7 +3125,8 @@ function readAllow(value: unknown, at: string, report: Report): Allow | undefine
 function readPattern(text: string): { method: string; parts: string[] } | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
-  const good = (method === '*' || METHODS.includes(method)) && parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
+  const good = (method === '*' || METHODS.includes(method)) &&
+    parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
   return good ? { method, parts } : undefined;
 }
 
@@ -2764,13 +3175,22 @@ function readTokenObject(value: unknown, at: string, report: Report): TokenSetti
     }
     const digest = readTokenSecret(config, here, report);
     const { secret, secretFile, ...settings } = config;
-    const { expires: expiresMs, ...read } = readMembers(TOKEN_SETTINGS, settings, here, report, ['secret', 'secretFile']);
+    const { expires: expiresMs, ...read } = readMembers(TOKEN_SETTINGS, settings, here, report, [
+      'secret',
+      'secretFile',
+    ]);
     return [{ ...read, name, digest, secretFile, expiresMs } as unknown as TokenSettings];
   });
 }
 
 /** Reads each member of an object by its own reader. Others are reported, with what may be meant, of the readers or of `more`. */
-function readMembers(readers: Record<string, Reader<unknown>>, value: Record<string, unknown>, at: string, report: Report, more: string[] = []): Record<string, unknown> {
+function readMembers(
+  readers: Record<string, Reader<unknown>>,
+  value: Record<string, unknown>,
+  at: string,
+  report: Report,
+  more: string[] = [],
+): Record<string, unknown> {
   const members: Record<string, unknown> = {};
   for (const [key, inner] of Object.entries(value)) {
     if (Object.hasOwn(readers, key)) members[key] = readers[key]!(inner, `${at}.${key}`, report);
@@ -2781,9 +3201,13 @@ function readMembers(readers: Record<string, Reader<unknown>>, value: Record<str
 
 function readTokenSecret(config: Record<string, unknown>, at: string, report: Report): string | undefined {
   const { secret, secretFile } = config;
-  if ((secret === undefined) === (secretFile === undefined)) return void report(at, 'needs either "secret" or "secretFile"');
+  if ((secret === undefined) === (secretFile === undefined)) {
+    return void report(at, 'needs either "secret" or "secretFile"');
+  }
   if (secret !== undefined) return readSecret(secret, `${at}.secret`, report);
-  const text = typeof secretFile === 'string' ? readText(secretFile, `${at}.secretFile`, report) : report(`${at}.secretFile`, 'must be the path of a file');
+  const text = typeof secretFile === 'string'
+    ? readText(secretFile, `${at}.secretFile`, report)
+    : report(`${at}.secretFile`, 'must be the path of a file');
   return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report);
 }
 
@@ -2792,10 +3216,14 @@ function readSecret(secret: unknown, at: string, report: Report): string | undef
   if (typeof secret !== 'string') return void report(at, 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
-    return /^[0-9a-f]{64}$/.test(digest) ? digest : void report(at, 'after "sha256:" there must be 64 hexadecimal digits');
+    return /^[0-9a-f]{64}$/.test(digest)
+      ? digest
+      : void report(at, 'after "sha256:" there must be 64 hexadecimal digits');
   }
   if (/\p{Cc}/u.test(secret)) return void report(at, 'holds a control character');
-  if (secret.length < 16) return void report(at, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
+  if (secret.length < 16) {
+    return void report(at, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
+  }
   return digestOf(secret);
 }
 
@@ -2804,8 +3232,14 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 function reportUnknown(at: string, key: string, known: string[], report: Report): void {
-  const nearest = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) => a.far - b.far)[0];
-  report(at ? `${at}.${key}` : key, `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`);
+  const nearest =
+    known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) =>
+      a.far - b.far
+    )[0];
+  report(
+    at ? `${at}.${key}` : key,
+    `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`,
+  );
 }
 
 /** Levenshtein's distance, by rows. */
@@ -2813,7 +3247,9 @@ function distance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (let i = 0; i < a.length; i++) {
     const next = [i + 1];
-    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + (a[i] === b[j] ? 0 : 1)));
+    for (let j = 0; j < b.length; j++) {
+      next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + (a[i] === b[j] ? 0 : 1)));
+    }
     row = next;
   }
   return row[b.length]!;
@@ -2836,7 +3272,9 @@ function fileSources(config: unknown, problems: string[]): Sources {
       if (paths.includes(path)) sources.set(path, { value: inner, at: path });
       else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
       else {
-        const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) => name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!);
+        const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) =>
+          name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!
+        );
         reportUnknown(prefix, key, known, (at, message) => problems.push(`${at}: ${message}`));
       }
     }
@@ -2859,9 +3297,13 @@ function envSources(env: NodeJS.ProcessEnv, problems: string[]): Sources {
   }
   for (const name of Object.keys(env)) {
     // The mistake that would leave a gateway open without a word.
-    if (/^API_?TOKEN/i.test(name) && name !== 'API_TOKENS' && name !== 'API_TOKENS_FILE') report(name, 'is not a setting; did you mean "API_TOKENS"?');
+    if (/^API_?TOKEN/i.test(name) && name !== 'API_TOKENS' && name !== 'API_TOKENS_FILE') {
+      report(name, 'is not a setting; did you mean "API_TOKENS"?');
+    }
   }
-  for (const { value, at } of sources.values()) if (value === '') report(at, 'is set but empty; unset it, or give it a value');
+  for (const { value, at } of sources.values()) {
+    if (value === '') report(at, 'is set but empty; unset it, or give it a value');
+  }
   return sources;
 }
 
@@ -2904,12 +3346,16 @@ interface ConfigSources {
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const problems: string[] = [];
-  const text = file === undefined ? undefined : readText(file, file, (at, message) => problems.push(`${at}: ${message}`));
+  const text = file === undefined
+    ? undefined
+    : readText(file, file, (at, message) => problems.push(`${at}: ${message}`));
   const config = text === undefined ? undefined : parseFile(text, file!, problems);
   const sources: Sources = new Map([
     ...(config === undefined ? [] : fileSources(config, problems)),
     ...envSources(env, problems),
-    ...Object.entries(flags).flatMap(([path, value]) => value === undefined ? [] : [[path, { value, at: `--${path.split('.')[0]}` }] as const]),
+    ...Object.entries(flags).flatMap(([path, value]) =>
+      value === undefined ? [] : [[path, { value, at: `--${path.split('.')[0]}` }] as const]
+    ),
   ]);
   return readSettings(sources, problems);
 }
@@ -2926,7 +3372,10 @@ function readSettings(sources: Sources, problems: string[]): Settings {
   }
   const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
   if (tokens.length === 0 && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
-    report('tokens', 'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in');
+    report(
+      'tokens',
+      'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
+    );
   }
   if (problems.length === 0) checkTls(settings as Settings, report);
   if (problems.length > 0) throw new ConfigError([...new Set(problems)]);
@@ -2990,13 +3439,21 @@ function describeToken(token: Token, nowMs: number): string {
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
     ...(makesSends(token) ? [`    webhooks     ${describeWebhook(token)}`] : []),
-    `    expires      ${token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')}`,
+    `    expires      ${
+      token.expiresMs === undefined
+        ? 'never'
+        : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')
+    }`,
   ].join('\n');
 }
 
 function describeWebhook(token: Token): string {
   const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = [number && `from ${number}`, recipients && `to ${recipients.join(', ')}`, mode && `with text_mode ${mode}`].filter(Boolean);
+  const defaults = [
+    number && `from ${number}`,
+    recipients && `to ${recipients.join(', ')}`,
+    mode && `with text_mode ${mode}`,
+  ].filter(Boolean);
   const refusal = refusalOfDefaults(token);
   return [
     `become sends${message ? ', the message by a template' : ''}`,
@@ -3022,18 +3479,29 @@ function refusalOfDefaults(token: Token): string | undefined {
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
     const answers: Record<string, [status: number, body?: unknown]> = {
-      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset', capabilities: {} }],
+      'GET /v1/about': [200, {
+        versions: ['v1', 'v2'],
+        build: 2,
+        mode: 'json-rpc',
+        version: 'unset',
+        capabilities: {},
+      }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const chunks: Uint8Array[] = [];
     try {
       for await (const chunk of req) chunks.push(chunk);
-    } catch { return; } // the client left in the middle
+    } catch {
+      return;
+    } // the client left in the middle
     const text = Buffer.concat(chunks).toString();
-    const [status, body] = answers[`${req.method} ${req.url}`] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, body] = answers[`${req.method} ${req.url}`] ??
+      [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${req.method} ${req.url} ${text.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, body === undefined ? {} : { 'Content-Type': 'application/json' }).end(body && JSON.stringify(body));
+    res.writeHead(status, body === undefined ? {} : { 'Content-Type': 'application/json' }).end(
+      body && JSON.stringify(body),
+    );
   });
 }
 
@@ -3053,11 +3521,15 @@ async function runDemo(flags: Record<string, string | undefined>, show: (line: s
   gateway.server.once('close', () => backend.close());
   const send = (form: string, target: string, more = '', auth = {}): string => {
     const message = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${JSON.stringify(message)}'\n`;
+    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${
+      JSON.stringify(message)
+    }'\n`;
   };
   show([
-    '', 'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
-    'Paste these into another terminal; what reaches the backend appears below, without the token.', '',
+    '',
+    'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
+    'Paste these into another terminal; what reaches the backend appears below, without the token.',
+    '',
     send('bearer', '/v2/send', `-H 'Authorization: Bearer ${secret}' `),
     send('basic', '/v2/send', `-u 'api:${secret}' `),
     send('query', `/v2/send?@auth=${secret}`),
@@ -3087,7 +3559,8 @@ const FLAGS = {
 
 function usage(): string {
   const rows = Object.entries(SETTINGS).map(([path, { env, default: fallback, help }]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`);
+    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`
+  );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Usage:
@@ -3140,14 +3613,24 @@ async function main(): Promise<void> {
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  if (command !== undefined && !isRender) throw new UsageError('that is not a command, or not with these arguments; --help lists what there is');
+  if (command !== undefined && !isRender) {
+    throw new UsageError('that is not a command, or not with these arguments; --help lists what there is');
+  }
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
   if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const configured = [file, values.backend, process.env.BACKEND_URL, process.env.API_TOKENS, process.env.API_TOKENS_FILE];
-    if (values.check || isRender || configured.some((value) => value !== undefined)) throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
+    const configured = [
+      file,
+      values.backend,
+      process.env.BACKEND_URL,
+      process.env.API_TOKENS,
+      process.env.API_TOKENS_FILE,
+    ];
+    if (values.check || isRender || configured.some((value) => value !== undefined)) {
+      throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
+    }
     return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -3168,8 +3651,16 @@ async function main(): Promise<void> {
 async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
-  if (token === undefined) throw new UsageError(`there is no token of that name; there are ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none'}`);
-  if (!makesSends(token)) throw new UsageError(`the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`);
+  if (token === undefined) {
+    throw new UsageError(
+      `there is no token of that name; there are ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none'}`,
+    );
+  }
+  if (!makesSends(token)) {
+    throw new UsageError(
+      `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`,
+    );
+  }
   checkEndpoint(token, SEND_TARGET);
   if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
@@ -3177,7 +3668,9 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
 }
 
 function printToken(name: string | undefined, print: (text: string) => void): void {
-  if (name !== undefined && !TOKEN_NAME.test(name)) throw new UsageError('a name may have letters, digits, "_", "-" and ".", 64 at most');
+  if (name !== undefined && !TOKEN_NAME.test(name)) {
+    throw new UsageError('a name may have letters, digits, "_", "-" and ".", 64 at most');
+  }
   const secret = newSecret();
   print(`${secret}\nsha256:${digestOf(secret)}`);
   if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
@@ -3185,7 +3678,11 @@ function printToken(name: string | undefined, print: (text: string) => void): vo
 
 function hashStdin(): string {
   const problems: string[] = [];
-  const digest = readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''), 'standard input', (at, message) => problems.push(`${at}: ${message}`));
+  const digest = readSecret(
+    readFileSync(0, 'utf8').replace(/\r?\n$/, ''),
+    'standard input',
+    (at, message) => problems.push(`${at}: ${message}`),
+  );
   if (digest === undefined) throw new UsageError(problems.join('\n'));
   return digest;
 }
