@@ -6502,11 +6502,10 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, lit
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
   const lines = source.split('\n');
-  const bodies = lines.flatMap((line, i) =>
-    /^( *)(?!.*\b(?:if|for|while|switch|catch|else|return)\b)[\w #]+\(.*\{$|^ *(?:async )?function .*\{$/.test(line)
-      ? [lines.indexOf(`${/^ */.exec(line)![0]}}`, i) - i]
-      : []
-  );
+  const bodies = lines.flatMap((line, i) => {
+    const [, indent] = /^( *)(?!.*\b(?:if|for|while|switch|catch|else|return)\b)[\w #]+\((?:.*\{)?$/.exec(line) ?? [];
+    return indent === undefined ? [] : [lines.findIndex((end, j) => j > i && end.startsWith(`${indent}}`)) - i];
+  });
   assert.ok(bodies.length > 80);
   assert.ok(Math.max(...bodies) <= 60, `the longest has ${Math.max(...bodies)} lines`);
   const contents = /Contents[^]*?\n \*\n/.exec(source)![0].replace(/\n \*\s+/g, ' ');
