@@ -6502,9 +6502,16 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, lit
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
   const lines = source.split('\n');
+  // Functions and methods: from the line with the name to the closing brace in its column.
   const bodies = lines.flatMap((line, i) => {
-    const [, indent] = /^( *)(?!.*\b(?:if|for|while|switch|catch|else|return)\b)[\w #]+\((?:.*\{)?$/.exec(line) ?? [];
-    return indent === undefined ? [] : [lines.findIndex((end, j) => j > i && end.startsWith(`${indent}}`)) - i];
+    const isNamed =
+      /^(?:async )?function |^  (?!(?:if|for|while|switch|return|super)\b)(?:async |get |static )*#?\w+\(.*(?:\{|\()$/
+        .test(line);
+    const indent = /^ */.exec(line)![0];
+    const end = lines.findIndex((other, j) =>
+      j > i && other.startsWith(indent) && /^(?:\}|\).*[^{]$)/.test(other.slice(indent.length))
+    );
+    return isNamed && lines[end] === `${indent}}` ? [end - i] : [];
   });
   assert.ok(bodies.length > 80);
   assert.ok(Math.max(...bodies) <= 60, `the longest has ${Math.max(...bodies)} lines`);
