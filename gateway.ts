@@ -92,7 +92,7 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /** Reaches the backend. @default globalThis.fetch */
+  /** Reaches the backend. @default node:http's client on Node, the global fetch on Deno and Bun */
   fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
@@ -228,7 +228,8 @@ function endWithProblem(socket: Duplex, problem: Problem, requestId: string): vo
 interface Core {
   settings: Settings;
   rules: Rules;
-  readonly fetch: typeof globalThis.fetch;
+  /** Undefined where node:http's client is the faster way. */
+  readonly fetch: typeof globalThis.fetch | undefined;
   readonly now: () => number;
   readonly log: Log;
   readonly stallTimeoutMs: number;
@@ -264,7 +265,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
   const core: Core = {
     settings,
     rules: makeRules(settings),
-    fetch: options.fetch ?? globalThis.fetch,
+    fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? 30_000,
@@ -389,7 +390,7 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 function describeRules({ rules }: Core): object {
   const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
   return {
-    backend: rules.backend.base,
+    backend: rules.backend.origin + rules.backend.prefix,
     tokens: rules.tokens.size,
     names: [...rules.tokens.values()].map((token) => token.name).join(',') || undefined,
     allow: [...new Set(tokens.flatMap((token) => token.allow.words))].join(','),
@@ -694,12 +695,12 @@ function parsePair(pair: string): { raw: string; name: string; value: string } {
   };
 }
 
-/** The backend's URL for a target: built from what was judged, never resolved from what was sent. */
-function backendUrl(backend: Backend, target: Target): string {
+/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
+function backendPath(backend: Backend, target: Target): string {
   // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   const encode = (segment: string): string =>
     encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
-  return `${backend.base}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
+  return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
 // ── ROUTES AND ALLOWLIST ─────────────────────────────────────────────────────────────────────────
@@ -1149,7 +1150,7 @@ const LINGER_MS = 2000;
 
 /** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
 type Content = Uint8Array | {
-  stream: (timeout: HeadersTimeout) => ReadableStream<Uint8Array>;
+  chunks: (deadline: Deadline) => AsyncGenerator<Uint8Array>;
   length: number | undefined;
 } | undefined;
 
@@ -1251,7 +1252,7 @@ class RequestBody {
     const declared = this.#req.headers['content-length'];
     scan.keepLength = declared !== undefined;
     const length = declared === undefined ? undefined : Number(declared) - scan.cutBytes;
-    return { stream: (timeout) => this.#stream(scan, head, judge, abort, timeout), length };
+    return { chunks: (deadline) => this.#chunks(scan, head, judge, abort, deadline), length };
   }
 
   /**
@@ -1374,36 +1375,31 @@ class RequestBody {
     }
   }
 
-  /** The head and then the rest, pulled one chunk at a time: nothing is read that the backend has no room for. */
-  #stream(
+  /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
+  async *#chunks(
     scan: BodyScan,
     head: Uint8Array[],
     judge: (field: Field) => void,
     abort: AbortController,
-    timeout: HeadersTimeout,
-  ): ReadableStream<Uint8Array> {
-    let ready = head;
-    return new ReadableStream<Uint8Array>({
-      pull: async (controller) => {
-        try {
-          timeout.pause();
-          while (ready.length === 0 && !this.#ended) {
-            const chunk = await this.#next(this.#timeoutMs);
-            makeGarbage(chunk);
-            this.#count(chunk);
-            ready = chunk === undefined ? scan.end() : scan.write(chunk);
-            scan.takeFields().forEach(judge);
-          }
-        } catch (error) {
-          abort.abort(error);
-          throw error;
-        }
-        timeout.resume();
-        for (const piece of ready) controller.enqueue(piece);
-        ready = [];
-        if (this.#ended) controller.close();
-      },
-    }, { highWaterMark: 0 });
+    deadline: Deadline,
+  ): AsyncGenerator<Uint8Array> {
+    for (const piece of head) yield piece;
+    while (!this.#ended) {
+      let pieces;
+      try {
+        deadline.end();
+        const chunk = await this.#next(this.#timeoutMs);
+        makeGarbage(chunk);
+        this.#count(chunk);
+        pieces = chunk === undefined ? scan.end() : scan.write(chunk);
+        scan.takeFields().forEach(judge);
+        deadline.awaitBackend();
+      } catch (error) {
+        abort.abort(error);
+        throw error;
+      }
+      for (const piece of pieces) yield piece;
+    }
   }
 }
 
@@ -2287,6 +2283,38 @@ const NOT_FORWARDED = [
 const NOT_INBOUND = new Set(HOP_BY_HOP);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
+/** A request as the backend gets it, and what ends it before its time. */
+interface BackendRequest {
+  readonly backend: Backend;
+  readonly method: string;
+  readonly path: string;
+  /** Without a length, which the content says. */
+  readonly headers: [name: string, value: string][];
+  readonly content: Content;
+  readonly deadline: Deadline;
+  readonly abort: AbortController;
+}
+
+/** The backend's answer: its head, and the way to read the rest. */
+interface BackendAnswer {
+  readonly status: number;
+  readonly statusText: string;
+  /** Names in lower case; `set-cookie` may come several times. */
+  readonly headers: readonly (readonly [name: string, value: string])[];
+  /** Set where the backend speaks another protocol from here on. */
+  readonly upgraded?: Side;
+  /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
+  next(): Promise<Uint8Array | undefined>;
+  /** Breaks it off. Its connection is not used again. */
+  destroy(): void;
+}
+
+/** How long a connection to the backend may take to come about, TLS included. */
+const CONNECT_TIMEOUT_MS = 10_000;
+
+/** Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost. */
+const IDLE_TIMEOUT_MS = 4000;
+
 /**
  * Sends the request to the backend, once, and its answer to the client.
  * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
@@ -2296,94 +2324,246 @@ async function relay(
   rules: Rules,
   { req, res, target, exchange, content, isMade, abort }: Passage,
 ): Promise<void> {
+  const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
   const headers = outboundHeaders(rules, req, exchange, isMade);
-  if (content && 'stream' in content && content.length !== undefined) {
-    headers.push(['content-length', String(content.length)]);
-  }
-  const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
-  let response: Response;
+  const path = backendPath(rules.backend, target);
+  const request = { backend: rules.backend, method: target.method, path, headers, content, deadline, abort };
+  let answer: BackendAnswer | undefined;
   try {
-    response = await core.fetch(backendUrl(rules.backend, target), {
-      method: target.method,
-      headers,
-      // The backend never has to redirect a canonical target; and in any other mode Node's fetch keeps
-      // a copy of the whole body, in case that it has to send it again.
-      redirect: 'error',
-      signal: abort.signal,
-      ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-      ...(content && 'stream' in content && { body: content.stream(timeout), duplex: 'half' as const }),
-    });
+    deadline.awaitBackend();
+    answer = await (core.fetch ? sendByFetch(core.fetch, request) : sendByHttp(request));
+    const length = checkAnswer(answer);
+    if (core.draining) res.shouldKeepAlive = false;
+    res.writeHead(answer.status, answer.statusText, inboundHeaders(answer));
+    exchange.status = answer.status;
+    await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
   } catch (error) {
-    throw abort.signal.aborted ? error : backendProblem(error);
+    answer?.destroy();
+    throw abort.signal.reason ?? backendProblem(error);
   } finally {
-    timeout.end();
+    deadline.end();
   }
-  // It was asked for none, and whether fetch has decoded it depends on the runtime.
-  if (!/^(?:identity)?$/i.test(response.headers.get('content-encoding') ?? '')) {
-    await response.body?.cancel();
-    throw new Problem('bad_backend_answer', { reason: 'compressed' });
-  }
-  exchange.status = response.status;
-  res.statusCode = response.status;
-  res.statusMessage = response.statusText;
-  for (const [name, value] of inboundHeaders(response.headers)) res.setHeader(name, value);
-  if (core.draining) res.shouldKeepAlive = false;
-  await relayAnswer(response, res, exchange, abort.signal);
 }
 
-/**
- * The backend's time until its headers. It stands still while the client is waited for, and is over for good
- * once they came. One timer looks at it now and then: a body has too many chunks to set one for each.
- */
-class HeadersTimeout {
-  readonly #timeoutMs: number;
+/** One timer for whoever is waited for at the moment; to set it costs less than a microsecond. */
+class Deadline {
   readonly #abort: AbortController;
-  #sinceMs = performance.now();
+  readonly #backendMs: number;
+  readonly #clientMs: number;
   #timer: NodeJS.Timeout | undefined;
 
-  /** @param timeoutMs 0 for no limit. */
-  constructor(timeoutMs: number, abort: AbortController) {
-    this.#timeoutMs = timeoutMs;
+  /** @param backendMs how long the backend may make no progress, 0 for ever; `clientMs` the same of a client. */
+  constructor(abort: AbortController, backendMs: number, clientMs: number) {
     this.#abort = abort;
-    if (timeoutMs > 0) this.#timer = setTimeout(() => this.#check(), timeoutMs);
+    this.#backendMs = backendMs;
+    this.#clientMs = clientMs;
   }
 
-  pause(): void {
-    this.#sinceMs = Infinity;
+  awaitBackend(): void {
+    this.#set(this.#backendMs, 'backend_timeout');
   }
 
-  resume(): void {
-    this.#sinceMs = performance.now();
+  awaitConnection(): void {
+    this.#set(Math.min(CONNECT_TIMEOUT_MS, this.#backendMs || Infinity), 'backend_unreachable');
+  }
+
+  awaitClient(): void {
+    this.#set(this.#clientMs, 'client_left');
   }
 
   end(): void {
     clearTimeout(this.#timer);
   }
 
-  #check(): void {
-    const leftMs = this.#sinceMs + this.#timeoutMs - performance.now();
-    if (leftMs <= 0) this.#abort.abort(new Problem('backend_timeout'));
-    else this.#timer = setTimeout(() => this.#check(), Math.min(leftMs, this.#timeoutMs));
+  #set(timeoutMs: number, code: ProblemCode): void {
+    clearTimeout(this.#timer);
+    const end = (): void => this.#abort.abort(new Problem(code, { reason: 'timeout' }));
+    if (timeoutMs > 0) this.#timer = setTimeout(end, timeoutMs);
   }
+}
+
+/**
+ * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
+ * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
+ */
+function sendByHttp(
+  { backend, method, path, headers, content, deadline, abort }: BackendRequest,
+): Promise<BackendAnswer> {
+  return new Promise((resolve, reject) => {
+    const all = [['host', backend.host] as const, ...headers, ...lengthHeaders(method, content)];
+    const { request } = backend.options.protocol === 'https:' ? https : http;
+    const outgoing = request({ ...backend.options, method, path, headers: all as unknown as string[] });
+    let isConnected = false;
+    const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => ({
+      status: incoming.statusCode ?? 0,
+      statusText: incoming.statusMessage ?? '',
+      headers: incoming.rawHeaders.flatMap((name, i, raw) => i % 2 ? [] : [[name.toLowerCase(), raw[i + 1]!] as const]),
+      ...(upgraded && { upgraded }),
+      next: pull(incoming),
+      destroy: () => (upgraded?.[0] ?? outgoing).destroy(),
+    });
+    outgoing.on('response', (incoming) => {
+      // An answer may come before the request is through, and end before it: nobody reads the rest then.
+      incoming.once('end', () => {
+        if (!outgoing.writableEnded) outgoing.destroy();
+      });
+      resolve(answer(incoming));
+    });
+    outgoing.on('upgrade', (incoming, ...side) => resolve(answer(incoming, side)));
+    outgoing.on('error', (error) => {
+      const reason = failureCode(error);
+      reject(isConnected ? error : new Problem('backend_unreachable', { reason, cause: error }));
+    });
+    outgoing.on('close', () => reject(new Error('closed'))); // without an error after a 101 that nobody asked for
+    outgoing.on('socket', (socket) => {
+      isConnected = !socket.connecting;
+      if (isConnected) return;
+      deadline.awaitConnection();
+      socket.once(backend.options.protocol === 'https:' ? 'secureConnect' : 'connect', () => {
+        isConnected = true;
+        deadline.awaitBackend();
+      });
+    });
+    abort.signal.addEventListener('abort', () => outgoing.destroy());
+    upload(outgoing, content, deadline).catch((error) => outgoing.destroy(error));
+  });
+}
+
+/** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
+function lengthHeaders(method: string, content: Content): [string, string][] {
+  if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : [['content-length', '0']];
+  return content.length === undefined
+    ? [['transfer-encoding', 'chunked']]
+    : [['content-length', String(content.length)]];
+}
+
+async function upload(outgoing: http.ClientRequest, content: Content, deadline: Deadline): Promise<void> {
+  if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
+  for await (const chunk of content.chunks(deadline)) {
+    if (!outgoing.write(chunk)) await new Promise((resolve) => outgoing.once('drain', resolve).once('close', resolve));
+    if (outgoing.destroyed) return;
+  }
+  outgoing.end();
+}
+/**
+ * By `fetch`: on Deno and Bun, whose own it is, and wherever a program brings one. The backend never has to redirect a
+ * canonical target; and in any other mode Node's fetch keeps the whole body, in case that it has to send it again.
+ */
+async function sendByFetch(
+  fetch: typeof globalThis.fetch,
+  { backend, method, path, headers, content, deadline, abort }: BackendRequest,
+): Promise<BackendAnswer> {
+  const own = new AbortController(); // for what is wrong with the answer alone
+  abort.signal.addEventListener('abort', () => own.abort());
+  const chunks = content && 'chunks' in content ? content.chunks(deadline) : undefined;
+  const response = await fetch(backend.origin + path, {
+    method,
+    headers: [
+      ...headers,
+      ...chunks ? lengthHeaders(method, content).filter(([name]) => name === 'content-length') : [],
+    ],
+    redirect: 'error',
+    signal: own.signal,
+    ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
+    ...(chunks && { body: streamOf(chunks), duplex: 'half' as const }),
+  });
+  const reader = response.body?.getReader();
+  return {
+    status: response.status,
+    statusText: response.statusText,
+    headers: [...response.headers],
+    next: async () => (await reader?.read())?.value,
+    destroy: () => own.abort(),
+  };
+}
+
+/** A stream that is pulled one chunk at a time: nothing is read that the backend has no room for. */
+function streamOf(chunks: AsyncGenerator<Uint8Array>): ReadableStream<Uint8Array> {
+  return new ReadableStream({
+    async pull(controller) {
+      const { done, value } = await chunks.next();
+      if (done) controller.close();
+      else controller.enqueue(value);
+    },
+  }, { highWaterMark: 0 });
+}
+
+/**
+ * Deno 2.9's fetch sends a request again, POST too, if a re-used connection ends before the whole head of the answer is
+ * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. A test asks each of them.
+ */
+function fetchOnce(): typeof globalThis.fetch | undefined {
+  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
+  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
+  if (client) return (url, init) => fetch(url, { ...init, client } as RequestInit);
+  return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
+}
+
+/**
+ * Reads a message of node:http. Returns what gives its next chunk, or undefined at its end.
+ * Cheaper than its async iterator, for most messages are there when they are asked for.
+ */
+function pull(message: http.IncomingMessage): () => Promise<Buffer | undefined> {
+  let wake = (): void => {};
+  let isListening = false;
+  return async () => {
+    for (;;) {
+      const chunk = message.read() as Buffer | null;
+      if (chunk !== null) return chunk;
+      if (message.readableEnded) return undefined;
+      if (message.destroyed) throw new Problem('bad_backend_answer', { reason: 'aborted' });
+      if (!isListening) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, () => wake()); }
+      isListening = true;
+      await new Promise<void>((resolve) => {
+        wake = resolve;
+      });
+    }
+  };
+}
+
+/**
+ * Refuses what no honest backend says: a client would hang, take one answer's bytes for another's, or lose its credential.
+ * @returns the length of the body, if it was said.
+ * @throws {Problem} bad_backend_answer.
+ */
+function checkAnswer({ status, headers }: BackendAnswer): number | undefined {
+  const { 'content-length': length, 'transfer-encoding': coding, 'content-encoding': encoding } = Object.fromEntries(
+    headers,
+  );
+  const isBodiless = status === 204 || status === 205;
+  const lies = {
+    redirect: status >= 300 && status < 400 && status !== 304,
+    unasked_upgrade: status < 200,
+    compressed: !/^(?:identity)?$/i.test(encoding ?? ''), // it was asked for none, and fetch may have decoded it
+    bad_length: length !== undefined &&
+      (coding !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0')),
+  };
+  const reason = Object.entries(lies).find(([, isTrue]) => isTrue)?.[0];
+  if (reason !== undefined) throw new Problem('bad_backend_answer', { reason });
+  return isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length);
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
 async function relayAnswer(
-  response: Response,
+  answer: BackendAnswer,
+  length: number | undefined,
   res: http.ServerResponse,
   exchange: Exchange,
+  deadline: Deadline,
   signal: AbortSignal,
 ): Promise<void> {
-  try {
-    for await (const chunk of response.body ?? []) {
-      exchange.bytesOut += chunk.length;
-      makeGarbage(chunk);
-      // The signal fires when the client leaves: 'drain' would never come then.
-      if (!res.write(chunk)) await once(res, 'drain', { signal });
-    }
-  } catch (error) {
-    throw signal.aborted ? error : new Problem('bad_backend_answer', { reason: failureCode(error), cause: error });
+  for (;;) {
+    deadline.awaitBackend();
+    const chunk = await answer.next();
+    if (chunk === undefined) break;
+    exchange.bytesOut += chunk.length;
+    if (exchange.bytesOut > (length ?? Infinity)) throw new Problem('bad_backend_answer', { reason: 'bad_length' });
+    makeGarbage(chunk);
+    if (res.write(chunk)) continue;
+    deadline.awaitClient();
+    await once(res, 'drain', { signal }); // the signal fires when the client leaves: 'drain' would never come then
   }
+  if (exchange.bytesOut < (length ?? 0)) throw new Problem('bad_backend_answer', { reason: 'bad_length' });
   res.end();
 }
 
@@ -2432,15 +2612,10 @@ function outboundHeaders(
   return headers;
 }
 
-/** Headers for the client: the backend's own, less what was for this hop only. */
-function inboundHeaders(headers: Headers): [string, string | string[]][] {
-  const named = connectionNames(headers.get('connection'));
-  const passed = [...headers].filter(([name]) =>
-    name !== 'set-cookie' && !NOT_INBOUND.has(name) && !named.includes(name)
-  ) as [string, string | string[]][];
-  const cookies = headers.getSetCookie();
-  if (cookies.length > 0) passed.push(['set-cookie', cookies]);
-  return passed;
+/** Headers for the client, name and value in turn: the backend's own, less what was for this hop only. */
+function inboundHeaders({ headers }: BackendAnswer): string[] {
+  const named = connectionNames(headers.find(([name]) => name === 'connection')?.[1]);
+  return headers.filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)).flat();
 }
 
 /** What fetch failed with, in one word and without an address or a path. */
@@ -2461,6 +2636,7 @@ const UNREACHABLE =
   /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
 
 function backendProblem(error: unknown): Problem {
+  if (error instanceof Problem) return error;
   const reason = failureCode(error);
   const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string }; // a time-out can also end a read
   // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
@@ -2559,80 +2735,48 @@ async function relayWebSocket(
   rules: Rules,
   { req, socket, target, exchange, abort }: UpgradePassage,
 ): Promise<Side | undefined> {
-  const url = backendUrl(rules.backend, target);
-  const headers = {
-    ...Object.fromEntries(new Headers(outboundHeaders(rules, req, exchange))),
-    connection: 'Upgrade',
-    upgrade: 'websocket',
-  };
-  const outgoing = (url.startsWith('https:') ? https : http).request(url, {
-    headers,
-    agent: false,
-    signal: abort.signal,
-  });
-  const timeout = new HeadersTimeout(rules.backendTimeoutMs, abort);
+  const headers = [...outboundHeaders(rules, req, exchange), ['connection', 'Upgrade'], ['upgrade', 'websocket']] as [
+    string,
+    string,
+  ][];
+  const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
+  const path = backendPath(rules.backend, target);
+  let answer: BackendAnswer | undefined;
   try {
-    outgoing.end();
-    const [answer, backend, backendHead] = await new Promise<[http.IncomingMessage, Duplex?, Buffer?]>(
-      (resolve, reject) => {
-        outgoing.on('upgrade', (...upgraded) => resolve(upgraded));
-        outgoing.on('response', (declined) => resolve([declined]));
-        outgoing.on('error', reject);
-      },
-    );
-    timeout.end();
-    const status = answer.statusCode ?? 0;
-    const switched = backend !== undefined && answer.headers.upgrade?.toLowerCase() === 'websocket';
-    if ((status >= 300 && status < 400) || (backend && !switched)) {
-      throw new Problem('bad_backend_answer', { reason: backend ? 'no_websocket' : 'redirect' });
-    }
+    deadline.awaitBackend();
+    answer = await sendByHttp({
+      backend: rules.backend,
+      method: 'GET',
+      path,
+      headers,
+      content: undefined,
+      deadline,
+      abort,
+    });
+    const { status, statusText, upgraded } = answer;
+    const isSwitched = upgraded && Object.fromEntries(answer.headers).upgrade?.toLowerCase() === 'websocket';
+    if (upgraded && !isSwitched) throw new Problem('bad_backend_answer', { reason: 'no_websocket' });
+    const length = upgraded ? undefined : checkAnswer(answer);
     exchange.status = status;
-    if (switched) {
-      writeHead(socket, status, answer.statusMessage, {
-        ...endToEndHeaders(answer),
-        Connection: 'Upgrade',
-        Upgrade: 'websocket',
-      });
-      return [backend, backendHead ?? Buffer.alloc(0)];
+    if (upgraded) {
+      const fields = [...inboundHeaders(answer), 'Connection', 'Upgrade', 'Upgrade', 'websocket'];
+      const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
+      socket.write(Buffer.from(`HTTP/1.1 101 ${statusText}\r\n${lines.join('')}\r\n`, 'latin1'));
+      return upgraded;
     }
-    req.socket.setTimeout(core.stallTimeoutMs, () => socket.destroy()); // it is no longer node:http's to watch
-    await relayDecline(answer, socket, abort.signal);
+    const res = new http.ServerResponse(req);
+    res.assignSocket(socket as Socket);
+    res.shouldKeepAlive = false;
+    res.once('finish', () => socket.end(() => socket.destroy()));
+    res.writeHead(status, statusText, inboundHeaders(answer));
+    await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
     return undefined;
   } catch (error) {
-    outgoing.destroy();
-    throw abort.signal.aborted || error instanceof Problem ? error : backendProblem(error);
+    answer?.destroy();
+    throw abort.signal.reason ?? backendProblem(error);
   } finally {
-    timeout.end();
+    deadline.end();
   }
-}
-
-/** An answer that is no WebSocket. Without a length it is sent chunked: that it broke off must be seen. */
-async function relayDecline(answer: http.IncomingMessage, socket: Duplex, signal: AbortSignal): Promise<void> {
-  const isChunked = answer.headers['content-length'] === undefined && answer.statusCode !== 204;
-  writeHead(socket, answer.statusCode ?? 0, answer.statusMessage, {
-    ...endToEndHeaders(answer),
-    Connection: 'close',
-    ...(isChunked && { 'Transfer-Encoding': 'chunked' }),
-  });
-  try {
-    for await (const chunk of answer as AsyncIterable<Buffer>) {
-      const framed = isChunked
-        ? Buffer.concat([Buffer.from(`${chunk.length.toString(16)}\r\n`), chunk, Buffer.from('\r\n')])
-        : chunk;
-      if (!socket.write(framed)) await once(socket, 'drain', { signal });
-    }
-  } catch (error) {
-    socket.destroy();
-    throw error;
-  }
-  socket.end(isChunked ? '0\r\n\r\n' : '', () => socket.destroy());
-}
-
-function endToEndHeaders(answer: http.IncomingMessage): http.OutgoingHttpHeaders {
-  const named = connectionNames(answer.headers.connection);
-  return Object.fromEntries(
-    Object.entries(answer.headers).filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)),
-  );
 }
 
 /** Lets bytes flow both ways until either side ends. */
@@ -2740,8 +2884,13 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
 
 /** The backend's address in the parts that a request needs. */
 interface Backend {
-  /** Origin and path prefix, without a slash at the end and without userinfo. */
-  readonly base: string;
+  /** Without userinfo. */
+  readonly origin: string;
+  /** Of the path, without a slash at the end. */
+  readonly prefix: string;
+  readonly host: string;
+  /** For node:http's client. */
+  readonly options: http.RequestOptions;
   readonly authorization: string | undefined;
 }
 
@@ -3050,8 +3199,12 @@ function readBackendUrl(value: unknown, at: string, report: Report): Backend | u
   const userinfo = url.username || url.password
     ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
     : undefined;
+  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
   return {
-    base: url.origin + url.pathname.replace(/\/+$/, ''),
+    origin: url.origin,
+    prefix: url.pathname.replace(/\/+$/, ''),
+    host: url.host,
+    options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
     authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
   };
 }
@@ -3587,7 +3740,7 @@ function printCheck(settings: Settings): string {
   const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
   return [
     'The configuration is good.',
-    `backend ${settings['backend.url'].base}`,
+    `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
     rules.anonymous ? OPEN_WARNING : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
     ...tokens.map((token) => describeToken(token, Date.now())),
   ].join('\n');
