@@ -184,6 +184,21 @@ interface Running {
   close(): Promise<void>;
 }
 
+/** Options of the tests that are run for both ways to the backend. */
+const WAYS = new WeakMap<TestContext, GatewayOptions>();
+
+const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
+
+/** On Node the relay has two ways, node:http's client and fetch, which a program may bring; elsewhere it has one. */
+function relayTest(title: string, run: (t: TestContext) => Promise<void>): void {
+  test(title, run);
+  if (!isNode) return;
+  test(`${title} (by fetch)`, (t) => {
+    WAYS.set(t, { fetch: globalThis.fetch });
+    return run(t);
+  });
+}
+
 /** A gateway with one token, on a port of its own. */
 async function startGateway(
   t: TestContext,
@@ -199,7 +214,7 @@ async function startGateway(
     shutdown: '1s',
     log: { format: 'json', level: 'debug' },
     ...config,
-  }, { log: (line) => log.push(line), ...options });
+  }, { log: (line) => log.push(line), ...WAYS.get(t), ...options });
   const url = await gateway.listen();
   t.after(() => {
     gateway.server.closeAllConnections();
@@ -2008,7 +2023,7 @@ test('the work of a rendering is bounded, however sections multiply', () => {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -2088,7 +2103,7 @@ test('hop-by-hop headers end here, both ways, and so does what only the gateway 
   assert.match(response, /\r\ncontent-length: 2\r\n/i);
 });
 
-test('status and body come back as the backend sent them', async (t) => {
+relayTest('status and body come back as the backend sent them', async (t) => {
   const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
   const cases: [status: number, type: string | undefined, body: string][] = [
     [200, 'text/plain; charset=utf-8', '[]'],
@@ -2114,7 +2129,7 @@ test('status and body come back as the backend sent them', async (t) => {
   }
 });
 
-test('a compressed answer of a backend that was asked for none is 502', async (t) => {
+relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
   const backend = await startBackend(
     t,
     (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
@@ -2123,7 +2138,7 @@ test('a compressed answer of a backend that was asked for none is 502', async (t
   assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
 });
 
-test('a redirect of the backend is 502, and is not followed', async (t) => {
+relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
   const other = await startBackend(t);
   for (const status of [301, 302, 303, 307, 308]) {
     const backend = await startBackend(t, (req, res) => {
@@ -2141,7 +2156,7 @@ test('a redirect of the backend is 502, and is not followed', async (t) => {
   assert.equal(other.seen.length, 0);
 });
 
-test('a backend that is down is 502, and nothing was sent', async (t) => {
+relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
   const { port } = spare.address() as AddressInfo;
@@ -2151,7 +2166,7 @@ test('a backend that is down is 502, and nothing was sent', async (t) => {
   assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
 });
 
-test('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
   for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
     let asked = 0;
     const server = net.createServer((socket) => {
@@ -2172,25 +2187,28 @@ test('a backend that closes without an answer, or answers rubbish, is 502, and i
   }
 });
 
-test('a slow backend is 504, which says that the message may have been sent; its request is aborted', async (t) => {
-  let aborted = false;
-  const backend = await startBackend(t, (req) => {
-    req.resume();
-    req.socket.on('close', () => {
-      aborted = true;
+relayTest(
+  'a slow backend is 504, which says that the message may have been sent; its request is aborted',
+  async (t) => {
+    let aborted = false;
+    const backend = await startBackend(t, (req) => {
+      req.resume();
+      req.socket.on('close', () => {
+        aborted = true;
+      });
     });
-  });
-  const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '50ms' } });
-  for (const message of ['short', 'x'.repeat(200_000)]) {
-    aborted = false;
-    const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
-    assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-    assert.match(answer.json.error, /may have been sent/);
-    await until(() => aborted);
-  }
-});
+    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '50ms' } });
+    for (const message of ['short', 'x'.repeat(200_000)]) {
+      aborted = false;
+      const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+      assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+      assert.match(answer.json.error, /may have been sent/);
+      await until(() => aborted);
+    }
+  },
+);
 
-test("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
+relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
   for (const headers of [{ 'Content-Length': 100 }, {}]) {
     const backend = await startBackend(t, (req, res) => {
       req.resume();
@@ -2199,16 +2217,15 @@ test("a backend that breaks off in the middle of an answer breaks the client's c
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    // Bun holds the headers back until the first byte of the body has come, and may have none.
-    if (!('Bun' in globalThis && statusOf(response) === 502)) {
-      assert.ok(response.endsWith('half') || response.endsWith('half\r\n'), response);
-    }
+    // Bun 1.4's fetch may lose what came before the end: a 502 then, or a head alone.
+    const isBroken = 'Bun' in globalThis ? /("code":"bad_backend_answer".*|\r\n\r\n)$/s : /half(\r\n)?$/;
+    assert.match(response, isBroken);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
   }
 });
 
-test('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
   let arrived = 0;
   let left = 0;
   const backend = await startBackend(t, (req) => {
@@ -2240,7 +2257,7 @@ test('a client that leaves takes its request to the backend with it, and is 499 
   for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
 });
 
-test('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const socket = net.connect(gateway.port, '127.0.0.1');
@@ -2258,7 +2275,7 @@ test('a client that leaves in the middle of its upload leaves no document behind
   assert.deepEqual(backend.sent, []);
 });
 
-test('a large body reaches the backend while it is still being sent', async (t) => {
+relayTest('a large body reaches the backend while it is still being sent', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
@@ -2279,7 +2296,7 @@ test('a large body reaches the backend while it is still being sent', async (t) 
   assert.equal(res.statusCode, 201);
 });
 
-test('an answer reaches the client while it is still being sent', async (t) => {
+relayTest('an answer reaches the client while it is still being sent', async (t) => {
   let finish = (): void => {};
   const backend = await startBackend(t, (_, res) => {
     res.write('first,');
@@ -2295,7 +2312,7 @@ test('an answer reaches the client while it is still being sent', async (t) => {
   assert.equal(second.toString(), 'second');
 });
 
-test('no more of an upload is read than the backend takes', async (t) => {
+relayTest('no more of an upload is read than the backend takes', async (t) => {
   const backend = await startBackend(t);
   let taken = 0;
   const total = 64 * 1024 * 1024;
@@ -2332,7 +2349,7 @@ test('no more of an upload is read than the backend takes', async (t) => {
   assert.equal(taken, total);
 });
 
-test('an answer that comes before the upload ends is delivered', async (t) => {
+relayTest('an answer that comes before the upload ends is delivered', async (t) => {
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
@@ -2355,7 +2372,7 @@ test('an answer that comes before the upload ends is delivered', async (t) => {
   req.destroy();
 });
 
-test('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
     body: Buffer.alloc(5_000_000, 'x'),
@@ -2366,7 +2383,7 @@ test('a client that sends all of a refused upload before it reads still gets the
   assert.equal(backend.seen.length, 0);
 });
 
-test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
   const { gateway } = await startBoth(t);
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
   t.after(() => agent.destroy());
@@ -2393,6 +2410,156 @@ test('a connection is kept for the next request, after a refusal with a small bo
   }
   assert.equal(sockets.size, 1);
 });
+
+/** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
+async function startRawBackend(
+  t: TestContext,
+  answer: (socket: net.Socket, request: string, before: number) => void,
+): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
+  const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
+  const server = net.createServer((socket) => {
+    backend.sockets.push(socket);
+    let text = '';
+    let count = 0;
+    socket.on('error', () => {});
+    socket.on('data', (chunk) => {
+      text += chunk.toString('latin1');
+      const end = text.indexOf('\r\n\r\n') + 4;
+      const length = end + Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
+      if (end < 4 || text.length < length) return;
+      const request = text.slice(0, length);
+      text = text.slice(length);
+      backend.requests.push(request);
+      answer(socket, request, count++);
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => {
+    server.close();
+    backend.sockets.forEach((socket) => socket.destroy());
+  });
+  backend.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  return backend;
+}
+
+const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
+
+/** A request of each method, with and without a body. */
+const EACH_METHOD: Ask[] = [
+  { path: '/v1/receive/+15550100001' },
+  { body: MESSAGE },
+  { method: 'POST', path: '/v1/groups/+15550100001/quit' },
+  { method: 'PUT', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
+  { method: 'DELETE', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
+  { method: 'DELETE', path: '/v1/attachments/abc' },
+];
+
+for (const way of ['FIN', 'RST'] as const) {
+  // Deno's fetch sent all of them twice, Bun's all but POST.
+  relayTest(
+    `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
+    async (t) => {
+      let cut = 0;
+      const backend = await startRawBackend(t, (socket, _, before) => {
+        if (before === 0) return void socket.write(SENT);
+        socket.write(SENT.slice(0, cut), () => way === 'FIN' ? socket.end() : socket.resetAndDestroy());
+      });
+      const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
+      for (const request of EACH_METHOD) {
+        for (cut = 0; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+          for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
+        }
+      }
+      const ids = backend.requests.map((text) => /x-request-id: (\S+)/i.exec(text)![1]);
+      assert.equal(new Set(ids).size, ids.length, 'a request came twice');
+      assert.equal(requests(gateway).length, ids.length, 'a request never came');
+    },
+  );
+}
+
+relayTest(
+  'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
+  async (t) => {
+    const backend = await startRawBackend(
+      t,
+      (socket) => void socket.write('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf'),
+    );
+    const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '300ms' } });
+    const answer = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    assert.match(answer, /half$/);
+    assert.equal(requests(gateway)[0].code, 'backend_timeout');
+    await closed(backend.sockets[0]!);
+  },
+);
+
+relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
+  const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
+  const backend = await startRawBackend(t, (socket) => {
+    socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
+    const fill = (): void => {
+      while (!socket.destroyed && socket.write(part));
+    };
+    socket.on('drain', fill);
+    fill();
+  });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 500 });
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  t.after(() => socket.destroy());
+  socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  socket.pause();
+  await until(() => requests(gateway).length === 1);
+  assert.equal(requests(gateway)[0].code, 'client_left');
+  await closed(backend.sockets[0]!);
+});
+
+/** Answers that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */
+const LIES: [name: string, answer: string][] = [
+  [
+    'a length beside chunked',
+    'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
+  ],
+  [
+    'chunked beside a length',
+    'HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
+  ],
+  ['two lengths', 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nContent-Length: 5\r\n\r\nhello'],
+  ['a length that is no number', 'HTTP/1.1 201 Created\r\nContent-Length: 5x\r\n\r\nhello'],
+  ['204 with a length', 'HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello'],
+  ['205 with a length', 'HTTP/1.1 205 Reset Content\r\nContent-Length: 5\r\n\r\nhello'],
+  ['a header name with a space', 'HTTP/1.1 201 Created\r\nBad Name: x\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a header name that is none', 'HTTP/1.1 201 Created\r\nB(ad): x\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a header value with a control character', 'HTTP/1.1 201 Created\r\nX: a\x01b\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a reason with a control character', 'HTTP/1.1 201 Cre\x01ated\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a status of four digits', 'HTTP/1.1 2011 Created\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a status below 100', 'HTTP/1.1 099 Low\r\nContent-Length: 2\r\n\r\n{}'],
+  ['gzip that is none', 'HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\nrubbish'],
+  [
+    'a protocol that nobody asked for',
+    'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+  ],
+  ['a redirect', 'HTTP/1.1 307 Temporary Redirect\r\nLocation: /v2/send\r\nContent-Length: 0\r\n\r\n'],
+];
+
+for (const [name, text] of LIES) {
+  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
+    let isFirst = true;
+    const backend = await startRawBackend(t, (socket) => {
+      socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
+      isFirst = false;
+    });
+    const gateway = await startGateway(t, backend);
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.equal(answer.status, 502, answer.text);
+    assert.equal(answer.json.code, 'bad_backend_answer');
+    assert.equal(backend.requests.length, 1);
+    const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([next.status, next.text], [201, '{}']);
+    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
+    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
+    assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
+  });
+}
 
 // ── REAL CLIENTS ─────────────────────────────────────────────────────────────────────────────────
 
