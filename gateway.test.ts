@@ -3877,7 +3877,7 @@ test('WebSocket: when the backend goes the client goes, and the other way round'
   await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
 });
 
-// In Bun the stand-in backend's own sockets sometimes stop without a word here.
+// Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
 test('WebSocket: the backend is always drained; a client that does not read is dropped, and another one goes on', {
   skip: 'Bun' in globalThis,
 }, async (t) => {
@@ -3948,6 +3948,28 @@ test('WebSocket: closing the gateway closes it, and a reload closes those whose 
   await gone;
 });
 
+test('WebSocket: one that came in a form that a reload takes away from its token is closed', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const config = {
+    ...RECEIVING,
+    backend: { url: backend.url },
+    listen: '127.0.0.1:0',
+    log: { format: 'json' },
+  } as const;
+  const log: string[] = [];
+  const token = (methods: ('bearer' | 'path')[]) => ({ tokens: { test: { secret: SECRET, methods } } });
+  const gateway = createGateway({ ...config, ...token(['bearer', 'path']) }, { log: (line) => log.push(line) });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  const byPath = openWebSocket(t, to, { path: `/@auth=${SECRET}${RECEIVE}`, headers: [] });
+  const byBearer = openWebSocket(t, to);
+  for (const { text } of [byPath, byBearer]) await until(() => text().startsWith('HTTP/1.1 101'));
+  gateway.reload({ ...config, ...token(['bearer']) });
+  await closed(byPath.socket);
+  await until(() => log.some((line) => line.includes('no_longer_allowed')));
+  assert.equal(byBearer.socket.destroyed, false);
+  await gateway.close();
+});
+
 test('WebSocket: a client that leaves during the handshake is not waited for', async (t) => {
   let left = false;
   const backend = await startUpgradeBackend(t, (socket) => {
@@ -3973,10 +3995,8 @@ test('a wish for another protocol, or for a WebSocket with a body, is an ordinar
   );
   const body = JSON.stringify(MESSAGE);
   for (
-    const [length, upgrade] of 'Bun' in globalThis
-      ? []
-      : [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
-  ) { // Bun loses such a body
+    const [length, upgrade] of [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
+  ) {
     const padded = body.padEnd(length);
     const socket = net.connect(gateway.port, '127.0.0.1');
     let text = '';
@@ -3991,7 +4011,7 @@ test('a wish for another protocol, or for a WebSocket with a body, is an ordinar
     await until(() => statusOf(text) === 201);
     socket.destroy();
   }
-  assert.equal(backend.sent.length, 'Bun' in globalThis ? 0 : 3);
+  assert.equal(backend.sent.length, 3);
   assert.equal(backend.sockets.length, 0);
   assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
 });
@@ -5719,7 +5739,7 @@ test('attack: a request hidden in the body of one that follows a wish to be upgr
   assert.deepEqual(backend.sent, []);
 });
 
-// The first answer landed among the bytes of the WebSocket. (Bun does not read on before it has answered.)
+// The first answer landed among the bytes of the WebSocket. (Skipped on Bun 1.4.5, which reads no further before it has answered: there the client waits for ever.)
 test('a wish to be upgraded behind a request that is not answered yet ends the connection', {
   skip: 'Bun' in globalThis,
 }, async (t) => {

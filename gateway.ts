@@ -2660,6 +2660,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 /** A WebSocket that is open. */
 interface Tunnel {
   readonly digest: string;
+  readonly form: Form | undefined;
   readonly target: Target;
   readonly client: string;
   close(reason: string): void;
@@ -2705,7 +2706,15 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
     const { token, target } = await admit(core, rules, req, exchange);
     const backend = await relayWebSocket(core, rules, { req, socket, target, exchange, abort });
     socket.off('data', onEarly).off('end', onLeave).off('close', onLeave);
-    if (backend) joinSockets(core, exchange, { digest: token.digest, target }, [socket, Buffer.concat(early)], backend);
+    if (backend) {
+      joinSockets(
+        core,
+        exchange,
+        { digest: token.digest, form: exchange.form, target },
+        [socket, Buffer.concat(early)],
+        backend,
+      );
+    }
     closeStaleTunnels(core); // the rules may have changed meanwhile
   } catch (error) {
     endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId);
@@ -2783,7 +2792,7 @@ async function relayWebSocket(
 function joinSockets(
   core: Core,
   exchange: Exchange,
-  of: Pick<Tunnel, 'digest' | 'target'>,
+  of: Pick<Tunnel, 'digest' | 'form' | 'target'>,
   [socket, head]: Side,
   [backend, backendHead]: Side,
 ): void {
@@ -2838,9 +2847,11 @@ function joinSockets(
 /** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
 function closeStaleTunnels(core: Core): void {
   for (const tunnel of core.tunnels) {
-    const token = core.rules.anonymous ?? core.rules.tokens.get(tunnel.digest);
+    const { anonymous, tokens } = core.rules;
+    const token = anonymous ?? tokens.get(tunnel.digest);
     try {
-      if (token === undefined || isExpired(token, core.now())) throw new Problem('unauthorized');
+      const takesForm = anonymous !== undefined || (tunnel.form !== undefined && token?.methods.has(tunnel.form));
+      if (token === undefined || !takesForm || isExpired(token, core.now())) throw new Problem('unauthorized');
       checkRules(token, tunnel.target, tunnel.client);
     } catch {
       tunnel.close('no_longer_allowed');
