@@ -4694,6 +4694,7 @@ for (
       base64_attachments: null,
       text_mode: null,
       sticker: null,
+      Recipients: null,
     }, { ...DEFAULTS, message: 'hi' }],
     ['one recipient and one picture, each without its list', { defaults: DEFAULTS }, {
       message: 'hi',
@@ -4846,6 +4847,7 @@ attack(
       { number: 'x' },
       { Number: '+15550100003' },
       { NUMBER: 2 },
+      { Recipients: '' },
       { base64_attachments: [1] },
       { base64_attachments: { a: 'QUJD' } },
       { Base64_Attachments: ['QUJD'] },

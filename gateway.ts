@@ -1534,12 +1534,10 @@ async function readPayload(body: Buffer, contentType: string | undefined): Promi
 const FORM_FIELDS = ['payload', 'data'];
 
 /** Known by how the body begins, because senders of JSON declare all kinds of types. */
-function isForm(body: Uint8Array, contentType: string | undefined): boolean {
-  const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
-  // A first chunk may be shorter than a field's name; no JSON object begins like one.
-  const isField = beginning !== '' &&
-    FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
-  return isField || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
+function isForm(body: Buffer, contentType: string | undefined): boolean {
+  const beginning = body.toString('latin1', 0, 100);
+  return FORM_FIELDS.some((name) => beginning.startsWith(`${name}=`)) ||
+    (isMultipart(contentType) && !/^\s*\{/.test(beginning));
 }
 
 function isMultipart(contentType = ''): boolean {
@@ -1580,13 +1578,10 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
 function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
   const fields: Record<string, unknown> = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null && (SEND_FIELDS.has(key) || key === 'recipient')) continue; // to the backend, it is not there
+    if (value === null) continue;
     if (SEND_FIELDS.has(key)) fields[key] = value;
     else if (NEVER_DROPPED.test(key) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
-      throw badField(
-        key,
-        'is none of a send, which has "number", "recipients" and "base64_attachments", spelled exactly so',
-      );
+      throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
     }
   }
   // A number that is no text is another program's, such as a pull request's.
