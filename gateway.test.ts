@@ -37,6 +37,9 @@ const SECRET = 'correct-horse-battery-staple';
 const OTHER = 'another-secret-that-is-long';
 const FROM = '+15550100001';
 const TO = '+15550100002';
+/** A group as signal-cli knows it (32 bytes), and as the backend names it: in base64 twice. */
+const INTERNAL_ID = Buffer.from('a group has an id of 32 bytes...').toString('base64');
+const GROUP = `group.${Buffer.from(INTERNAL_ID).toString('base64')}`;
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
@@ -796,8 +799,22 @@ const REFUSED_TARGETS = [
   '/v1/receive/-a',
   '/v1/receive/%2Dx',
   '/-v1/about',
-  '/v1/attachments/-rf',
+  '/v1/attachments/-rf/x',
   '/v1/attachments/%2e%2e%2fetc',
+  // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 too few, unused bits, white space.
+  '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
+  '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
+  `/v1/groups/+15550100001/${encodeURIComponent(INTERNAL_ID.replaceAll('/', '_'))}`,
+  `/v1/groups/+15550100001/group.${INTERNAL_ID}`,
+  `/v1/groups/+15550100001/${GROUP.slice('group.'.length)}`,
+  `/v1/groups/+15550100001/${GROUP.replace(/.=$/, (end) => String.fromCharCode(end.charCodeAt(0) + 1) + '=')}`,
+  `/v1/groups/+15550100001/${GROUP.replace('=', '')}`,
+  `/v1/groups/+15550100001/${GROUP}%20`,
+  `/v1/groups/+15550100001/${GROUP}=`,
+  `/v1/groups/+15550100001/Group${GROUP.slice('group'.length)}`,
+  `/v1/groups/+15550100001/${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
+  '/v1/groups/+15550100001/group.',
+  '/v1/groups/+15550100001/group.*',
   '/v1/receive/15550100001',
   '/v1/receive/+1555',
   '/v1/receive/+1555010000112345',
@@ -845,7 +862,8 @@ const PASSED_TARGETS: [target: string, sent: string][] = [
   ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
   ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
   ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
-  ['/v1/groups/+15550100001/group.QUJD%3D=', '/v1/groups/+15550100001/group.QUJD=='],
+  [`/v1/groups/+15550100001/${GROUP.replace('=', '%3D')}`, `/v1/groups/+15550100001/${GROUP}`],
+  ['/v1/attachments/-rf', '/v1/attachments/-rf'], // one of Signal's ids in 64 begins so, and it is no argument
   ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
   ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
   ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
@@ -901,14 +919,14 @@ messaging GET,POST /v1/sticker-packs/N
 messaging GET /v1/search
 messaging GET /v1/search/N
 messaging GET,POST /v1/groups/N
-messaging GET,PUT,DELETE /v1/groups/N/group.QUJD
-messaging GET /v1/groups/N/group.QUJD/avatar
-messaging POST /v1/groups/N/group.QUJD/block
-messaging POST /v1/groups/N/group.QUJD/join
-messaging POST /v1/groups/N/group.QUJD/quit
-messaging POST,DELETE /v1/groups/N/group.QUJD/members
-messaging POST,DELETE /v1/groups/N/group.QUJD/admins
-messaging POST,DELETE /v1/groups/N/group.QUJD/pin-message
+messaging GET,PUT,DELETE /v1/groups/N/G
+messaging GET /v1/groups/N/G/avatar
+messaging POST /v1/groups/N/G/block
+messaging POST /v1/groups/N/G/join
+messaging POST /v1/groups/N/G/quit
+messaging POST,DELETE /v1/groups/N/G/members
+messaging POST,DELETE /v1/groups/N/G/admins
+messaging POST,DELETE /v1/groups/N/G/pin-message
 setup GET,POST /v1/configuration
 setup GET,POST /v1/configuration/N/settings
 setup POST /v1/register/N
@@ -935,7 +953,11 @@ setup GET,POST,PUT,DELETE /v1/plugins/anything
 setup GET /swagger/index.html
 setup GET /swagger/doc.json`.trim().split('\n').flatMap((line) => {
   const [group = '', methods = '', path = ''] = line.split(' ');
-  return methods.split(',').map((method) => ({ group, method, path: path.replace('N', FROM) }));
+  return methods.split(',').map((method) => ({
+    group,
+    method,
+    path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
+  }));
 });
 
 const IN_GROUP: Record<string, string[]> = {
@@ -1022,8 +1044,8 @@ test('patterns: literals, parameters, wildcards and methods', async (t) => {
   const cases: [pattern: string, method: string, path: string, allowed: boolean][] = [
     ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, true],
     ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, false],
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/x`, false],
-    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/x`, true],
+    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/${GROUP}`, false],
+    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/${GROUP}`, true],
     ['* /v1/groups/*', 'GET', '/v1/groups', false],
     ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', true],
     ['* /v1/groups/*', 'HEAD', '/v1/groups/a', false],
@@ -1033,6 +1055,18 @@ test('patterns: literals, parameters, wildcards and methods', async (t) => {
     ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, true],
     ['GET /v1/new/:number', 'GET', '/v1/new/12', false],
     ['GET /v1/new/:any', 'GET', '/v1/new/12', true],
+    ['GET /v1/new/:groupid', 'GET', `/v1/new/${GROUP}`, true],
+    ['GET /v1/new/:groupid', 'GET', '/v1/new/group.QUJD', false],
+    ['GET /v1/new/constructor', 'GET', '/v1/new/constructor', true],
+    // What a route spells is not a parameter: local-data deletes all of an account's data.
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/2`, true],
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local-data`, false],
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local%2Ddata`, false],
+    ['DELETE /v1/devices/:number/*', 'DELETE', `/v1/devices/${FROM}/local-data`, true],
+    ['DELETE /v1/devices/:number/local-data', 'DELETE', `/v1/devices/${FROM}/local-data`, true],
+    ['POST /v1/polls/:number/:any', 'POST', `/v1/polls/${FROM}/vote`, false],
+    ['GET /v1/:any', 'GET', '/v1/about', false],
+    ['* /v1/plugins/:name', 'GET', '/v1/plugins/mine', true],
     ['GET /v1/About', 'GET', '/v1/about', false],
     ['GET /v1/about', 'GET', '/v1/ABOUT', false],
     [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, true],
@@ -1078,7 +1112,7 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
 interface Scanned {
   out: string;
   auth: string | undefined;
-  fields: { key: string; value: string }[];
+  fields: { key: string; value: string | undefined }[];
 }
 
 /** Pushes a document through the scanner in the given chunks. */
@@ -1151,10 +1185,11 @@ const SCANNED: [name: string, input: string, output: string, auth?: string][] = 
     '{"a":{"number":1,"recipients":"x","Recipients":2}}',
   ],
   [
-    'no attachments',
-    '{"base64_attachments":null,"base64_attachment":null}',
-    '{"base64_attachments":null,"base64_attachment":null}',
+    'null, which is nothing to the backend, under every key that matters',
+    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
+    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
   ],
+  ['an auth that is null', '{"a":1, "auth" : null,"b":2}', '{"a":1,"b":2}'],
 ];
 
 for (const [name, input, output, auth] of SCANNED) {
@@ -1174,7 +1209,8 @@ for (const [name, input, output, auth] of SCANNED) {
 test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
   const document =
     '{"number":"\\u002b4912","recipients":["+1","group.x","ü\\n"],"recipient":"r","members":[],"admins":["a"],"answers":["y",1],"selected_answers":[0,2],' +
-    '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD",""],"x":"y"}';
+    '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",' +
+    '"data:application/pdf;filename=Invoice, März; 1\\u002e,base6,4.pdf;\\u0062ase64,QUJD","no, data; here"],"x":"y"}';
   const fields = [
     ['number', '+4912'],
     ['recipients', '+1'],
@@ -1190,6 +1226,8 @@ test('BodyScan: reports every field that matters, decoded, cut at every byte', (
     ['base64_attachments', 'QUJD'],
     ['base64_attachments', 'data:;base64'],
     ['base64_attachments', ''],
+    ['base64_attachments', 'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64'],
+    ['base64_attachments', 'no, data; here'],
   ];
   for (const chunks of everySplit(document)) {
     const scanned = scanAll(chunks);
@@ -1252,6 +1290,8 @@ const NOT_AN_OBJECT = [
   '{"a":tru}',
   '{"a":True}',
   '{"a":nul}',
+  '{"number":nul}',
+  '{"recipients":nope}',
   '{"a":truefalse}',
   '{"a":1a}',
   '{"a":undefined}',
@@ -1281,7 +1321,6 @@ const NOT_AN_OBJECT = [
 /** Documents that are JSON, and that the backend would read in another way than it looks. */
 const BAD_FIELDS = [
   '{"auth":1}',
-  '{"auth":null}',
   '{"auth":["x"]}',
   '{"auth":{}}',
   '{"auth":"x","auth":"x"}',
@@ -1290,14 +1329,12 @@ const BAD_FIELDS = [
   '{"AUTH":"x"}',
   '{"\\u0041uth":"x"}',
   '{"number":1}',
-  '{"number":null}',
   '{"number":["+1"]}',
   '{"number":true}',
   '{"number":"+1","number":"+2"}',
   '{"number":"+1","Number":"+2"}',
   '{"NUMBER":"+1"}',
   '{"recipients":"+1"}',
-  '{"recipients":null}',
   '{"recipients":{}}',
   '{"recipients":[1]}',
   '{"recipients":[null]}',
@@ -1332,7 +1369,13 @@ const BAD_FIELDS = [
   '{"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}',
   '{"base64_attachments":["data:x;base64,AAAA\\u003bfilename=x"]}',
   '{"base64_attachments":["data:x;base64\\u002cQUJD"]}',
-  '{"base64_attachments":["QUJD,QUJD,"]}',
+  '{"base64_attachments":["data:x;base64,QUJD,QUJD"]}',
+  '{"base64_attachments":["data:x;\\u0062ase64,AA;filename=../x;base64,QUJD"]}',
+  '{"base64_attachments":["base64,;"]}',
+  '{"base64_attachments":[",base64,,"]}',
+  '{"members":null,"members":["+1"]}',
+  '{"auth":null,"auth":"x"}',
+  '{"recipients":false}',
   `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
   `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
   `{"recipients":["${'1'.repeat(5000)}"]}`,
@@ -1488,6 +1531,28 @@ test('what comes in single bytes is held in few pieces', () => {
   }
 });
 
+// The limit was looked at once for each chunk.
+test('BodyScan: how much white space may stand between members does not depend on the chunks', () => {
+  for (
+    const around of ['{"a":1,#"b":2}', '{#"a":1}', '{"a":1,"auth"#:"x"}', '{"a":1,"auth":#"x"}', '{"a":[1,#2],#"b":#3}']
+  ) {
+    for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
+      const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
+      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
+        const chunks: Buffer[] = [];
+        for (let at = 0; at < document.length; at += step) chunks.push(document.subarray(at, at + step));
+        try {
+          return scanAll(chunks).out.length;
+        } catch (error) {
+          return (error as Error).message;
+        }
+      });
+      assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
+      assert.equal(typeof verdicts[0], size <= 65_520 ? 'number' : size > 65_536 ? 'string' : typeof verdicts[0]);
+    }
+  }
+});
+
 test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
   const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
   const scan = new BodyScan('none');
@@ -1504,12 +1569,48 @@ test('the syntax of a document of any size is checked without its keys, and pass
 test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
   const both = await startBoth(t);
   for (const body of NOT_AN_OBJECT) {
-    for (const headers of [BEARER, {}]) {
-      if (body === '' && headers !== BEARER) continue; // nothing was sent: that is a missing credential
-      assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send', body, headers }), 400, 'bad_json', both);
-    }
+    const request = { method: 'POST', path: '/v2/send', body };
+    assertDenied(await ask(both.gateway, { ...request, headers: BEARER }), 400, 'bad_json', both);
+    // To somebody unknown that is said of an object that is broken; what does not begin like one lacks a token.
+    const [status, code] = /^[ \t\r\n]*\{/.test(body) ? [400, 'bad_json'] as const : [401, 'unauthorized'] as const;
+    assertDenied(await ask(both.gateway, request), status, code, both);
   }
   assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send' }), 401, 'unauthorized', both);
+});
+
+test('a text or a form without a credential lacks a token: 401, in any chunks and of any size', async (t) => {
+  const both = await startBoth(t);
+  for (
+    const [type, text] of [
+      ['text/plain', 'Backup done: 5 files'],
+      ['application/x-www-form-urlencoded', `message=hi&auth=${SECRET}`],
+      ['application/json', ' \n[{"auth":"x"}]'],
+      [
+        'multipart/form-data; boundary=x',
+        '--x\r\nContent-Disposition: form-data; name="message"\r\n\r\nhi\r\n--x--\r\n',
+      ],
+      ['text/plain', '\xff\xfe not UTF-8'],
+      ['text/plain', ' '.repeat(70_000)],
+      ['text/plain', 'long '.repeat(20_000)],
+    ] as const
+  ) {
+    const body = Buffer.from(text, 'latin1');
+    const answer = await ask(both.gateway, { body, headers: { 'content-type': type } });
+    assertDenied(answer, 401, 'unauthorized', both);
+    assert.equal(requests(both.gateway).at(-1).reason, 'no_credential');
+    const bytes = Array.from(text.slice(0, 300), (char) => `1\r\n${char}\r\n`).join('');
+    const response = await raw(
+      both.gateway,
+      Buffer.from(
+        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n${bytes}0\r\n\r\n`,
+        'latin1',
+      ),
+    );
+    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
+  }
+  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, auth: null } }), 401, 'unauthorized', both);
+  assertDenied(await ask(both.gateway, { body: '\t{"message":"hi"' }), 400, 'bad_json', both);
+  assert.equal(both.backend.seen.length, 0);
 });
 
 test('a body that the backend would read in another way is 400, and the backend sees nothing', async (t) => {
@@ -1672,6 +1773,9 @@ test('a large body that fails late never becomes a document, and the request to 
       ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
       ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
       ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
+      ['a late group', `${start},"recipient":"group.436641234567x"}`, 'bad_field'],
+      ['a late null for a sender', `${start.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
+      ['no sender at all', `${start.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
     ] as const
   ) {
     await t.test(name, async (t) => {
@@ -1689,7 +1793,9 @@ test('a large body that fails late never becomes a document, and the request to 
       server.listen(0, '127.0.0.1');
       await once(server, 'listening');
       t.after(() => server.close());
-      const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+      const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }, {
+        tokens: { test: { secret: SECRET, senders: [FROM] } },
+      });
       const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
       assert.equal(answer.status, 400);
       assert.equal(answer.json.code, code);
@@ -2600,14 +2706,17 @@ test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanage
         sticker: '',
         text_mode: '',
       },
+      { ...MESSAGE, recipient: '', link_preview: null, auth: null },
+      { ...MESSAGE, recipient: null, members: null, admins: null, answers: null, selected_answers: null },
     ]
   ) {
     assert.equal(
       (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
       201,
     );
+    assert.ok(!('auth' in gotJson(backend)));
   }
-  assert.equal(backend.sent.length, 3);
+  assert.equal(backend.sent.length, 5);
 });
 
 test('wget sends nothing until it is challenged, and signalbot tries TLS first', async (t) => {
@@ -3360,7 +3469,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
           defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' },
           message: '{{x}}',
         },
-        other: { secret: `${OTHER}3`, message: '{{x}}' },
+        other: { secret: `${OTHER}3`, senders: [FROM], message: '{{x}}' },
         barred: {
           secret: `${OTHER}4`,
           senders: [FROM],
@@ -3405,7 +3514,7 @@ backend http://backend:1/p
   other
     may call     send, info
     presented    as bearer, basic, body
-    sends from   any account
+    sends from   ${FROM}
     sends to     anybody
     rate         no limit
     from         any address
@@ -3418,7 +3527,7 @@ backend http://backend:1/p
     sends to     ${TO}
     rate         no limit
     from         any address
-    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients.
+    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
     expires      never
 `,
   );
@@ -3461,7 +3570,7 @@ test('render prints the send that would be made of a payload, and sends nothing'
       [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
       [
         1,
-        /^gateway: This token may not send to one of these recipients\.\n$/,
+        /^gateway: This token may not send to one of these recipients: a phone number .*\.\n$/,
         JSON.stringify({ ...payload, recipients: [STRANGER] }),
         'hook',
       ],
@@ -4025,7 +4134,6 @@ const CONFINED: GatewayConfig = {
   tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } },
 };
 const STRANGER = '+15559999999';
-const GROUP = 'group.VGhpcyBpcyBhIGdyb3VwIGlkIG9mIDMyIGJ5dGVzIQ==';
 
 /** Sends each request, with the right token unless it brings another, and sees it denied. */
 function attack(title: string, config: GatewayConfig, status: number, code: string, attempts: Ask[]): void {
@@ -4084,7 +4192,17 @@ attack('hide another sender behind an allowed one', CONFINED, 400, 'bad_field', 
   { body: `{"number":"${FROM}","number":"${STRANGER}","recipients":["${TO}"]}` },
   { body: `{"number":"${FROM}","\\u006eumber":"${STRANGER}","recipients":["${TO}"]}` },
   { body: `{"number":"${FROM}","NUMBER":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":null,"recipients":["${TO}"]}` },
+]);
+// The backend would choose one for /v1/send.
+attack('send without saying from which account', CONFINED, 400, 'bad_field', [
+  ...['/v1/send', '/v2/send'].flatMap((path): Ask[] => [
+    { body: { message: 'x', recipients: [TO] }, path },
+    { body: { message: 'x', recipients: [TO], number: null }, path },
+    { body: { message: 'x', recipients: [TO], number: '' }, path },
+    { body: { message: 'x', recipients: [TO], link_preview: { number: FROM } }, path },
+    { body: { message: 'x', recipients: [TO], auth: SECRET }, path, headers: { authorization: '' } },
+    { body: '{}', path },
+  ]),
 ]);
 attack('send to somebody else, in any place that the backend reads', CONFINED, 403, 'recipient_not_allowed', [
   { body: { ...MESSAGE, recipients: [STRANGER] } },
@@ -4097,12 +4215,81 @@ attack('send to somebody else, in any place that the backend reads', CONFINED, 4
   { body: { ...MESSAGE, recipients: [`${TO} `] } },
   { body: { ...MESSAGE, recipients: ['somebody.01'] } },
   { body: { ...MESSAGE, recipients: [randomUUID()] } },
-  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` },
-  { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-  { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
   { body: { recipient: STRANGER }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
   { body: { recipient: STRANGER, answers: ['a'] }, path: `/v1/polls/${FROM}` },
 ]);
+// With a link to join it, anybody gets into a group, and reads what is sent there.
+attack('let a stranger into a group', CONFINED, 403, 'endpoint_not_allowed', [
+  { body: { name: 'x', members: [TO], group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
+  { body: { name: 'x', group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
+  { method: 'PUT', body: { group_link: 'enabled' }, path: `/v1/groups/${FROM}/${GROUP}` },
+  { method: 'PUT', body: { permissions: { add_members: 'every-member' } }, path: `//v1/groups/${FROM}/${GROUP}/` },
+  ...['members', 'admins'].flatMap((name): Ask[] => [
+    { body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
+    { method: 'DELETE', body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
+  ]),
+]);
+const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
+attack('put a stranger into a group, by a token whose pattern names the route', NAMED, 403, 'recipient_not_allowed', [
+  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` },
+  { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
+  { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+]);
+
+test('a token with recipients may change a group where a pattern names the route, and one without may anyway', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.end('{}');
+  });
+  const named = await startGateway(t, backend, NAMED);
+  const free = await startGateway(t, backend, { allow: ['messaging'] });
+  for (const gateway of [named, free]) {
+    for (
+      const [method, path, body] of [
+        ['POST', '', { name: 'x', members: [TO], group_link: 'enabled' }],
+        ['POST', '', { name: 'x', members: null }],
+        ['PUT', `/${GROUP}`, { group_link: 'enabled' }],
+        ['POST', `/${GROUP}/members`, { members: [TO] }],
+        ['DELETE', `/${GROUP}/admins`, { admins: [TO] }],
+      ] as const
+    ) {
+      const answer = await ask(gateway, { method, path: `/v1/groups/${FROM}${path}`, body, headers: BEARER });
+      assert.equal(answer.status, 200, answer.text);
+    }
+  }
+  assert.equal(backend.seen.length, 10);
+});
+
+test('recipient_not_allowed says of which kind the refused one was, and never which', async (t) => {
+  const both = await startBoth(t, { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } });
+  const uuid = randomUUID();
+  for (
+    const [value, kind] of [
+      [STRANGER, 'phone number'],
+      [STRANGER.slice(1), 'phone number'],
+      ['+1 555 999 9999', 'phone number'],
+      [uuid, 'UUID'],
+      [uuid.toUpperCase(), 'UUID'],
+      ['somebody.01', 'user name'],
+      ['Group.01', 'user name'],
+      [GROUP, 'group'],
+    ] as const
+  ) {
+    for (
+      const request of [
+        { body: { ...MESSAGE, recipients: [TO, value] } },
+        { body: { recipient: value }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
+        ...(kind === 'group' ? [{ method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` }] : []),
+      ]
+    ) {
+      const answer = await ask(both.gateway, { ...request, headers: BEARER });
+      assertDenied(answer, 403, 'recipient_not_allowed', both);
+      assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
+      assert.ok(!answer.json.error.includes(value) && !both.gateway.log.join().includes(value));
+    }
+  }
+});
+
 attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field', [
   { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\u017f":["${STRANGER}"]}` },
   { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\\u017f":["${STRANGER}"]}` },
@@ -4113,19 +4300,99 @@ attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field
   { body: `{"number":"${FROM}","recipients":"${STRANGER}"}` },
 ]);
 attack('pass a person off as a group', CONFINED, 403, 'recipient_not_allowed', [
-  ...[
-    'group.01',
-    'group.123456789',
-    'group.',
-    'group',
-    'Group.QUJD',
-    'group.QUJD ',
-    'group.a b',
-    'group.ü',
-    'group.*',
-    'group.A-B',
-  ].map((name) => ({ body: { ...MESSAGE, recipients: [name] } })),
+  ...['group', 'Group.QUJD', GROUP.toUpperCase(), ` ${GROUP}`].map((name) => ({
+    body: { ...MESSAGE, recipients: [name] },
+  })),
 ]);
+// Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
+// remote-delete make a phone number of the digits.
+const NO_GROUPS = [
+  'group.LS11c2VybmFtZT1ldmlsLjAx',
+  'group.436641234567x',
+  'group.66412345a',
+  'group.01',
+  'group.123456789',
+  'group.',
+  'group.QUJD ',
+  'group.a b',
+  'group.ü',
+  'group.*',
+  'group.A-B',
+  `group.${INTERNAL_ID}`,
+  `${GROUP}=`,
+  `${GROUP} `,
+  GROUP.replace('=', ''),
+  GROUP.replace('=', '=='),
+  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`), // the same 32 bytes, written otherwise
+  `group.${Buffer.from(Buffer.alloc(31).toString('base64')).toString('base64')}`,
+  `group.${Buffer.from(Buffer.alloc(33).toString('base64')).toString('base64')}`,
+  `group.${Buffer.from(INTERNAL_ID.replace('=', '')).toString('base64')}`,
+  `group.${
+    Buffer.from(INTERNAL_ID.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`)).toString(
+      'base64',
+    )
+  }`,
+];
+for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
+  attack(`name a group that is none, by ${who}`, config, 400, 'bad_field', [
+    ...NO_GROUPS.flatMap((name): Ask[] => [
+      { body: { ...MESSAGE, recipients: [name] } },
+      { body: { ...MESSAGE, recipients: [TO, name] }, path: '/v1/send' },
+      { body: { number: FROM, message: 'x', recipient: name } },
+    ]),
+    ...NO_GROUPS.slice(0, 3).flatMap((recipient): Ask[] => [
+      { body: { recipient, reaction: 'x', target_author: TO, timestamp: 1 }, path: `/v1/reactions/${FROM}` },
+      { body: { recipient, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
+      { method: 'DELETE', body: { recipient, timestamp: 1 }, path: `/v1/remote-delete/${FROM}` },
+      { method: 'PUT', body: { recipient }, path: `/v1/typing-indicator/${FROM}` },
+      { body: { recipient, question: 'q', answers: ['a'] }, path: `/v1/polls/${FROM}` },
+    ]),
+  ]);
+}
+attack('name members that are no group and no person', { allow: ['messaging'] }, 400, 'bad_field', [
+  ...NO_GROUPS.flatMap((name): Ask[] => [
+    { body: { name: 'x', members: [TO, name] }, path: `/v1/groups/${FROM}` },
+    { body: { admins: [name] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+  ]),
+]);
+attack(
+  "turn a group's id in a path into an option of signal-cli",
+  { allow: ['messaging', '* /*'] },
+  400,
+  'bad_target',
+  [
+    ...[...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
+      .filter((id) => !/%(?:2f|2e|25)/i.test(id)).map((id): Ask => ({
+        path: `/v1/groups/${FROM}/${id}/pin-message`,
+        body: { target_author: TO, timestamp: 1 },
+      })),
+  ],
+);
+// With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
+attack('smuggle an option through /v1/send', { allow: ['send'] }, 400, 'bad_field', [
+  ...['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((recipient): Ask => ({
+    path: '/v1/send',
+    body: { ...MESSAGE, recipients: [recipient], is_group: true },
+  })),
+]);
+
+test("a group's internal_id as a recipient is 400, and the sentence says which one to use", async (t) => {
+  const both = await startBoth(t, { allow: ['messaging'] });
+  for (
+    const request of [
+      { body: { ...MESSAGE, recipients: [INTERNAL_ID] } },
+      { body: { ...MESSAGE, recipients: [INTERNAL_ID], is_group: true }, path: '/v1/send' },
+      { body: { number: FROM, message: 'x', recipient: INTERNAL_ID } },
+      { body: { members: [INTERNAL_ID] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
+    ]
+  ) {
+    const answer = await ask(both.gateway, { ...request, headers: BEARER });
+    assertDenied(answer, 400, 'bad_field', both);
+    assert.match(answer.json.error, /internal_id.*"group\.…"/);
+    assert.ok(!answer.json.error.includes(INTERNAL_ID));
+  }
+});
+
 attack(
   'write to a group that the token may not write to, by its path',
   { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } },
@@ -4134,7 +4401,6 @@ attack(
   [
     { method: 'POST', path: `/v1/groups/${FROM}/${GROUP}/join` },
     { method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` },
-    { body: { members: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
     { body: { target_author: TO, timestamp: 1 }, path: `/v1/groups/${FROM}/${GROUP}/pin-message` },
   ],
 );
@@ -4160,7 +4426,8 @@ attack("smuggle an option into signal-cli's command line", { allow: ['messaging'
   ...['--help', '-', '', '--config=/x', 'a\u0000b', 'a\nb', 'a\u007fb', '\u0085'].flatMap((value): Ask[] => [
     { body: { ...MESSAGE, number: value } },
     { body: { ...MESSAGE, recipients: [TO, value] } },
-    { body: { ...MESSAGE, recipient: value } },
+    { body: { recipient: value }, method: 'PUT', path: `/v1/typing-indicator/${FROM}` },
+    { body: { recipient: value, recipients: [TO] }, path: `/v1/receipts/${FROM}` },
     { body: { members: [value] }, path: `/v1/groups/${FROM}` },
     { body: { admins: [value] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
     { body: { recipient: TO, question: 'q', answers: ['yes', value] }, path: `/v1/polls/${FROM}` },
@@ -4185,6 +4452,12 @@ attack("write a file outside the backend's folder", {}, 400, 'bad_field', [
     ),
   },
   { body: { ...MESSAGE, base64_attachments: ['data:x;base64,QUJD;filename=../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x,y;filename=../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=.,base64,base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=../../x, March.pdf;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA;filename=../../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA,filename=../../x,base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=..,base64,QUJD'] } },
 ]);
 
 test('an attachment with an innocent name passes', async (t) => {
@@ -4196,6 +4469,8 @@ test('an attachment with an innocent name passes', async (t) => {
       'data:image/png;filename=holiday..2026.png;base64,QUJD',
       'data:;filename=.hidden;base64,QUJD',
       'data:text/plain;filename=grüße @home (1).txt;base64,QUJD',
+      'data:application/pdf;filename=Invoice, March.pdf;base64,QUJD',
+      'data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD',
     ]
   ) {
     assert.equal(
@@ -4597,31 +4872,27 @@ for (
       ...DEFAULTS,
       message: 'hi',
     }],
-    ['a number that is no phone number', { defaults: DEFAULTS }, { message: 'hi', number: '15550100003' }, {
-      ...DEFAULTS,
-      message: 'hi',
-    }],
-    ['a number that only begins like one', { defaults: DEFAULTS }, { message: 'hi', number: '+15550100003 ' }, {
-      ...DEFAULTS,
-      message: 'hi',
-    }],
-    ['a number that is null, recipients that are null', { defaults: DEFAULTS }, {
+    ['a number that is empty', { defaults: DEFAULTS }, { message: 'hi', number: '' }, { ...DEFAULTS, message: 'hi' }],
+    ['fields that are null', { defaults: DEFAULTS }, {
       message: 'hi',
       number: null,
       recipients: null,
+      recipient: null,
+      base64_attachments: null,
+      text_mode: null,
+      sticker: null,
+      Recipients: null,
     }, { ...DEFAULTS, message: 'hi' }],
-    ['recipients that are a text', { defaults: DEFAULTS }, { message: 'hi', recipients: '+15550100003' }, {
-      ...DEFAULTS,
+    ['one recipient and one picture, each without its list', { defaults: DEFAULTS }, {
       message: 'hi',
-    }],
-    ['recipients of which one is no text', { defaults: DEFAULTS }, { message: 'hi', recipients: ['+15550100003', 1] }, {
-      ...DEFAULTS,
+      recipients: '+15550100003',
+      base64_attachments: 'aGk=',
+    }, { ...DEFAULTS, message: 'hi', recipients: ['+15550100003'], base64_attachments: ['aGk='] }],
+    ['an empty recipient beside recipients', { defaults: DEFAULTS }, {
       message: 'hi',
-    }],
-    ['recipients that are none', { defaults: DEFAULTS }, { message: 'hi', recipients: [] }, {
-      ...DEFAULTS,
-      message: 'hi',
-    }],
+      recipients: ['+15550100003'],
+      recipient: '',
+    }, { ...DEFAULTS, message: 'hi', recipients: ['+15550100003'] }],
     ['a default text_mode', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, { message: '**hi**' }, {
       ...DEFAULTS,
       message: '**hi**',
@@ -4631,10 +4902,6 @@ for (
       message: 'hi',
       text_mode: 'normal',
     }, { ...DEFAULTS, message: 'hi', text_mode: 'normal' }],
-    ['a text_mode that is none', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, {
-      message: 'hi',
-      text_mode: 'html',
-    }, { ...DEFAULTS, message: 'hi', text_mode: 'styled' }],
     ['a template alone, and the rest from the body', { message: '{{a.b}}!' }, { ...DEFAULTS, a: { b: 'x' } }, {
       ...DEFAULTS,
       message: 'x!',
@@ -4675,10 +4942,9 @@ for (
       sticker: 'a:1',
       link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
     }],
-    ['other fields of the wrong type', { defaults: DEFAULTS }, {
-      message: 'hi',
-      base64_attachments: null,
-      mentions: [{ start: '0', length: 1, author: TO }],
+    ['other fields of whatever type, which the backend judges', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, {
+      message: { text: 'hi', toString: 1 },
+      mentions: [{ start: '0', length: 1, Author: TO }, null],
       quote_timestamp: '1700000000000',
       quote_author: 7,
       quote_message: {},
@@ -4687,45 +4953,37 @@ for (
       notify_self: 'false',
       view_once: 1,
       sticker: ['a:1'],
-      link_preview: { url: 'https://a.b', title: 1 },
-    }, { ...DEFAULTS, message: 'hi' }],
-    ['fields of others, and spellings that the backend would take for its own', { defaults: DEFAULTS }, {
+      text_mode: 'html',
+      link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
+    }, {
+      ...DEFAULTS,
+      message: { text: 'hi', toString: 1 },
+      mentions: [{ start: '0', length: 1, Author: TO }, null],
+      quote_timestamp: '1700000000000',
+      quote_author: 7,
+      quote_message: {},
+      quote_mentions: 'x',
+      edit_timestamp: 1.5,
+      notify_self: 'false',
+      view_once: 1,
+      sticker: ['a:1'],
+      text_mode: 'html',
+      link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
+    }],
+    [
+      'fields of others',
+      { defaults: DEFAULTS },
+      JSON.parse(`{
+      "message": "hi", "members": ["${STRANGER}"], "admins": ["${STRANGER}"], "Message": "x", "base64_attachment": "QUJD",
+      "alerts": [], "__proto__": { "number": "${STRANGER}" }, "version": "1", "is_group": true, "numbers": ["x"],
+      "recipients_": ["x"], "number ": "x", "": "x", "Sticker": "a:1", "TEXT_MODE": "x", "toString": "x"
+    }`),
+      { ...DEFAULTS, message: 'hi' },
+    ],
+    ['a number that is a list', { defaults: DEFAULTS }, { message: 'hi', number: ['+15550100003'] }, {
+      ...DEFAULTS,
       message: 'hi',
-      Number: '+15559999999',
-      Recipients: [STRANGER],
-      'recipient\u017f': [STRANGER],
-      recipient: STRANGER,
-      members: [STRANGER],
-      admins: [STRANGER],
-      Message: 'x',
-      base64_attachment: 'QUJD',
-      Base64_Attachments: ['QUJD'],
-      alerts: [],
-      __proto__: { number: STRANGER },
-      version: '1',
-      mentions: [{ start: 0, length: 1, author: TO, Author: STRANGER }],
-      link_preview: { url: 'https://a.b', Base64_thumbnail: 'QUJD' },
-    }, { ...DEFAULTS, message: 'hi' }],
-    ['lists and nothing in the place of fields', { defaults: DEFAULTS }, {
-      message: 'hi',
-      number: ['+15550100003'],
-      text_mode: ['styled'],
-      mentions: [null],
-      link_preview: null,
-      quote_mentions: [[]],
-      quote_timestamp: 1e300,
-    }, { ...DEFAULTS, message: 'hi' }],
-    ['names of JavaScript within fields', { defaults: DEFAULTS }, {
-      message: 'hi',
-      mentions: [{ start: 0, length: 1, author: TO, toString: 1 }],
-      link_preview: { url: 'https://a.b', constructor: 1 },
-    }, { ...DEFAULTS, message: 'hi' }],
-    ['lists of which a part has the right type', { defaults: DEFAULTS }, {
-      message: 'hi',
-      base64_attachments: ['QUJD', 1],
-      mentions: [{ start: 0, length: 1, author: TO }, 'x'],
-      recipients: [null, TO],
-    }, { ...DEFAULTS, message: 'hi' }],
+    }],
     ['a picture without words', { defaults: DEFAULTS }, { base64_attachments: ['QUJD'] }, {
       ...DEFAULTS,
       base64_attachments: ['QUJD'],
@@ -4742,6 +5000,54 @@ for (
     assert.equal(Number(backend.seen[0]!.headers['content-length']), backend.seen[0]!.body.length);
   });
 }
+
+// They were dropped without a word, and the message went to the default person.
+attack(
+  "lose a recipient, a sender or a picture on the way to a webhook's defaults",
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message: '{{text}}' } } },
+  400,
+  'bad_field',
+  [
+    ...[
+      { recipients: [15550100003] },
+      { recipients: 15550100003 },
+      { recipients: ['+15550100003', null] },
+      { recipients: ['+15550100003', 1] },
+      { recipients: [['+15550100003']] },
+      { recipients: [] },
+      { recipients: [''] },
+      { recipients: '' },
+      { recipients: {} },
+      { recipients: { toString: 1 } },
+      { recipients: true },
+      { Recipients: ['+15550100003'] },
+      { 'recipient\u017f': ['+15550100003'] },
+      { recipient: '+15550100003' },
+      { recipient: '' },
+      { recipient: ['+15550100003'] },
+      { Recipient: '+15550100003' },
+      { recipients: [TO], recipient: '+15550100003' },
+      { recipients: [TO], RECIPIENTS: ['+15550100003'] },
+      { number: '15550100003' },
+      { number: '+15550100003 ' },
+      { number: ' ' },
+      { number: 'x' },
+      { Number: '+15550100003' },
+      { NUMBER: 2 },
+      { Recipients: '' },
+      { base64_attachments: [1] },
+      { base64_attachments: { a: 'QUJD' } },
+      { Base64_Attachments: ['QUJD'] },
+      { 'ba\u017fe64_attachments': 'QUJD' },
+      { recipients: INTERNAL_ID },
+      { link_preview: { Base64_thumbnail: 'QUJD' } },
+      { link_preview: [] },
+    ].flatMap((fields: object): Ask[] => [
+      { body: { text: 'x', ...fields } },
+      { body: { ...fields, text: 'x' }, headers: { 'content-type': 'text/plain' } },
+    ]),
+  ],
+);
 
 test("a webhook's JSON is read whatever its Content-Type, and the backend is told the new one's", async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
@@ -4873,7 +5179,7 @@ test('what is missing in the end is named, with the top-level keys that there we
       ],
       [
         { defaults: { number: FROM } },
-        { message: 'x', recipients: '+15550100002' },
+        { message: 'x', recipients: [] },
         'The send would lack recipients; the body\'s top-level keys are "message", "recipients". ',
         'no_recipients',
       ],
@@ -4962,7 +5268,7 @@ attack('send to another recipient by a webhook', HOOKED, 403, 'recipient_not_all
   { body: { text: 'x', recipients: [TO, STRANGER] } },
   { body: { text: 'x', recipients: [GROUP] } },
   { body: `{"text":"x","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
-  { body: { text: 'x', recipients: [TO, 'group.*'] } },
+  { body: { text: 'x', recipients: STRANGER } },
 ]);
 
 attack(
@@ -4994,6 +5300,7 @@ attack(
 );
 
 attack('do by a webhook what no body may', HOOKED, 400, 'bad_field', [
+  { body: { text: 'x', recipients: [TO, 'group.*'] } },
   { body: { text: 'x', recipients: ['--help'] } },
   { body: { text: 'x', recipients: [''] } },
   { body: { text: 'x', recipients: [`${TO}\n`] } },
@@ -5019,7 +5326,7 @@ test('a webhook authenticates in all five forms, and its credential reaches neit
   for (const { name, ask: make } of FORMS) {
     const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{auth}}{{.}}' });
     const made = make(SECRET);
-    const extra = { text: 'x', number: 2, recipients: 'nobody' };
+    const extra = { text: 'x', number: 2, recipients: null };
     // A body that carries the token keeps its spelling of the key.
     const body = made.body === undefined
       ? { ...extra, auth: OTHER }
@@ -5398,11 +5705,17 @@ test('an innocent link preview passes', async (t) => {
 // As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
 attack(
   "reach a person by a group's name where groups are not meant",
-  { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: ['group.*', GROUP] } } },
-  403,
-  'recipient_not_allowed',
+  { ...NAMED, tokens: { confined: { secret: SECRET, recipients: ['group.*', GROUP] }, free: { secret: OTHER } } },
+  400,
+  'bad_field',
   [
     { body: { number: FROM, recipients: ['group.+4366412345678'] } },
+    { body: { recipient: GROUP, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
+    {
+      body: { recipient: GROUP, receipt_type: 'read', timestamp: 1 },
+      path: `/v1/receipts/${FROM}`,
+      headers: { authorization: `Bearer ${OTHER}` },
+    },
     { body: { number: FROM, recipients: [GROUP] }, path: '/v1/send' },
     { body: { number: FROM, recipients: ['group.4366412345678a'], is_group: false }, path: '/v1/send' },
     { body: { name: 'x', members: [GROUP] }, path: `/v1/groups/${FROM}` },

@@ -644,9 +644,11 @@ function parseTarget(method: string, raw: string): Target {
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
-  for (const segment of segments) {
+  const route = findRoute(method, segments);
+  for (const [i, segment] of segments.entries()) {
     if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-    if (segment.startsWith('-')) {
+    // An attachment's id is a file name, and random: one in 64 begins so.
+    if (segment.startsWith('-') && route?.parts[i] !== ':attachment') {
       throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
     }
   }
@@ -656,7 +658,7 @@ function parseTarget(method: string, raw: string): Target {
     segments,
     query: others.map((pair) => pair.raw).join('&'),
     parameters: others.map((pair) => [pair.name, pair.value] as const),
-    route: findRoute(method, segments),
+    route,
     pathSecret,
     querySecret: takeSecret(pairs.filter((pair) => pair.name === '@auth').map((pair) => pair.value)),
   };
@@ -815,6 +817,12 @@ function prefixOf(segments: readonly string[]): string {
 /** E.164 with its plus, as loosely as numbers are handed out. */
 const NUMBER = /^\+[0-9]{5,15}$/;
 
+/** What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli of them. */
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
+  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
+  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
+]);
+
 /** What the owner allowed: groups by name, and single patterns. */
 interface Allow {
   readonly words: readonly string[];
@@ -824,15 +832,14 @@ interface Allow {
 
 /**
  * The route of a request, if the backend has one.
- * @throws {Problem} bad_target for an account that is not a phone number: the backend would decode it
- *   a second time and hand it to signal-cli as an argument.
+ * @throws {Problem} bad_target for what cannot stand for a parameter.
  */
 function findRoute(method: string, segments: readonly string[]): Route | undefined {
   const route = ROUTES.find((candidate) => candidate.method === method && partsMatch(candidate.parts, segments));
-  const number = route && segments[route.parts.indexOf(':number')];
-  if (number !== undefined && !NUMBER.test(number)) {
-    throw badTarget('the account in the path must be "+" and 5 to 15 digits');
-  }
+  route?.parts.forEach((part, i) => {
+    const [check, expected] = PARAMETERS.get(part) ?? [];
+    if (check?.(segments[i]!) === false) throw badTarget(expected!);
+  });
   return route;
 }
 
@@ -840,7 +847,11 @@ function findRoute(method: string, segments: readonly string[]): Route | undefin
 function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
   const open = parts.at(-1) === '*';
   if (open ? segments.length < parts.length : segments.length !== parts.length) return false;
-  return parts.every((part, i) => part === '*' || part.startsWith(':') || part === segments[i]);
+  return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
+}
+
+function isLiteral(part: string): boolean {
+  return part !== '*' && !part.startsWith(':');
 }
 
 /** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first two segments. */
@@ -849,15 +860,20 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
   const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
-    !parts.some((part, i) => part === ':number' && !NUMBER.test(segments[i] ?? ''))
+    parts.every((part, i) =>
+      // What a route spells is no parameter: DELETE /v1/devices/:number/local-data deletes more than a device.
+      !part.startsWith(':') ||
+      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
+    )
   );
-  if (matches.some(({ parts }) => !parts.slice(0, 2).some((part) => part === '*' || part.startsWith(':')))) {
-    return 'named';
-  }
+  if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'named';
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
+
+/** Makes a group, or changes who is in one or how one gets in. */
+const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
  * Is this endpoint the token's to use, and with this account.
@@ -881,6 +897,10 @@ function checkEndpoint(token: Token, target: Target): void {
     if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
       throw new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
     }
+  }
+  // A link to join a group lets anybody in, whom the token may not write to.
+  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${target.method} ${route?.template}`)) {
+    throw new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
   }
   // Who may not write to a group may not change it either.
   const group = segments[route?.parts.indexOf(':groupid') ?? -1];
@@ -1087,36 +1107,74 @@ const BODY_KEYS = {
 
 type BodyKey = keyof typeof BODY_KEYS;
 
+/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. */
+function isGroupId(value: string): boolean {
+  const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
+  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
+}
+
+/** A group's id as signal-cli makes it. It is encoded again and compared, for Node decodes anything. */
+function isInternalId(value: string): boolean {
+  const bytes = Buffer.from(value, 'base64');
+  return bytes.length === 32 && value === bytes.toString('base64');
+}
+
 /** One string under a key that matters; of an attachment only what stands before its data. */
 interface Field {
   readonly key: BodyKey;
-  readonly value: string;
+  /** Undefined for a `number` that the whole body does not have. */
+  readonly value: string | undefined;
 }
 
-/** A group's id as the backend makes it, base64 twice. `group.01` is none: that is a user name, and a person (nickname.digits). */
-const GROUP_ID = /^group\.(?![0-9]+$)[A-Za-z0-9]+={0,2}$/;
+/** Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits. */
+const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
 
 /**
  * Judges one field by the rules for all tokens and by this token's own.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
-function judgeField(token: Token, target: Target, { key, value }: Field): void {
+function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
   const { role } = BODY_KEYS[key];
+  if (value === undefined) {
+    if (!token.senders || route?.group !== 'send') return;
+    throw badField(key, 'must say from which account to send, for this token may not use all');
+  }
   if (role === 'attachment') return checkAttachment(key, value);
+  if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
   checkArgument(key, value);
   if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  // As a member, and on /v1/send, a group's id means no group: signal-cli would make a phone number of its digits.
-  const isPerson = role === 'member' || target.segments.join('/') === 'v1/send';
-  if (role === 'recipient' || role === 'member') checkRecipient(token, value, isPerson);
+  if (role !== 'recipient' && role !== 'member') return;
+  const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
+  checkWhom(key, value, isPerson);
+  checkRecipient(token, value);
 }
 
-/** @throws {Problem} recipient_not_allowed. */
-function checkRecipient({ recipients }: Token, value: string, isPerson = false): void {
-  if (recipients === undefined) return;
-  const allowed = value.startsWith('group.')
-    ? !isPerson && GROUP_ID.test(value) && (recipients.has(value) || recipients.has('group.*'))
-    : recipients.has(value);
-  if (!allowed) throw new Problem('recipient_not_allowed');
+/** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
+function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
+  if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
+  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with "-".
+  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
+    throw badField(key, 'may not begin with "-" when it is decoded');
+  }
+  if (!value.startsWith('group.')) return;
+  if (isPerson) throw badField(key, 'must be a person here, not a group');
+  if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
+}
+
+/** @throws {Problem} recipient_not_allowed, which says no more of the refused one than its kind. */
+function checkRecipient({ recipients }: Token, value: string): void {
+  const kind = kindOf(value);
+  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return;
+  throw new Problem('recipient_not_allowed', {
+    detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
+  });
+}
+
+/** What the backend takes a recipient for. */
+function kindOf(value: string): string {
+  if (value.startsWith('group.')) return 'group';
+  if (/^[+0-9 ]+$/.test(value)) return 'phone number';
+  return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
 }
 
 /** These become arguments of a command line (signal-cli's), where "-" begins an option. */
@@ -1206,7 +1264,7 @@ class RequestBody {
 
   /**
    * Looks for `auth` in the head of the body. What else is wrong with its fields is not said to somebody unknown,
-   * and a form, which some webhooks post, has none.
+   * and what does not begin like an object (a text, a form) has none.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async findAuth(): Promise<Credential | undefined> {
@@ -1219,8 +1277,8 @@ class RequestBody {
       if (this.#ended && this.#exchange.bytesIn > 0) scan.end();
     } catch (error) {
       const isBadJson = error instanceof Problem && error.code === 'bad_json';
-      if (isBadJson && isForm(this.#head[0] ?? NOTHING, this.#req.headers['content-type'])) return undefined;
-      throw error;
+      if (!isBadJson || /^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'))) throw error;
+      return undefined;
     }
     return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
   }
@@ -1423,43 +1481,14 @@ const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
 /** The one request whose body may be a webhook's. */
 const SEND_TARGET = parseTarget('POST', '/v2/send');
 
-type Check = (value: unknown) => boolean;
-const isString: Check = (value) => typeof value === 'string';
-const isBoolean: Check = (value) => typeof value === 'boolean';
-const isInteger: Check = (value) => Number.isSafeInteger(value);
+/** The fields of a send, kept by their names. The hidden `recipient` is not among them, because nobody documents it. */
+const SEND_FIELDS = new Set(
+  ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
+    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
+);
 
-function listOf(check: Check): Check {
-  return (value) => Array.isArray(value) && value.length > 0 && value.every(check);
-}
-
-function objectOf(fields: Record<string, Check>): Check {
-  return (value) =>
-    isObject(value) && Object.entries(value).every(([key, inner]) => Object.hasOwn(fields, key) && fields[key]!(inner));
-}
-
-const MENTIONS = listOf(objectOf({ start: isInteger, length: isInteger, author: isString }));
-
-/**
- * The fields of a send. One that does not look like this is another program's, by the same name: the `number` of a
- * pull request on GitHub is an integer. The hidden `recipient` is not among them, because nobody documents it.
- */
-const SEND_FIELDS: Record<string, Check> = {
-  message: isString,
-  number: (value) => typeof value === 'string' && NUMBER.test(value),
-  recipients: listOf(isString),
-  text_mode: (value) => TEXT_MODES.some((mode) => mode === value),
-  base64_attachments: listOf(isString),
-  sticker: isString,
-  mentions: MENTIONS,
-  quote_timestamp: isInteger,
-  quote_author: isString,
-  quote_message: isString,
-  quote_mentions: MENTIONS,
-  edit_timestamp: isInteger,
-  notify_self: isBoolean,
-  view_once: isBoolean,
-  link_preview: objectOf({ url: isString, title: isString, description: isString, base64_thumbnail: isString }),
-};
+/** Dropped, whatever its spelling, these would send the message to somebody else or without its picture. */
+const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments)$/iu;
 
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
@@ -1501,12 +1530,10 @@ async function readPayload(body: Buffer, contentType: string | undefined): Promi
 const FORM_FIELDS = ['payload', 'data'];
 
 /** Known by how the body begins, because senders of JSON declare all kinds of types. */
-function isForm(body: Uint8Array, contentType: string | undefined): boolean {
-  const beginning = Buffer.from(body.subarray(0, 100)).toString('latin1');
-  // A first chunk may be shorter than a field's name; no JSON object begins like one.
-  const isField = beginning !== '' &&
-    FORM_FIELDS.some((name) => `${name}=`.startsWith(beginning) || beginning.startsWith(`${name}=`));
-  return isField || (isMultipart(contentType) && !/^\s*\{/.test(beginning));
+function isForm(body: Buffer, contentType: string | undefined): boolean {
+  const beginning = body.toString('latin1', 0, 100);
+  return FORM_FIELDS.some((name) => beginning.startsWith(`${name}=`)) ||
+    (isMultipart(contentType) && !/^\s*\{/.test(beginning));
 }
 
 function isMultipart(contentType = ''): boolean {
@@ -1529,12 +1556,11 @@ async function readForm(body: Buffer, contentType: string | undefined): Promise<
  * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
  */
 function buildSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults };
-  for (const [name, check] of Object.entries(SEND_FIELDS)) if (check(payload[name])) send[name] = payload[name];
+  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
   if (template) send.message = template.render(payload);
-  const isWordless = send.base64_attachments || send.sticker; // a picture or a sticker needs no words
+  const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker); // a picture or a sticker needs no words
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
-  const missing = needed.filter((name) => String(send[name] ?? '').trim() === '');
+  const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
   const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
@@ -1542,6 +1568,30 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
     missing.join(' and ')
   }; the body's top-level keys are ${shown}. What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+}
+
+/** The fields of a send that a payload gives. @throws {Problem} bad_field. */
+function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
+  const fields: Record<string, unknown> = {};
+  for (const [key, value] of Object.entries(payload)) {
+    if (value === null) continue;
+    if (SEND_FIELDS.has(key)) fields[key] = value;
+    else if (NEVER_DROPPED.test(key) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
+      throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
+    }
+  }
+  // A number that is no text is another program's, such as a pull request's.
+  if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
+  else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
+  for (const key of ['recipients', 'base64_attachments']) {
+    if (typeof fields[key] === 'string') fields[key] = [fields[key]];
+  }
+  return fields;
+}
+
+/** Nothing, or a text or a list without anything in it. */
+function isBlank(value: unknown = ''): boolean {
+  return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
 /** Judges a send as if a client had sent it. Returns it as it goes to the backend. @throws {Problem} bad_field, and what judge throws. */
@@ -1773,6 +1823,7 @@ const SEMICOLON = 0x3b;
 const OPEN_ARRAY = 0x5b;
 const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
+const LETTER_N = 0x6e;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 
@@ -1784,6 +1835,9 @@ const VALUE_LIMIT_BYTES = 4096;
 const BARE_LIMIT_BYTES = 256;
 /** How much of an attachment may come before its data. */
 const META_LIMIT_BYTES = 1024;
+
+/** Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no end of. */
+const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
 
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
@@ -1841,6 +1895,7 @@ class BodyScan {
 
   readonly #rules: KeyRules;
   readonly #seen = new Set<string>();
+  #hasNumber = false; // and not null
   readonly #stack: number[] = []; // the closing byte of each open object and array
   #fields: Field[] = [];
   #state = S_OBJECT;
@@ -1902,15 +1957,15 @@ class BodyScan {
       }
     }
     this.#pass(chunk.length);
-    if (this.#held && this.#heldBytes > HEAD_LIMIT_BYTES) this.#fail(0, 'too much white space');
     this.#offset += chunk.length;
     return this.#out;
   }
 
-  /** Ends the document; returns the closing brace. @throws {Problem} bad_json if it is not complete. */
+  /** Ends the document; returns the closing brace, for when the last fields are judged. @throws {Problem} bad_json if it is not complete. */
   end(): Uint8Array[] {
     this.#chunk = NOTHING;
     if (this.#state !== S_DONE || this.#utf8Tail.length > 0) this.#fail(0, 'it ends too early');
+    if (this.#rules === TOP_RULES.all && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -1951,7 +2006,10 @@ class BodyScan {
 
   #readStructure(i: number): void {
     const byte = this.#chunk[i]!;
-    if (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09) return;
+    if (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09) {
+      if (this.#held && this.#heldBytes + i - this.#from >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
+      return;
+    }
     switch (this.#state) {
       case S_OBJECT:
         if (byte !== OPEN_OBJECT) this.#fail(i, 'it must begin with "{"');
@@ -2021,12 +2079,11 @@ class BodyScan {
   #checkType(byte: number): void {
     if (this.#key === undefined) return;
     const { list, role } = BODY_KEYS[this.#key];
-    const isBare = byte !== QUOTE && byte !== OPEN_OBJECT && byte !== OPEN_ARRAY;
     const inList = list && this.#stack.length === 2;
     const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
-    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers.
-    const mayBeBare = inList ? role === 'argument' : role === 'attachment' || role === 'object';
-    if (byte !== expected && !(isBare && mayBeBare)) {
+    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or "-".
+    const mayBeBare = inList ? role === 'argument' && byte < 0x3a : byte === LETTER_N;
+    if (byte !== expected && !mayBeBare) {
       throw badField(
         this.#key,
         role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string',
@@ -2093,11 +2150,11 @@ class BodyScan {
     return i;
   }
 
-  /** In an attachment, the first comma ends the metadata; none may follow, for the backend looks for the last. */
+  /** An attachment's metadata ends at its first "base64,". The backend looks for the last: so none may follow. */
   #readSeparator(byte: number): void {
     if (this.#metaEnded) throw badField(this.#key!, 'may have "," and ";" only before its data');
-    if (byte === COMMA) this.#endMeta();
-    else this.#text += ';';
+    if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#endMeta();
+    else this.#text += String.fromCharCode(byte);
   }
 
   #endMeta(): void {
@@ -2180,6 +2237,7 @@ class BodyScan {
   }
 
   #report(value: string): void {
+    this.#hasNumber ||= this.#key === 'number';
     if (this.#key === 'auth') this.auth = value;
     else this.#fields.push({ key: this.#key!, value });
   }
@@ -2197,13 +2255,7 @@ class BodyScan {
   }
 
   #endBare(end: number): void {
-    if (this.#key !== undefined) {
-      const isNull = this.#text === 'null';
-      if (BODY_KEYS[this.#key].role !== 'argument' ? !isNull : isNull || /^[tf]/.test(this.#text)) {
-        throw badField(this.#key, 'has a value of the wrong type');
-      }
-      if (!isNull) this.#report(this.#text);
-    }
+    if (this.#key !== undefined && this.#text !== 'null') this.#report(this.#text);
     this.#endValue(end);
   }
 
@@ -3630,7 +3682,7 @@ function describeWebhook(token: Token): string {
 function refusalOfDefaults(token: Token): string | undefined {
   try {
     checkEndpoint(token, SEND_TARGET);
-    judgeSend(token.defaults ?? {}, (field) => judgeField(token, SEND_TARGET, field));
+    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
     return undefined;
   } catch (error) {
     return (error as Problem).message;
