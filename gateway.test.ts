@@ -4582,7 +4582,7 @@ test('random targets and headers: only allowed routes ever arrive at the backend
 
 // ── BROWSERS ─────────────────────────────────────────────────────────────────────────────────────
 // What a browser adds by itself is no proof of anything: a password that it remembers, or being on this machine. The
-// headers are those that Chromium 150 sent, from a page of another site to the gateway, by the means named.
+// headers are those that Chromium 156 sent, from a page of another site to the gateway, by the means named.
 
 const OPEN = { tokens: undefined, cors: ['https://dash.example:8443'] } as unknown as GatewayConfig;
 const SWITCHED: GatewayConfig = {
@@ -4593,7 +4593,7 @@ const SWITCHED: GatewayConfig = {
 const REMEMBERED = { authorization: basic(`api:${SECRET}`) };
 const CHROME = {
   'user-agent':
-    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/150.0.0.0 Safari/537.36',
+    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
 };
 const TEXT = { 'content-type': 'text/plain;charset=UTF-8' };
 const STRANGE_PAGE = { origin: 'http://evil.example:9000' };
@@ -4616,7 +4616,6 @@ const FROM_ELSEWHERE: Ask[] = [
   { body: MESSAGE, headers: { ...STRANGE_PAGE, 'x-forwarded-host': 'evil.example:9000' } }, // no proxy said so
   { path: `/v1/receive/${FROM}`, headers: { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' } }, // <img>
   { path: `/v1/receive/${FROM}`, headers: CHROME }, // <img>, or fetch with no-cors, over plain http
-  { path: `/v1/receive/${FROM}`, headers: { ...CHROME, origin: 'http://gateway.lan:8880' } },
   { path: '/v2/send?message=x', headers: CHROME },
   { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
   { path: '/v1/accounts', headers: CHROME },
@@ -4686,7 +4685,6 @@ test('a page of another site is told nothing of the endpoint, and a wrong passwo
   for (const path of ['/v1/about', '/v1/accounts', '/no/such/thing', '/v2/send']) {
     assertDenied(await ask(both.gateway, { path, headers }), 403, 'cross_site', both);
   }
-  assert.equal(requests(both.gateway).at(-1).reason, 'other_site');
   const authorization = basic(`api:${OTHER}`);
   assertDenied(await ask(both.gateway, { headers: { ...headers, authorization } }), 401, 'unauthorized', both);
 });
@@ -4703,12 +4701,13 @@ test('WebSocket: a page of another site opens none with what the browser adds, a
     const before = backend.connections;
     for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
       const { socket, text } = open(headers);
-      await closed(socket);
+      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
       assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
     }
     assert.equal(backend.connections, before);
     for (
       const headers of [
+        { origin: 'http://gateway' }, // Chromium sends no Sec-Fetch-Site with it, not even on localhost
         { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
         { ...wss, origin: 'https://dash.example:8443' },
         { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
@@ -6849,7 +6848,7 @@ test("the README's table of settings is the code's", async () => {
       `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help} |`,
   );
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.equal(code.length, 17);
+  assert.equal(code.length, 18);
   assert.deepEqual(readme, code);
 });
 

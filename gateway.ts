@@ -209,13 +209,8 @@ function describeProblem(
   };
 }
 
-function answerProblem(
-  res: http.ServerResponse,
-  problem: Problem,
-  requestId: string,
-  req: http.IncomingMessage,
-): void {
-  const { headers, body } = describeProblem(problem, requestId, req);
+function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
+  const { headers, body } = describeProblem(problem, requestId, res.req);
   for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
   res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).end(body);
 }
@@ -533,7 +528,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if (core.draining) res.shouldKeepAlive = false;
     // After the first byte there is no honest way to say that it failed, but to break off.
     if (res.headersSent) req.socket.destroy();
-    else answerProblem(res, problem, exchange.requestId, req);
+    else answerProblem(res, problem, exchange.requestId);
   } finally {
     body.discardRest(exchange.token !== undefined);
     logExchange(core, exchange);
@@ -1096,12 +1091,14 @@ function checkPage(rules: Rules, req: http.IncomingMessage, { method, segments }
     });
   }
   if (origin !== undefined && rules.cors.has(origin)) return;
-  const isOwn = site === 'same-origin' || site === 'none';
-  const isStrange = site === undefined ? origin !== undefined && origin.split('://')[1] !== host : !isOwn;
-  // Over plain http Chromium sends neither with a GET, but a page cannot take the User-Agent away.
-  const isHidden = !isOwn && method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments)) &&
-    agent?.startsWith('Mozilla/');
-  if (isStrange || isHidden) throw new Problem('cross_site', { reason: isStrange ? 'other_site' : 'browser_get' });
+  // Over plain http Chromium sends no Sec-Fetch-Site, with a WebSocket nowhere, and with a GET no Origin either. Then
+  // the User-Agent remains, which a page cannot take away.
+  const isStranger = site !== undefined
+    ? site !== 'same-origin' && site !== 'none'
+    : origin !== undefined
+    ? origin.split('://')[1] !== host
+    : method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments)) && agent?.startsWith('Mozilla/');
+  if (isStranger) throw new Problem('cross_site');
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
