@@ -600,8 +600,14 @@ test('every 401 is the same, whatever was wrong, and carries both challenges', a
       { headers: { authorization: basic(`api:${OTHER}`) } },
       { headers: { authorization: `Bearer ${OTHER}` } },
       { path: `/@auth=${SECRET}/v1/about` },
+      { headers: { authorization: basic(`root:${SECRET}`) } },
+      { headers: { authorization: basic(SECRET) } },
+      { headers: { authorization: SECRET } },
+      { headers: { authorization: `Token ${SECRET}` } },
       { path: '/v1/accounts' },
       { path: '/no/such/thing' },
+      { path: '/v1/about', method: 'PATCH' },
+      { path: '/v1/about', method: 'OPTIONS' },
       { body: MESSAGE },
       { body: { auth: SECRET, ...MESSAGE } },
     ]
@@ -616,8 +622,20 @@ test('every 401 is the same, whatever was wrong, and carries both challenges', a
   }
   assert.equal(new Set(answers).size, 1);
   assert.deepEqual(
-    new Set(requests(both.gateway).map((line) => line.reason)),
-    new Set(['no_credential', 'unknown_token', 'form_not_accepted', 'expired_token']),
+    requests(both.gateway).map((line) => line.reason),
+    [
+      'no_credential',
+      'unknown_token',
+      'form_not_accepted',
+      'expired_token',
+      'expired_token',
+      'form_not_accepted',
+      'wrong_user',
+      'wrong_user',
+      'unknown_scheme',
+      'unknown_scheme',
+      ...Array(6).fill('no_credential'),
+    ],
   );
 });
 
@@ -679,6 +697,35 @@ test('auth within the first 64 KiB is found, and one byte later it is not', asyn
   assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
 });
 
+/** Headers that hold a token besides the place where it belongs, in the spellings that programs make of it. */
+function copiesOf(token: string): http.OutgoingHttpHeaders[] {
+  const encoded = Array.from(Buffer.from(token), (byte) => `%${byte.toString(16)}`).join('');
+  return [
+    {
+      'referer': `http://gateway/@auth=${token}/swagger/index.html`,
+      'x-original-url': `/@auth=${token}/v2/send`,
+      'x-original-uri': `/v2/send?@auth=${token}`,
+      'x-original-method': token,
+      'x-rewrite-url': `/v2/send?%40auth=${encoded}`,
+      'x-envoy-original-path': `/@auth=${token}/v2/send`,
+      'x-forwarded-uri': `/@auth=${token}/v2/send`,
+      'cookie': `auth=${token}`,
+    },
+    { 'origin': `http://api:${token}@gateway`, 'host': `api:${token}@gateway` },
+    { 'origin': `http://api:${encoded}@gateway`, 'host': `api:${encoded}@gateway` },
+    { host: token },
+    {
+      'x-token': token,
+      'x-request-uri': `/@auth=${encoded}/v2/send`,
+      'x-auth-request-redirect': `/login?to=${encodeURIComponent(`/@auth=${encoded}/v2/send`)}`,
+      'x-amzn-remapped-authorization': basic(`api:${token}`),
+      'x-authorization': encodeURIComponent(basic(token)),
+      'x-base64url': Buffer.from(`?>${token}?>`).toString('base64url'),
+      'x-list': `a, "${Buffer.from(`api:${token}`).toString('base64')}", b`,
+    },
+  ];
+}
+
 test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
   const canary = 'CANARY0secret0that0must0not0show';
   const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
@@ -721,6 +768,11 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
                 ...request.headers,
               },
             },
+            // What browsers, proxies and mistakes make copies of.
+            ...copiesOf(token).map((copy) => ({
+              ...request,
+              headers: { ...copy, ...request.headers } as http.OutgoingHttpHeaders,
+            })),
             { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
           ]
         ) {
@@ -750,9 +802,15 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
   assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
   const digest = createHash('sha256').update(canary).digest('hex');
-  const base64 = Buffer.from(`api:${canary}`).toString('base64').replace(/=+$/, '');
+  // Of base64 what is the same behind any number of bytes: without the characters that others have a part in.
+  const base64 = [0, 1, 2].map((before) =>
+    Buffer.from(' '.repeat(before) + canary).toString('base64').slice(before && 4, -4)
+  );
+  const encoded = Array.from(Buffer.from(canary), (byte) => `%${byte.toString(16)}`).join('');
   for (const text of emitted) {
-    for (const form of [canary, digest, base64]) assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
+    for (const form of [canary, digest, encoded, ...base64]) {
+      assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
+    }
   }
 });
 
@@ -1030,10 +1088,69 @@ test('no wildcard reaches setup; the word or its first two segments do', async (
 });
 
 test('a new upstream route below a setup prefix is setup, although no table knows it', async (t) => {
-  const both = await startBoth(t, { allow: ['* /*', 'messaging'] });
+  const both = await startBoth(t, { allow: ['* /*', 'messaging', 'GET /v1/accounts'] });
   for (const path of ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins']) {
-    assertDenied(await ask(both.gateway, { path, headers: BEARER }), 403, 'setup_blocked', both);
+    for (const method of ['GET', 'DELETE', 'OPTIONS', 'PROPFIND']) {
+      assertDenied(await ask(both.gateway, { path, method, headers: BEARER }), 403, 'setup_blocked', both);
+    }
   }
+  assertDenied(
+    await ask(both.gateway, { path: '/v1/accounts', body: {}, headers: BEARER }),
+    403,
+    'setup_blocked',
+    both,
+  );
+});
+
+test('what is no endpoint is 404, a method that it lacks is 405 with those that it has, to who holds a token', async (t) => {
+  const both = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
+  const narrow = { backend: both.backend, gateway: await startGateway(t, both.backend, { allow: ['info'] }) };
+  for (
+    const [method, path, route, allow] of [
+      ['POST', '/', '/'],
+      ['POST', '/send', '/send'],
+      ['POST', '/api/v2/send', '/*/v2/send'],
+      ['POST', '/api/v1/rpc', '/*/v1/*'],
+      ['GET', '/v1/new', '/v1/*'],
+      ['POST', '/v1/new/x', '/v1/*/*'],
+      ['GET', `/v1/receive/${FROM}/x`, '/v1/receive/*/*'],
+      ['GET', `/v1/accounts/${FROM}`, '/v1/accounts/*'],
+      ['GET', `/${'v1/'.repeat(3000)}`, `/v1${'/v1'.repeat(7)}`],
+      ['GET', '/v2/send', '/v2/send', 'POST'],
+      ['PUT', '/v2/send?message=x', '/v2/send', 'POST'],
+      ['HEAD', '/v1/about', '/v1/about', 'GET'],
+      ['OPTIONS', '/v2/send', '/v2/send', 'POST'],
+      ['PATCH', `/v1/groups/${FROM}`, '/v1/groups/*', 'GET, POST'],
+      ['PATCH', `/v1/devices/${FROM}/local-data`, '/v1/devices/*/local-data', 'DELETE'],
+      ['PUT', `/v1/contacts/${FROM}/sync`, '/v1/contacts/*/sync', 'GET, POST'],
+      ['OPTIONS', '/v1/plugins/mine', '/v1/plugins/*', 'GET, POST, PUT, PATCH, DELETE'],
+    ] as const
+  ) {
+    for (const { gateway } of path.includes('new') ? [both] : [both, narrow]) {
+      if (gateway === narrow.gateway && /accounts|devices|contacts|plugins/.test(path)) continue;
+      const [status, code] = allow ? [405, 'method_not_allowed'] : [404, 'unknown_endpoint'];
+      const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
+      assert.equal(statusOf(response), status, `${method} ${path}`);
+      assert.equal(/\r\nAllow: (.*)\r\n/i.exec(response)?.[1], allow);
+      if (method !== 'HEAD') assert.equal(codeOf(response), code);
+      const line = requests(gateway).at(-1);
+      assert.deepEqual([line.code, line.method, line.route], [code, method, route]);
+      assert.equal(statusOf(await rawRequest(gateway, path, { method })), 401);
+      assert.equal(requests(gateway).at(-1).route, route);
+    }
+  }
+  assert.match(
+    (await ask(both.gateway, { path: '/send', body: MESSAGE, headers: BEARER })).json.error,
+    /POST to \/v2\/send/,
+  );
+  // A route of the backend that the token may not use is neither.
+  assertDenied(
+    await ask(narrow.gateway, { path: '/v1/attachments', headers: BEARER }),
+    403,
+    'endpoint_not_allowed',
+    narrow,
+  );
+  assert.equal(both.backend.connections, 0);
 });
 
 test('patterns: literals, parameters, wildcards and methods', async (t) => {
@@ -1041,43 +1158,43 @@ test('patterns: literals, parameters, wildcards and methods', async (t) => {
     req.resume();
     res.end('{}');
   });
-  const cases: [pattern: string, method: string, path: string, allowed: boolean][] = [
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, true],
-    ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, false],
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/${GROUP}`, false],
-    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/${GROUP}`, true],
-    ['* /v1/groups/*', 'GET', '/v1/groups', false],
-    ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', true],
-    ['* /v1/groups/*', 'HEAD', '/v1/groups/a', false],
-    ['* /v1/groups/*', 'OPTIONS', '/v1/groups/a', false],
-    ['GET /v1/*/x', 'GET', '/v1/new/x', true],
-    ['GET /v1/*/x', 'GET', '/v1/new/more/x', false],
-    ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, true],
-    ['GET /v1/new/:number', 'GET', '/v1/new/12', false],
-    ['GET /v1/new/:any', 'GET', '/v1/new/12', true],
-    ['GET /v1/new/:groupid', 'GET', `/v1/new/${GROUP}`, true],
-    ['GET /v1/new/:groupid', 'GET', '/v1/new/group.QUJD', false],
-    ['GET /v1/new/constructor', 'GET', '/v1/new/constructor', true],
+  const cases: [pattern: string, method: string, path: string, status: number][] = [
+    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, 200],
+    ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, 403],
+    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/${GROUP}`, 403],
+    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/${GROUP}`, 200],
+    ['* /v1/groups/*', 'GET', '/v1/groups', 404],
+    ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', 200],
+    ['* /v1/groups/*', 'HEAD', '/v1/groups/a', 405],
+    ['* /v1/groups/*', 'OPTIONS', '/v1/groups/a', 405],
+    ['GET /v1/*/x', 'GET', '/v1/new/x', 200],
+    ['GET /v1/*/x', 'GET', '/v1/new/more/x', 404],
+    ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, 200],
+    ['GET /v1/new/:number', 'GET', '/v1/new/12', 404],
+    ['GET /v1/new/:any', 'GET', '/v1/new/12', 200],
+    ['GET /v1/new/:groupid', 'GET', `/v1/new/${GROUP}`, 200],
+    ['GET /v1/new/:groupid', 'GET', '/v1/new/group.QUJD', 404],
+    ['GET /v1/new/constructor', 'GET', '/v1/new/constructor', 200],
     // What a route spells is not a parameter: local-data deletes all of an account's data.
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/2`, true],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local-data`, false],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local%2Ddata`, false],
-    ['DELETE /v1/devices/:number/*', 'DELETE', `/v1/devices/${FROM}/local-data`, true],
-    ['DELETE /v1/devices/:number/local-data', 'DELETE', `/v1/devices/${FROM}/local-data`, true],
-    ['POST /v1/polls/:number/:any', 'POST', `/v1/polls/${FROM}/vote`, false],
-    ['GET /v1/:any', 'GET', '/v1/about', false],
-    ['* /v1/plugins/:name', 'GET', '/v1/plugins/mine', true],
-    ['GET /v1/About', 'GET', '/v1/about', false],
-    ['GET /v1/about', 'GET', '/v1/ABOUT', false],
-    [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, true],
-    [`GET /v1/groups/${FROM}`, 'GET', '/v1/groups/+15550100009', false],
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/2`, 200],
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local-data`, 403],
+    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local%2Ddata`, 403],
+    ['DELETE /v1/devices/:number/*', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
+    ['DELETE /v1/devices/:number/local-data', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
+    ['POST /v1/polls/:number/:any', 'POST', `/v1/polls/${FROM}/vote`, 403],
+    ['GET /v1/:any', 'GET', '/v1/about', 403],
+    ['* /v1/plugins/:name', 'GET', '/v1/plugins/mine', 200],
+    ['GET /v1/About', 'GET', '/v1/about', 403],
+    ['GET /v1/about', 'GET', '/v1/ABOUT', 404],
+    [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, 200],
+    [`GET /v1/groups/${FROM}`, 'GET', '/v1/groups/+15550100009', 403],
   ];
-  for (const [pattern, method, path, allowed] of cases) {
+  for (const [pattern, method, path, status] of cases) {
     const gateway = await startGateway(t, backend, { allow: [pattern] });
     const before = backend.seen.length;
     const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), allowed ? 200 : 403, `${pattern} on ${method} ${path}`);
-    assert.equal(backend.seen.length - before, allowed ? 1 : 0);
+    assert.equal(statusOf(response), status, `${pattern} on ${method} ${path}`);
+    assert.equal(backend.seen.length - before, status === 200 ? 1 : 0);
   }
 });
 
@@ -1091,8 +1208,8 @@ test('the default allows sending and asking about, and nothing more', async (t) 
       [201, { body: MESSAGE, path: '/v1/send' }],
       [403, { path: `/v1/receive/${FROM}` }],
       [403, { path: '/v1/attachments' }],
-      [403, { path: '/api/v1/rpc', body: '{}' }],
-      [403, { path: '/' }],
+      [404, { path: '/api/v1/rpc', body: '{}' }],
+      [404, { path: '/' }],
     ] as [number, Ask][]
   ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status);
   assert.equal(backend.seen.length, 4);
@@ -1102,7 +1219,7 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
   const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
   for (const method of ['get', 'post', 'TRACE', 'CONNECT', 'PROPFIND', 'HEAD']) {
     const response = await rawRequest(gateway, '/v1/about', { method, headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.ok([400, 403, NaN].includes(statusOf(response)), `${method}: ${response}`);
+    assert.ok([400, 405, NaN].includes(statusOf(response)), `${method}: ${response}`);
   }
   assert.equal(backend.seen.length, 0);
 });
@@ -2177,6 +2294,11 @@ relayTest('hop-by-hop headers end here, both ways, and so does what only the gat
       'Accept-Encoding: gzip',
       'X-End: to end',
       'Cookie: c=3',
+      'Referer: http://gateway/x',
+      'X-Original-URL: /x',
+      'X-Original-Anything: x',
+      'X-Rewrite-URL: /x',
+      'X-Envoy-Original-Path: /x',
       'User-Agent: test/1',
     ],
   });
@@ -2193,7 +2315,6 @@ relayTest('hop-by-hop headers end here, both ways, and so does what only the gat
     'host': `127.0.0.1:${backend.port}`,
     'accept-encoding': 'identity',
     'x-end': 'to end',
-    'cookie': 'c=3',
     'user-agent': 'test/1',
     'x-forwarded-for': '127.0.0.1',
     'x-forwarded-host': 'gateway',
@@ -2207,6 +2328,90 @@ relayTest('hop-by-hop headers end here, both ways, and so does what only the gat
   assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
   assert.match(response, /\r\nx-end: to end\r\n/i);
   assert.match(response, /\r\ncontent-length: 2\r\n/i);
+});
+
+test('a header that holds a copy of the credential ends here, and what only looks like one goes on', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const [short, utf8] = ['fifteen-letters', 'pässwört with spaces/+%41'];
+  const digest = `sha256:${createHash('sha256').update(short).digest('hex')}`;
+  const gateway = await startGateway(t, backend, {
+    ...ALL_FORMS,
+    allow: ['info', 'receive'],
+    tokens: { a: { secret: SECRET }, b: { secret: digest }, c: { secret: utf8 } },
+  });
+  const innocent = {
+    'origin': 'http://gateway:8880',
+    'x-other': OTHER,
+    'user-agent': 'x/1',
+    'x-bad': '%zz%e4%',
+    'x-b': 'A'.repeat(50),
+  };
+  const pass = async (request: Ask): Promise<http.IncomingHttpHeaders> => {
+    assert.equal((await ask(gateway, { ...request, headers: { ...innocent, ...request.headers } })).status, 200);
+    return backend.seen.at(-1)!.headers;
+  };
+  for (const secret of [SECRET, utf8]) {
+    for (const copy of copiesOf(secret)) {
+      // As bytes, as node:http writes and reads them.
+      const headers = Object.fromEntries(
+        Object.entries(copy).map(([name, value]) => [name, Buffer.from(String(value)).toString('latin1')]),
+      );
+      const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
+      for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
+      for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
+      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
+    }
+  }
+  // Every credential that was presented counts, not only the one that decided; one of fewer than 16 characters does not.
+  const wrong = await pass({
+    path: `/@auth=${OTHER}/v1/about`,
+    headers: { ...BEARER, 'x-other': OTHER, 'x-a': SECRET },
+  });
+  assert.deepEqual([wrong['x-other'], wrong['x-a']], [undefined, undefined]);
+  const kept = await pass({ path: `/v1/about?@auth=${short}`, headers: { 'x-short': short } });
+  assert.equal(kept['x-short'], short);
+  // A WebSocket takes the same way.
+  const { text } = openWebSocket(t, gateway, {
+    headers: [`Authorization: Bearer ${SECRET}`, `X-Copy: ${SECRET}`, `Referer: http://gateway/x`, 'X-End: to end'],
+  });
+  await until(() => text().includes('\r\n\r\n'));
+  const { headers } = backend.seen.at(-1)!;
+  assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
+});
+
+/** Bun 1.4.5 refuses more than 198 header fields by itself, and so a request with more is rubbish there. */
+const [HEADERS_MOST, TOO_MANY] = 'Bun' in globalThis
+  ? [198, [400, undefined]] as const
+  : [200, [431, 'too_many_headers']] as const;
+
+test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
+  const both = await startBoth(t);
+  const request = (fields: number, more = ''): Promise<string> =>
+    raw(
+      both.gateway,
+      `GET /v1/about HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${SECRET}\r\n${more}${
+        Array.from({ length: fields - 4 }, (_, i) => `x-${i}: ${i}\r\n`).join('')
+      }Connection: close${Array.from({ length: 1000 }, (_, i) => `,x-${i}`).join('')}\r\n\r\n`,
+    );
+  for (
+    const [response, status, code] of [
+      [await request(201, 'x-more: 1\r\n'), ...TOO_MANY],
+      [await request(10, 'Host: other\r\n'), 400, 'bad_target'],
+      [await request(10, 'HOST: gateway\r\n'), 400, 'bad_target'],
+    ] as const
+  ) {
+    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
+    assert.ok(
+      code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
+    );
+  }
+  assert.equal(both.backend.connections, 0);
+  const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
+  await closed(socket);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [...TOO_MANY]);
+  assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1\r\n')), 200);
+  const { headers } = both.backend.seen[0]!;
+  assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
 
 relayTest('status and body come back as the backend sent them', async (t) => {
@@ -2773,7 +2978,7 @@ test("one line per request, with the route's template and without numbers, token
     'warn',
     403,
     'setup_blocked',
-    undefined,
+    '/v1/devices/*/*',
   ]);
   assert.ok(!gateway.log.join('').includes('1555'));
 });
@@ -3016,6 +3221,8 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
   const limited = await wrong('203.0.113.7');
   assertDenied(limited, 429, 'too_many_failures', both);
+  // A flood must not fill the log of a small computer.
+  assert.deepEqual(requests(both.gateway).map((line) => line.level), [...Array(30).fill('warn'), 'debug']);
   assert.equal(limited.headers['retry-after'], '2');
   assert.equal((await wrong('203.0.113.8')).status, 401);
   // No credential is not a wrong one, and is challenged as ever.
@@ -4527,8 +4734,8 @@ attack(
 attack(
   'use a spelling of a setup route that is no route',
   { allow: ['messaging', 'info'] },
-  403,
-  'endpoint_not_allowed',
+  404,
+  'unknown_endpoint',
   [
     { method: 'POST', path: `/V1/REGISTER/${FROM}` },
     { method: 'POST', path: `/v1/Register/${FROM}` },
@@ -4840,6 +5047,250 @@ test('random targets and headers: only allowed routes ever arrive at the backend
     }
   }
   assert.ok(arrived > 20, `only ${arrived} arrived`);
+});
+
+// ── BROWSERS ─────────────────────────────────────────────────────────────────────────────────────
+// What a browser adds by itself is no proof of anything: a password that it remembers, or being on this machine. The
+// headers are those that Chromium 156 sent, from a page of another site to the gateway, by the means named.
+
+const OPEN = { tokens: undefined, cors: ['https://dash.example:8443'] } as unknown as GatewayConfig;
+const SWITCHED: GatewayConfig = {
+  allow: ['messaging', 'info', 'setup'],
+  cors: ['https://dash.example:8443'],
+  tokens: { test: { secret: SECRET, methods: ['bearer', 'basic', 'path', 'query', 'body'] } },
+};
+const REMEMBERED = { authorization: basic(`api:${SECRET}`) };
+const CHROME = {
+  'user-agent':
+    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
+};
+const TEXT = { 'content-type': 'text/plain;charset=UTF-8' };
+const STRANGE_PAGE = { origin: 'http://evil.example:9000' };
+const CROSS_SITE = { ...STRANGE_PAGE, 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' };
+
+/** What a page of another site can have a browser send to a gateway on `gateway.lan:8880`. */
+const FROM_ELSEWHERE: Ask[] = [
+  { body: MESSAGE, headers: { ...CROSS_SITE, ...TEXT } }, // fetch with no-cors, sendBeacon
+  { body: MESSAGE, headers: { ...CROSS_SITE, 'sec-fetch-site': 'same-site' } },
+  { body: MESSAGE, headers: { 'sec-fetch-site': 'cross-site' } },
+  { body: MESSAGE, headers: { 'sec-fetch-site': 'same-origin, cross-site' } },
+  { body: MESSAGE, headers: { ...STRANGE_PAGE, ...TEXT } }, // the same over plain http
+  { body: MESSAGE, headers: { origin: 'null', 'content-type': 'text/plain' } }, // a form in a frame with a data: URL
+  { body: MESSAGE, headers: { origin: 'null', host: 'null' } },
+  { body: MESSAGE, headers: { origin: 'http://gateway.lan' } }, // another port is another origin
+  { body: MESSAGE, headers: { origin: 'http://gateway.lan:88800' } },
+  { body: MESSAGE, headers: { origin: 'http://evil.example/gateway.lan:8880' } },
+  { body: MESSAGE, headers: { origin: 'http://evil.example:9000, http://gateway.lan:8880' } },
+  { body: MESSAGE, headers: { origin: 'https://dash.example' } }, // like one on `cors`, and is not
+  { body: MESSAGE, headers: { ...STRANGE_PAGE, 'x-forwarded-host': 'evil.example:9000' } }, // no proxy said so
+  { path: `/v1/receive/${FROM}`, headers: { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' } }, // <img>
+  { path: `/v1/receive/${FROM}`, headers: CHROME }, // <img>, or fetch with no-cors, over plain http
+  { path: '/v2/send?message=x', headers: CHROME },
+  { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
+  { path: '/v1/accounts', headers: CHROME },
+];
+const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
+
+attack(
+  'have a browser send by itself, from a page of another site, with the password that it remembers',
+  SWITCHED,
+  403,
+  'cross_site',
+  FROM_ELSEWHERE.map(withHost).map((ask) => ({ ...ask, headers: { ...REMEMBERED, ...ask.headers } })),
+);
+attack(
+  'have a browser send by itself, from a page of another site, where no token is needed',
+  { ...OPEN, allow: ['messaging', 'info', 'setup'] },
+  403,
+  'cross_site',
+  FROM_ELSEWHERE.map(withHost),
+);
+
+test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
+  const backend = await startBackend(t);
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
+    for (
+      const headers of [
+        {},
+        { 'user-agent': 'curl/8.14.1' },
+        { ...CHROME, 'sec-fetch-site': 'same-origin' },
+        { ...CHROME, 'sec-fetch-site': 'none' },
+        { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
+        { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
+        { ...CHROME, 'origin': 'https://dash.example:8443' },
+      ]
+    ) {
+      for (const [status, request] of [[201, { body: MESSAGE }], [200, { path: `/v1/receive/${FROM}` }]] as const) {
+        const answer = await ask(gateway, withHost({ ...request, headers: { ...credential, ...headers } }));
+        assert.equal(answer.status, status, `${JSON.stringify(headers)}: ${answer.text}`);
+      }
+    }
+    // Without Sec-Fetch-Site an Origin must equal Host, whatever the scheme: TLS may end before the gateway.
+    for (const origin of ['http://gateway.lan:8880', 'https://gateway.lan:8880']) {
+      const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
+      assert.equal(answer.status, 201, answer.text);
+    }
+    // A GET that does nothing.
+    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
+    assert.equal(about.status, 200);
+  }
+});
+
+test('a credential that a page has to know is taken from any page, whatever else it asks for', async (t) => {
+  const { gateway } = await startBoth(t, SWITCHED);
+  for (const { form, ask: make } of FORMS.filter(({ form }) => form !== 'basic')) {
+    const request = { body: MESSAGE as object | string, ...make(SECRET) };
+    const answer = await ask(gateway, { ...request, headers: { ...request.headers, ...CHROME, ...CROSS_SITE } });
+    assert.equal(answer.status, 201, `${form} ${answer.text}`);
+  }
+  const headers = { ...BEARER, ...CHROME };
+  assert.equal((await ask(gateway, { path: `/v1/receive/${FROM}`, headers })).status, 200);
+});
+
+test('a page of another site is told nothing of the endpoint, and a wrong password from there is a 401', async (t) => {
+  const both = await startBoth(t, { ...SWITCHED, allow: ['send'] });
+  const headers = { ...REMEMBERED, ...CROSS_SITE };
+  for (const path of ['/v1/about', '/v1/accounts', '/no/such/thing', '/v2/send']) {
+    assertDenied(await ask(both.gateway, { path, headers }), 403, 'cross_site', both);
+  }
+  const authorization = basic(`api:${OTHER}`);
+  assertDenied(await ask(both.gateway, { headers: { ...headers, authorization } }), 401, 'unauthorized', both);
+});
+
+test('WebSocket: a page of another site opens none with what the browser adds, and one of the gateway does', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const wss = { 'sec-fetch-mode': 'websocket', 'sec-fetch-site': 'cross-site' };
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
+    const open = (headers: object): WebSocketClient =>
+      openWebSocket(t, gateway, {
+        headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
+      });
+    const before = backend.connections;
+    for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
+      const { socket, text } = open(headers);
+      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
+      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
+    }
+    assert.equal(backend.connections, before);
+    for (
+      const headers of [
+        { origin: 'http://gateway' }, // Chromium sends no Sec-Fetch-Site with it, not even on localhost
+        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
+        { ...wss, origin: 'https://dash.example:8443' },
+        { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
+      ]
+    ) {
+      const { text } = open(headers);
+      await until(() => text().includes('\r\n\r\n'));
+      assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+    }
+  }
+});
+
+test('behind a trusted proxy, the host that it was asked for decides', async (t) => {
+  const proxied = { 'host': '127.0.0.1:8880', 'x-forwarded-host': 'signal.example.org' };
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const both = await startBoth(t, { ...config, trustedProxies: ['127.0.0.1'] });
+    const send = (headers: http.OutgoingHttpHeaders): Promise<Answer> =>
+      ask(both.gateway, { body: MESSAGE, headers: { ...credential, ...headers } });
+    for (
+      const headers of [
+        { ...proxied, ...STRANGE_PAGE },
+        { ...proxied, origin: 'http://127.0.0.1:8880' },
+        { host: 'signal.example.org', ...STRANGE_PAGE },
+      ]
+    ) assertDenied(await send(headers), 403, 'cross_site', both);
+    for (
+      const headers of [
+        { ...proxied, origin: 'https://signal.example.org' },
+        { host: 'signal.example.org', origin: 'https://signal.example.org' },
+        { host: 'signal.example.org' }, // it answers for the name
+      ]
+    ) assert.equal((await send(headers)).status, 201, JSON.stringify(headers));
+  }
+});
+
+const PUBLIC_HOSTS = [
+  'evil.example',
+  'evil.example:8880',
+  'EVIL.example.',
+  'localhost.evil.example',
+  'evil-localhost.example',
+  'notlan.example:80',
+  'evil.xlan',
+  'home.arpa',
+  'x.notahome.arpa',
+  '127.0.0.1.nip.io',
+  '127.0.0.1.evil.example:8880',
+  'lan.',
+  'dash.example.evil.example',
+  'other.dash.example',
+];
+attack(
+  'give a page of its own this address (DNS rebinding), where no token is needed',
+  OPEN,
+  403,
+  'cross_site',
+  PUBLIC_HOSTS.flatMap((host): Ask[] => [
+    { headers: { host } },
+    { body: MESSAGE, headers: { host, ...CHROME, 'origin': `http://${host}`, 'sec-fetch-site': 'same-origin' } },
+  ]),
+);
+
+test('without tokens a Host that public DNS cannot hold is served, or one on cors, or none; with tokens any is', async (t) => {
+  const { gateway, backend } = await startBoth(t, OPEN);
+  for (
+    const host of [
+      '127.0.0.1:8880',
+      '192.168.1.7',
+      '[::1]:8880',
+      '[fd00::7]',
+      'localhost:8880',
+      'LOCALHOST',
+      'pi',
+      'pi.local:8880',
+      'PI.Local',
+      'pi.lan',
+      'pi.home',
+      'pi.fritz.home',
+      'pi.localdomain',
+      'pi.intranet',
+      'pi.internal',
+      'host.docker.internal:8880',
+      'pi.home.arpa',
+      'pi.test',
+      'app.localhost:8880',
+      'dash.example',
+      'DASH.example:8880',
+    ]
+  ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
+  assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
+  const kept = await startGateway(t, backend);
+  for (const host of PUBLIC_HOSTS) {
+    assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
+  }
+});
+
+test('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', async (t) => {
+  const both = await startBoth(t);
+  const challenges = (answer: Answer): string[] =>
+    answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate');
+  for (const headers of [CHROME, { 'sec-fetch-mode': 'cors' }, { 'upgrade-insecure-requests': '1' }]) {
+    for (const request of [{}, { body: MESSAGE }, { path: '/v1/accounts' }]) {
+      const answer = await ask(both.gateway, { ...request, headers });
+      assertDenied(answer, 401, 'unauthorized', both);
+      assert.deepEqual(challenges(answer), ['Bearer']);
+    }
+  }
+  for (const headers of [{}, { 'user-agent': 'Wget/1.25.0' }, { 'user-agent': 'like Mozilla/5.0' }]) {
+    assert.deepEqual(challenges(await ask(both.gateway, { headers })), ['Basic realm="signal"', 'Bearer']);
+  }
+  const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
+  await closed(socket);
+  assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
+  assert.ok(!text().includes('Basic'));
 });
 
 // ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
@@ -5317,8 +5768,6 @@ attack(
   [
     { path: '/v1/about' },
     { path: `/v1/receive/${FROM}` },
-    { path: '/v2/send' },
-    { path: '/v2/send/x', body: { message: 'x' } },
   ],
 );
 
@@ -5818,19 +6267,15 @@ test('rubbish behind an answer that is half sent breaks the connection and write
 
 // Node 20 obeyed header fields beyond the thousandth, and did not show them.
 test('a thousand header fields hide nothing from the gateway', async (t) => {
-  const { gateway } = await startBoth(t, { trustedProxies: ['127.0.0.1'] });
+  const { backend, gateway } = await startBoth(t);
   const filler = 'a:\r\n'.repeat(1100);
-  const chunked = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
-  );
-  assert.ok([400, 401, 431].includes(statusOf(chunked)));
-  for (const line of requests(gateway)) assert.equal(line.bytesIn, 2);
-  const forwarded = await raw(
-    gateway,
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nX-Forwarded-For: 10.9.9.9\r\n${filler}X-Forwarded-For: 6.6.6.6\r\n\r\n`,
-  );
-  if (statusOf(forwarded) === 200) assert.equal(requests(gateway).at(-1).client, '6.6.6.6');
+  for (
+    const request of [
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
+      `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\n${filler}Authorization: Bearer x\r\n\r\n`,
+    ]
+  ) assert.equal(statusOf(await raw(gateway, request)), TOO_MANY[0]);
+  assert.equal(backend.connections, 0);
 });
 
 // A member that is undefined counted as given: the check for a gateway without tokens was skipped.
@@ -6917,7 +7362,7 @@ test("the README's table of settings is the code's", async () => {
       `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help} |`,
   );
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.equal(code.length, 17);
+  assert.equal(code.length, 18);
   assert.deepEqual(readme, code);
 });
 

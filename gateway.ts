@@ -9,7 +9,7 @@
  *
  *   A request:  target made canonical, or 400      →  client's address
  *            →  credential found and taken out     →  token, its expiry, the form it came in
- *            →  endpoint on the token's allowlist  →  the token's rate
+ *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
  *            →  body scanned while it streams,     →  relayed by fetch, answered, logged
  *               or a webhook's made into a send
  *
@@ -64,6 +64,7 @@ interface GatewayConfig {
   allow?: string[];
   rate?: string;
   clients?: string[];
+  cors?: string[];
   trustedProxies?: string[];
   limits?: { body?: string; connections?: number };
   shutdown?: string;
@@ -135,9 +136,16 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
+  cross_site: [
+    403,
+    'A browser sends this by itself for a page of any site; use a bearer token, or list the origin of the page in CORS_ORIGINS.',
+  ],
+  unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
+  method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
+  too_many_headers: [431, 'The request has more than 200 header fields.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [
     429,
@@ -159,10 +167,12 @@ class Problem extends Error {
   readonly status: number;
   readonly reason: string | undefined;
   readonly retryAfterMs: number | undefined;
+  /** The methods that would have been right. */
+  readonly allow: readonly string[] | undefined;
 
   constructor(
     code: ProblemCode,
-    more: { detail?: string; reason?: string; retryAfterMs?: number; cause?: unknown } = {},
+    more: { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown } = {},
   ) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
@@ -173,26 +183,34 @@ class Problem extends Error {
     this.status = status;
     this.reason = more.reason;
     this.retryAfterMs = more.retryAfterMs;
+    this.allow = more.allow;
   }
 }
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
-function describeProblem(problem: Problem, requestId: string): { headers: http.OutgoingHttpHeaders; body: string } {
+function describeProblem(
+  problem: Problem,
+  requestId: string,
+  req?: http.IncomingMessage,
+): { headers: http.OutgoingHttpHeaders; body: string } {
   const body = JSON.stringify({ error: problem.message, code: problem.code, requestId });
   return {
     body,
     headers: {
       'Content-Type': 'application/json',
       'Content-Length': Buffer.byteLength(body),
-      // Some clients (wget, Jetty) send no credential until they are challenged for one.
-      ...(problem.status === 401 && { 'WWW-Authenticate': ['Basic realm="signal"', 'Bearer'] }),
+      // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
+      // password, remember it, and add it to the requests of any page.
+      ...(problem.status === 401 &&
+        { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
+      ...(problem.allow && { 'Allow': problem.allow.join(', ') }),
       ...(problem.retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(problem.retryAfterMs / 1000)) }),
     },
   };
 }
 
 function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
-  const { headers, body } = describeProblem(problem, requestId);
+  const { headers, body } = describeProblem(problem, requestId, res.req);
   for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
   res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).end(body);
 }
@@ -216,8 +234,8 @@ function writeHead(
 }
 
 /** Answers on such a socket and closes it. */
-function endWithProblem(socket: Duplex, problem: Problem, requestId: string): void {
-  const { headers, body } = describeProblem(problem, requestId);
+function endWithProblem(socket: Duplex, problem: Problem, requestId: string, req?: http.IncomingMessage): void {
+  const { headers, body } = describeProblem(problem, requestId, req);
   writeHead(socket, problem.status, undefined, { ...headers, Connection: 'close' });
   socket.end(body, () => socket.destroy());
 }
@@ -495,7 +513,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
     if (core.draining) throw new Problem('shutting_down');
 
-    const { token, target } = await admit(core, rules, req, exchange, body);
+    const { token, target, secrets } = await admit(core, rules, req, exchange, body);
 
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
     // of a webhook's body is judged in its stead, as if its sender had sent that.
@@ -505,7 +523,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
       : await body.open(target, judge, abort);
 
-    await relay(core, rules, { req, res, target, exchange, content, isMade, abort });
+    await relay(core, rules, { req, res, target, secrets, exchange, content, isMade, abort });
   } catch (error) {
     const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
     if (core.draining) res.shouldKeepAlive = false;
@@ -528,10 +546,11 @@ async function admit(
   req: http.IncomingMessage,
   exchange: Exchange,
   body?: RequestBody,
-): Promise<{ token: Token; target: Target }> {
+): Promise<{ token: Token; target: Target; secrets: string[] }> {
   // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+  checkHead(req);
   const target = parseTarget(exchange.method, req.url ?? '');
-  exchange.route = target.route?.template;
+  exchange.route = target.route?.template ?? maskPath(target.segments);
 
   // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
   if (!rules.clients.some((list) => addressAllowed(list, exchange.client))) throw new Problem('client_not_allowed');
@@ -544,11 +563,18 @@ async function admit(
 
   const token = identify(core, rules, credential, exchange);
   exchange.token = token.name;
+
+  // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
+  // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
+  checkPage(rules, req, target, exchange.form);
   checkRules(token, target, exchange.client);
 
   // After the endpoint: a request that could never pass must not use up the rate of those that can.
   takeRate(core, token);
-  return { token, target };
+  const secrets = [credential?.secret, target.pathSecret, target.querySecret].flatMap((secret = '') =>
+    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
+  );
+  return { token, target, secrets };
 }
 
 /** What a token's own rules say of a request; asked again of an open WebSocket when they change. */
@@ -597,8 +623,10 @@ function noteProblem(core: Core, exchange: Exchange, error: unknown): Problem {
 }
 
 function logExchange(core: Core, { startedMs, ...exchange }: Exchange): void {
-  const { route, status } = exchange;
-  const level = route === '/healthz' ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
+  const { route, status, code } = exchange;
+  // A flood of wrong credentials must not fill a small computer's card.
+  const isQuiet = route === '/healthz' || code === 'too_many_failures';
+  const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   core.log(level, 'request', { ...exchange, ms: Math.round(core.now() - startedMs) });
 }
 
@@ -617,6 +645,15 @@ interface Target {
   readonly route: Route | undefined;
   readonly pathSecret: string | undefined;
   readonly querySecret: string | undefined;
+}
+
+/** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
+const HEADERS_LIMIT = 200;
+
+/** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
+function checkHead(req: http.IncomingMessage): void {
+  if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
+  if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
 
 /**
@@ -843,6 +880,14 @@ function findRoute(method: string, segments: readonly string[]): Route | undefin
   return route;
 }
 
+/** The segments that routes spell: words that a log may show of any path. */
+const SPELLED = new Set(ROUTES.flatMap(({ parts }) => parts.filter((part) => !/^[:*]/.test(part))));
+
+/** A path for the log, without what may be a phone number or a token; no route has as many segments as are kept. */
+function maskPath(segments: readonly string[]): string {
+  return `/${segments.slice(0, 8).map((segment) => SPELLED.has(segment) ? segment : '*').join('/')}`;
+}
+
 /** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
 function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
   const open = parts.at(-1) === '*';
@@ -875,16 +920,25 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
 /** Makes a group, or changes who is in one or how one gets in. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
+/** Why a token may not use a target: setup first, so that nothing is learned about what is there. */
+function refuseEndpoint(allow: Allow, { route, segments }: Target): Problem {
+  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
+  if (route) return new Problem('endpoint_not_allowed');
+  const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
+  return others.length > 0
+    ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
+    : new Problem('unknown_endpoint');
+}
+
 /**
  * Is this endpoint the token's to use, and with this account.
- * @throws {Problem} endpoint_not_allowed, setup_blocked, sender_not_allowed, recipient_not_allowed, bad_field.
+ * @throws {Problem} endpoint_not_allowed, setup_blocked, unknown_endpoint, method_not_allowed, sender_not_allowed,
+ *   recipient_not_allowed, bad_field.
  */
 function checkEndpoint(token: Token, target: Target): void {
   const { route, segments } = target;
   const grant = findGrant(token.allow, target);
-  if (grant === undefined) {
-    throw new Problem(SETUP_PREFIXES.has(prefixOf(segments)) ? 'setup_blocked' : 'endpoint_not_allowed');
-  }
+  if (grant === undefined) throw refuseEndpoint(token.allow, target);
   // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
   const opaque = route === undefined || route.parts.at(-1) === '*';
   if (opaque && (token.senders || token.recipients)) {
@@ -927,6 +981,11 @@ function normalizeAddress(address: string | undefined): string {
   return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
 }
 
+/** Whether what the peer says of the client in X-Forwarded-… counts. */
+function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
+  return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
+}
+
 /**
  * The client's address: the peer's, or behind trusted proxies the right-most address in
  * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
@@ -949,6 +1008,8 @@ interface Credential {
   readonly form: Form;
   /** Undefined where the form was right and the content could not be read: it is wrong, not absent. */
   readonly secret: string | undefined;
+  /** Why it could not, for the log: a good token under another user or scheme is a mistake that is made. */
+  readonly fault?: string | undefined;
 }
 
 /** A token with all its settings resolved. Its secret is known by digest alone. */
@@ -989,11 +1050,11 @@ function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
   if (scheme.toLowerCase() === 'basic') {
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
-    return { form: 'basic', secret: password };
+    return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
   }
   // node:http hands header bytes over as Latin-1; a secret is UTF-8.
-  const secret = scheme.toLowerCase() === 'bearer' ? Buffer.from(rest, 'latin1').toString() : undefined;
-  return { form: 'bearer', secret };
+  if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
+  return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
 }
 
 function digestOf(secret: string): string {
@@ -1017,11 +1078,56 @@ function identify(core: Core, rules: Rules, credential: Credential | undefined, 
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
   const expired = token !== undefined && isExpired(token, core.now());
   if (token && !expired && token.methods.has(credential.form)) return token;
-  const reason = !token ? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
+  const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(exchange.client), FAILURE_RATE, core.now());
   throw retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
+}
+
+/** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
+function isBrowser({ headers }: http.IncomingMessage): boolean {
+  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
+    headers['user-agent']?.startsWith('Mozilla/') === true;
+}
+
+/** Where a GET does something, besides what patterns open. */
+const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
+
+/**
+ * Keeps out the pages of other sites, to whose requests a browser adds what it remembers by itself: a Basic password,
+ * or, where there are no tokens, the mere fact of being on this machine. The other forms a page has to know.
+ * @throws {Problem} cross_site.
+ */
+function checkPage(rules: Rules, req: http.IncomingMessage, { method, segments }: Target, form?: Form): void {
+  if (!rules.anonymous && form !== 'basic') return;
+  const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const isProxied = isTrustedProxy(req, rules.trustedProxies);
+  const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
+  if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
+    throw new Problem('cross_site', {
+      reason: 'public_host',
+      detail:
+        'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
+    });
+  }
+  if (origin !== undefined && rules.cors.has(origin)) return;
+  // Over plain http Chromium sends no Sec-Fetch-Site, with a WebSocket nowhere, and with a GET no Origin either. Then
+  // the User-Agent remains, which a page cannot take away.
+  const isStranger = site !== undefined
+    ? site !== 'same-origin' && site !== 'none'
+    : origin !== undefined
+    ? origin.split('://')[1] !== host
+    : method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments)) && agent?.startsWith('Mozilla/');
+  if (isStranger) throw new Problem('cross_site');
+}
+
+/** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
+function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
+  const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
+  return isIP(name) !== 0 ||
+    /^[^.]*$|\.(?:localhost|local|lan|home|localdomain|intranet|internal|home\.arpa|test)$/.test(name) ||
+    [...cors].some((origin) => new URL(origin).hostname === name);
 }
 
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
@@ -2298,6 +2404,8 @@ interface Passage {
   readonly req: http.IncomingMessage;
   readonly res: http.ServerResponse;
   readonly target: Target;
+  /** What was presented as a credential, right or not, in the bytes of a header (Latin-1). */
+  readonly secrets: readonly string[];
   readonly exchange: Exchange;
   readonly content: Content;
   /** The gateway made the body itself; what headers say of the client's is not true of it. */
@@ -2330,6 +2438,11 @@ const NOT_FORWARDED = [
   'x-request-id',
   'content-length',
   'accept-encoding',
+  // Copies of the URL, with its token, that browsers and proxies make; and what is another site's.
+  'referer',
+  'x-rewrite-url',
+  'x-envoy-original-path',
+  'cookie',
 ];
 
 const NOT_INBOUND = new Set(HOP_BY_HOP);
@@ -2374,10 +2487,10 @@ const IDLE_TIMEOUT_MS = 4000;
 async function relay(
   core: Core,
   rules: Rules,
-  { req, res, target, exchange, content, isMade, abort }: Passage,
+  { req, res, target, secrets, exchange, content, isMade, abort }: Passage,
 ): Promise<void> {
   const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
-  const headers = outboundHeaders(rules, req, exchange, isMade);
+  const headers = outboundHeaders(rules, req, exchange, secrets, isMade);
   const path = backendPath(rules.backend, target);
   const request = { backend: rules.backend, method: target.method, path, headers, content, deadline, abort };
   let answer: BackendAnswer | undefined;
@@ -2632,9 +2745,19 @@ function makeGarbage(chunk: Uint8Array | undefined): void {
 const GARBAGE_FROM_BYTES = 4096;
 
 /** The names that a Connection header declares to be for this hop only. */
-function connectionNames(value: string | null | undefined): string[] {
-  if (!value || value === 'keep-alive' || value === 'close') return [];
-  return value.split(',').map((name) => name.trim().toLowerCase());
+function connectionNames(value: string | null | undefined): Set<string> {
+  return new Set(value?.split(',').map((name) => name.trim().toLowerCase()));
+}
+
+/** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
+const COPY_FROM_LENGTH = 16;
+
+/** Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of Basic. */
+function holdsSecret(value: string, secrets: readonly string[]): boolean {
+  if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
+  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
+  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
 }
 
 /** Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them. */
@@ -2642,14 +2765,17 @@ function outboundHeaders(
   rules: Rules,
   req: http.IncomingMessage,
   exchange: Exchange,
+  secrets: readonly string[],
   isMade = false,
 ): [string, string][] {
   const named = connectionNames(req.headers.connection);
   const headers: [string, string][] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
-    const isOurs = name.startsWith('x-forwarded-') || (isMade && name.startsWith('content-'));
-    if (!NOT_OUTBOUND.has(name) && !named.includes(name) && !isOurs) headers.push([name, req.rawHeaders[i + 1]!]);
+    const value = req.rawHeaders[i + 1]!;
+    const isOurs = /^x-(?:forwarded|original)-/.test(name) || (isMade && name.startsWith('content-'));
+    if (NOT_OUTBOUND.has(name) || named.has(name) || isOurs || holdsSecret(value, secrets)) continue;
+    headers.push([name, value]);
   }
   if (isMade) headers.push(['content-type', 'application/json']);
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
@@ -2659,7 +2785,8 @@ function outboundHeaders(
     'x-request-id',
     exchange.requestId,
   ]);
-  if (req.headers.host) headers.push(['x-forwarded-host', req.headers.host]);
+  const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
+  if (host && !holdsSecret(host, secrets)) headers.push(['x-forwarded-host', host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
   return headers;
 }
@@ -2667,7 +2794,7 @@ function outboundHeaders(
 /** Headers for the client, name and value in turn: the backend's own, less what was for this hop only. */
 function inboundHeaders({ headers }: BackendAnswer): string[] {
   const named = connectionNames(headers.find(([name]) => name === 'connection')?.[1]);
-  return headers.filter(([name]) => !NOT_INBOUND.has(name) && !named.includes(name)).flat();
+  return headers.filter(([name]) => !NOT_INBOUND.has(name) && !named.has(name)).flat();
 }
 
 /** What fetch failed with, in one word and without an address or a path. */
@@ -2731,7 +2858,7 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
       lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
     }
   }
-  const others = connectionNames(req.headers.connection).filter((name) =>
+  const others = [...connectionNames(req.headers.connection)].filter((name) =>
     name !== 'upgrade' && name !== 'http2-settings'
   );
   if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
@@ -2755,8 +2882,8 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   core.handshakes.add(abort);
   try {
     if (core.draining) throw new Problem('shutting_down');
-    const { token, target } = await admit(core, rules, req, exchange);
-    const backend = await relayWebSocket(core, rules, { req, socket, target, exchange, abort });
+    const { token, target, secrets } = await admit(core, rules, req, exchange);
+    const backend = await relayWebSocket(core, rules, { req, socket, target, secrets, exchange, abort });
     socket.off('data', onEarly).off('end', onLeave).off('close', onLeave);
     if (backend) {
       joinSockets(
@@ -2769,7 +2896,7 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
     }
     closeStaleTunnels(core); // the rules may have changed meanwhile
   } catch (error) {
-    endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId);
+    endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId, req);
   } finally {
     core.handshakes.delete(abort);
     logExchange(core, exchange);
@@ -2780,6 +2907,7 @@ interface UpgradePassage {
   readonly req: http.IncomingMessage;
   readonly socket: Duplex;
   readonly target: Target;
+  readonly secrets: readonly string[];
   readonly exchange: Exchange;
   readonly abort: AbortController;
 }
@@ -2794,9 +2922,12 @@ type Side = readonly [socket: Duplex, head: Buffer];
 async function relayWebSocket(
   core: Core,
   rules: Rules,
-  { req, socket, target, exchange, abort }: UpgradePassage,
+  { req, socket, target, secrets, exchange, abort }: UpgradePassage,
 ): Promise<Side | undefined> {
-  const headers = [...outboundHeaders(rules, req, exchange), ['connection', 'Upgrade'], ['upgrade', 'websocket']] as [
+  const headers = [...outboundHeaders(rules, req, exchange, secrets), ['connection', 'Upgrade'], [
+    'upgrade',
+    'websocket',
+  ]] as [
     string,
     string,
   ][];
@@ -2984,6 +3115,7 @@ interface Settings {
   'allow': Allow;
   'rate': Rate | undefined;
   'clients': AddressList | undefined;
+  'cors': ReadonlySet<string> | undefined;
   'trustedProxies': AddressList | undefined;
   'limits.body': number;
   'limits.connections': number;
@@ -3076,6 +3208,16 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
     env: 'ALLOW_CLIENTS',
     read: readAddresses,
     help: 'addresses and CIDR ranges that may connect; any if absent',
+  },
+  'cors': {
+    env: 'CORS_ORIGINS',
+    read: list(
+      scalar(
+        (text) => URL.canParse(text) && new URL(text).origin === text ? text : undefined,
+        'an origin such as https://dash.example:8443',
+      ),
+    ),
+    help: 'origins, such as https://dash.example:8443, whose pages are not those of another site',
   },
   'trustedProxies': {
     env: 'TRUSTED_PROXIES',
@@ -3608,6 +3750,8 @@ interface Rules {
   readonly forms: ReadonlySet<Form>;
   /** The address lists of all tokens. */
   readonly clients: readonly (AddressList | undefined)[];
+  /** Origins whose pages are not those of another site. */
+  readonly cors: ReadonlySet<string>;
   readonly trustedProxies: AddressList | undefined;
   readonly backend: Backend;
   readonly backendTimeoutMs: number;
@@ -3636,6 +3780,7 @@ function makeRules(settings: Settings): Rules {
     anonymous,
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     clients: all.map((token) => token.clients),
+    cors: settings.cors ?? new Set(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
     backendTimeoutMs: settings['backend.timeout'],
