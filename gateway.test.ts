@@ -12,7 +12,7 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
 import net, { type AddressInfo } from 'node:net';
@@ -1049,7 +1049,7 @@ for (const [word, groups] of Object.entries(IN_GROUP)) {
   });
 }
 
-test('no wildcard reaches setup; the word or its first two segments do', async (t) => {
+test('no wildcard reaches setup; the word or its first two segments do, and of swagger the first', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.end('{}');
@@ -1063,13 +1063,15 @@ test('no wildcard reaches setup; the word or its first two segments do', async (
       '* /v1/*/:number',
       '* /:a/:b',
       '* /v1/:a',
-      '* /swagger/*',
+      '* /:swagger/*',
       'messaging',
       'send',
       'info',
       'receive',
     ], []],
     [['* /v1/accounts/*'], ['/v1/accounts/']],
+    [['GET /swagger/*'], ['/swagger/']],
+    [['GET /swagger/:file'], ['/swagger/']],
     [['GET /v1/accounts', 'GET /swagger/doc.json'], ['GET /v1/accounts', 'GET /swagger/doc.json']],
     [['setup'], ['/v1/', '/swagger/']],
   ];
@@ -3259,6 +3261,9 @@ function folder(t: TestContext): string {
   return path;
 }
 
+/** Who could not read a file; Deno tells that only with a permission of its own. */
+const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
+
 /** The mistakes that a configuration is refused for. */
 function problemsOf(load: () => unknown): readonly string[] {
   try {
@@ -3294,10 +3299,12 @@ const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
     'tokens.a.secret: after "sha256:" there must be 64 hexadecimal digits',
   ]],
   [{ tokens: { a: { secret: `${SECRET}\n` } } }, ['tokens.a.secret: holds a control character']],
-  [{ tokens: { a: { secretFile: '/no/such/file' } } }, ['tokens.a.secretFile: cannot be read (ENOENT)']],
+  [{ tokens: { a: { secretFile: '/no/such/file' } } }, [
+    `tokens.a.secretFile: /no/such/file cannot be read${BY_USER} (ENOENT)`,
+  ]],
   [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, ['tokens: "a" and "b" have the same secret']],
   [{ tokens: { 'a b': { secret: SECRET } } }, [
-    'tokens: a name may have letters, digits, "_", "-" and ".", 64 at most',
+    'tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most',
   ]],
   [{ tokens: { a: { secret: SECRET, expires: '2027-02-30' } } }, [
     'tokens.a.expires: "2027-02-30" is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
@@ -3425,8 +3432,10 @@ test('the environment never leaves the gateway open by mistake, and no message h
     [{ API_TOKENS: ' , ' }, ['API_TOKENS: holds no token; leave it out to run without tokens']],
     [{ API_TOKENS_FILE: '' }, ['API_TOKENS_FILE: is set but empty; unset it, or give it a value']],
     [{ API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
-    [{ API_TOKENS_FILE: join(dir, 'none') }, ['API_TOKENS_FILE: cannot be read (ENOENT)']],
-    [{ API_TOKENS_FILE: dir }, ['API_TOKENS_FILE: cannot be read (EISDIR)']],
+    [{ API_TOKENS_FILE: join(dir, 'none') }, [
+      `API_TOKENS_FILE: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
+    ]],
+    [{ API_TOKENS_FILE: dir }, [`API_TOKENS_FILE: ${dir} cannot be read${BY_USER} (EISDIR)`]],
     [{ API_TOKENS: SECRET, API_TOKENS_FILE: empty }, [
       'API_TOKENS_FILE: is set, and API_TOKENS too; use one of them',
       'API_TOKENS_FILE: holds no token; leave it out to run without tokens',
@@ -3464,7 +3473,9 @@ test('the environment never leaves the gateway open by mistake, and no message h
 
 test('a configuration file that is missing, empty, half-written or not an object is refused, and is not quoted', (t) => {
   const file = join(folder(t), 'gateway.json');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: cannot be read (ENOENT)`]);
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
+    `configuration: ${file} cannot be read${BY_USER} (ENOENT)`,
+  ]);
   const whole = JSON.stringify(
     { tokens: { a: { secret: SECRET } }, listen: '0.0.0.0:8880', auth: { anonymous: true } },
     null,
@@ -3505,6 +3516,481 @@ test('a token in a file takes its secret from another, and settings of its own',
   assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
   assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
   assert.deepEqual([...token!.methods!], ['path']);
+});
+
+for (
+  const [place, load] of [
+    ['API_TOKENS', (_, text) => loadSettings({ env: { API_TOKENS: text } })],
+    ['API_TOKENS_FILE', (path, text) => {
+      writeFileSync(path, `${text}\n`);
+      return loadSettings({ env: { API_TOKENS_FILE: path } });
+    }],
+    ['a secretFile', (path, text) => {
+      writeFileSync(path, `${text}\n`);
+      return createGateway({ tokens: { a: { secretFile: path } } });
+    }],
+  ] as [string, (path: string, text: string) => unknown][]
+) {
+  test(`a secret in ${place} with the quotes, brackets or separators of another format is refused, and not shown`, (t) => {
+    const path = join(folder(t), 'secret');
+    const [S, T] = [SECRET, OTHER];
+    for (
+      const text of [
+        ...['""', "''", '``', '“”', '[]', '<>', '{}', ' "', " '", ' ]', ' >', ' }'].map(([open = '', close = '']) =>
+          `${open.trim()}${S}${close}`
+        ),
+        `"home=${S}"`,
+        `home="${S}"`,
+        `{home=${S}}`,
+        `home=${S};phone=${T}`,
+        `["${S}","${T}"]`,
+        `{"home":"${S}"}`,
+        `"sha256:${'0'.repeat(64)}"`,
+      ]
+    ) {
+      const found = problemsOf(() => load(path, text)).join('\n');
+      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
+      assert.ok(!found.includes(S) && !found.includes(T), found);
+    }
+    for (const text of [`${S}"${T}`, `${S}(${T})`, `/${S}+`]) {
+      assert.deepEqual(problemsOf(() => load(path, text)), [], text);
+    }
+  });
+}
+
+test('in the JSON file a secret may begin or end with anything but white space', () => {
+  const load = (secret: string) => problemsOf(() => createGateway({ tokens: { a: { secret } } }));
+  for (const secret of [`"${SECRET}"`, `{${SECRET}}`, `${SECRET};${OTHER}`, `${SECRET} ${OTHER}`]) {
+    assert.deepEqual(load(secret), []);
+  }
+  for (const secret of [` ${SECRET}`, `${SECRET} `, `\u00a0${SECRET}`]) {
+    assert.deepEqual(load(secret), ['tokens.a.secret: begins or ends with white space']);
+  }
+});
+
+test('the digest of nothing is refused wherever a digest may stand', async (t) => {
+  const path = join(folder(t), 'secret');
+  for (const nothing of ['', '\n', '\r\n']) {
+    const digest = `sha256:${createHash('sha256').update(nothing).digest('hex').toUpperCase()}`;
+    writeFileSync(path, digest);
+    for (
+      const load of [
+        () => createGateway({ tokens: { a: { secret: digest } } }),
+        () => createGateway({ tokens: { a: { secretFile: path } } }),
+        () => loadSettings({ env: { API_TOKENS: `a=${digest}` } }),
+        () => loadSettings({ env: { API_TOKENS_FILE: path } }),
+      ]
+    ) assert.match(problemsOf(load).join(), /^\S+: is the digest of nothing: there was no secret to hash$/);
+  }
+});
+
+/** A secret in many shapes, each of them in every place that a configuration has. */
+const CANARIES = [
+  SECRET,
+  'sixteen-chars-ok',
+  'q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4=',
+  '/9j-canary/of/some_length',
+];
+/** Paths and variables of all settings, as the README has them. */
+const SETTING_ROWS = Array.from(
+  README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
+  ([, path, env]) => [path!.split('.'), env!] as const,
+);
+
+function nest(path: readonly string[], value: unknown): any {
+  return path.reduceRight((inner, key) => ({ [key]: inner }), value);
+}
+
+test('the canary: a secret in any wrong place of a configuration is in no message, at start or on reload', async (t) => {
+  const dir = folder(t);
+  const file = join(dir, 'gateway.json');
+  let texts = 0;
+  const assertSilent = (canary: string, load: () => unknown): void => {
+    const found = problemsOf(load).join('\n');
+    assert.ok(!found.includes(canary.slice(0, 12)) && !found.includes(canary.slice(-12)), found);
+    texts += Number(found !== '');
+  };
+  const loadFile = (text: string): unknown => {
+    writeFileSync(file, text);
+    return loadSettings({ file });
+  };
+  assert.ok(SETTING_ROWS.length >= 18);
+  for (const S of CANARIES) {
+    const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
+    const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
+    const parents = ['backend', 'tls', 'auth', 'limits', 'log', 'tokens'].map((key) => [key]);
+    const tokens: unknown[] = [
+      ...[
+        'methods',
+        'allow',
+        'senders',
+        'recipients',
+        'rate',
+        'clients',
+        'expires',
+        'secretFile',
+        'message',
+        'defaults',
+      ],
+      ...['defaults.number', 'defaults.recipients', 'defaults.text_mode', `defaults.${S}`, S],
+    ].flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } })));
+    const configs = [
+      ...[...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])].flatMap((
+        path,
+      ) => values.map((value) => nest(path, value))),
+      ...[
+        ...tokens,
+        ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
+        ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((token) => ({
+          [S]: token,
+        })),
+        { [S]: { secret: OTHER }, a: { secret: OTHER } },
+        { [`${S} `]: { secret: OTHER } },
+        { a: { secret: `${S} ` } },
+      ].map((value) => ({ tokens: value })),
+    ];
+    for (const config of configs) {
+      // Where a secret passes for what it is not, nothing is wrong and nothing is said.
+      assertSilent(S, () => createGateway(config));
+      assertSilent(S, () => loadFile(JSON.stringify(config)));
+      assertSilent(S, () => loadFile(JSON.stringify(config).slice(0, -1)));
+    }
+    assertSilent(S, () => loadFile(`{"${S}":1,"${S}":2,"tokens":{"${S}":{"${S}":1,"${S}":2}}}`));
+    for (const name of [...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE']) {
+      for (const value of values.filter((value) => typeof value === 'string')) {
+        assertSilent(S, () => loadSettings({ env: { AUTH_ANONYMOUS: 'x', [name]: value } }));
+      }
+    }
+    assertSilent(S, () => loadSettings({ file: S }));
+    assertSilent(S, () => loadSettings({ flags: { 'listen': S, 'backend.url': S } }));
+  }
+  assert.ok(texts > 1500, String(texts));
+
+  const [S] = CANARIES as [string];
+  for (
+    const args of [[`--${S}`], [`--${S}=x`], [`-${S}`], [`--check=${S}`], [`--config=${S}`], [
+      '--config',
+      'x',
+      `--${S}`,
+    ], [
+      '--listen',
+      S,
+      '--backend',
+      S,
+    ], ['token', `${S} `]]
+  ) {
+    const { code, stdout, stderr } = await cli(args);
+    assert.deepEqual([code, stdout], [2, ''], stderr);
+    assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
+  }
+  const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
+  writeFileSync(file, JSON.stringify(config));
+  const child = start(['--config', file], { LOG_FORMAT: 'json' });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)/.exec(child.output())![1]);
+  assert.equal((await ask({ port })).status, 401); // it is up, and so are its handlers of signals
+  writeFileSync(file, JSON.stringify({ ...config, [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
+  process.kill(child.pid!, 'SIGHUP');
+  await until(() => child.output().includes('not reloaded'));
+  assert.match(child.output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
+  assert.ok(!child.output().includes(OTHER));
+});
+
+test('a token that has a secret as its name is refused: every log line would show it', () => {
+  for (const secret of [SECRET, `sha256:${createHash('sha256').update(SECRET).digest('hex')}`]) {
+    assert.deepEqual(problemsOf(() => createGateway({ tokens: { a: { secret: OTHER }, [SECRET]: { secret } } })), [
+      'tokens[1]: has a secret as its name',
+    ]);
+  }
+  assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: `${OTHER}=${SECRET} ${SECRET}=${OTHER}` } })), [
+    'API_TOKENS[0]: has a secret as its name',
+    'API_TOKENS[1]: has a secret as its name',
+  ]);
+});
+
+test('what names a file is shown as a path only if it can be one', (t) => {
+  const dir = folder(t);
+  for (
+    const [path, shown] of [
+      ['/no/such', '/no/such'],
+      [join(dir, 'no-such-folder', 'tokens'), join(dir, 'no-such-folder', 'tokens')],
+      [dir, dir],
+      ['./some-file-that-is-not-here', './some-file-that-is-not-here'],
+      ['/no-such-folder-anywhere/tokens', 'the file'],
+      [SECRET, 'the file'],
+    ] as const
+  ) {
+    const code = path === dir ? 'EISDIR' : 'ENOENT';
+    assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS_FILE: path } })), [
+      `API_TOKENS_FILE: ${shown} cannot be read${BY_USER} (${code})`,
+    ]);
+  }
+});
+
+test('when a source of tokens could not be read, nobody is told to let everybody in', (t) => {
+  const dir = folder(t);
+  const file = join(dir, 'gateway.json');
+  const open = { LISTEN: '0.0.0.0:8880' };
+  const none = join(dir, 'none');
+  for (
+    const [sources, problem] of [
+      [{ env: { ...open, API_TOKENS_FILE: none } }, /^API_TOKENS_FILE: .*none cannot be read/],
+      [{ env: open, file: none }, /^configuration: .*none cannot be read/],
+      [{ env: open, file }, /gateway\.json: is not a JSON object: line 1, column 2: it ends too early$/],
+      [{ env: { ...open, API_TOKEN: SECRET } }, /^API_TOKEN: is not a setting; did you mean "API_TOKENS"\?$/],
+      [{ env: { ...open, GATEWAY_CONF: file } }, /^GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"\?$/],
+    ] as [Parameters<typeof loadSettings>[0], RegExp][]
+  ) {
+    writeFileSync(file, '{');
+    const [first, ...more] = problemsOf(() => loadSettings(sources));
+    assert.match(first!, problem);
+    assert.deepEqual(more, []);
+  }
+  writeFileSync(file, `{"token":{"a":{"secret":"${SECRET}"}}}`);
+  assert.deepEqual(problemsOf(() => loadSettings({ env: open, file })), [
+    'token: is not a setting; did you mean "tokens"?',
+  ]);
+});
+
+const RESTRICTIONS = [
+  'API_TOKENS',
+  'API_TOKENS_FILE',
+  'ALLOW_CLIENTS',
+  'AUTH_METHODS',
+  'AUTH_ANONYMOUS',
+  'TRUSTED_PROXIES',
+  'GATEWAY_CONFIG',
+];
+
+test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
+  const problems = (name: string, value = SECRET): readonly string[] =>
+    problemsOf(() => loadSettings({ env: { [name]: value } }));
+  for (const known of RESTRICTIONS) {
+    for (let i = 0; i <= known.length; i++) {
+      const [before, after] = [known.slice(0, i), known.slice(i)];
+      for (
+        const name of [
+          before + after.slice(1),
+          ...['_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)]),
+        ]
+      ) {
+        if (name === known) continue;
+        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+      }
+    }
+  }
+  for (
+    const [name, known] of [
+      ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
+      ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
+      ['API__TOKENS', 'API_TOKENS'],
+      ['TLS_CRT', 'TLS_CERT'],
+    ] as const
+  ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+  const others = [
+    ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
+    ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
+  ];
+  for (const name of others) {
+    assert.deepEqual(loadSettings({ env: { [name]: SECRET } }).warnings, [], name);
+  }
+});
+
+test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
+  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
+  const { code, stdout } = await cli(['--check'], { env });
+  assert.equal(code, 0);
+  const warnings = [
+    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
+    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
+    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
+    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
+  ];
+
+  const line = await startLine(t, [], { ...env, LOG_LEVEL: 'warn' });
+  assert.equal(line.level, 'warn');
+  for (const warning of warnings) {
+    assert.ok(stdout.includes(`\nwarning: ${warning}\n`), stdout);
+    assert.ok(line.warning.includes(warning), line.warning);
+  }
+});
+
+/** What a gateway with these arguments says once it listens. */
+async function startLine(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}): Promise<any> {
+  const child = start([...args, '--listen', '127.0.0.1:0'], { LOG_FORMAT: 'json', ...env });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('\n'));
+  child.kill('SIGKILL');
+  return JSON.parse(child.output().split('\n')[0]!);
+}
+
+test('a key given twice in the file is a mistake, at any depth, with its place', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  for (
+    const [text, ...places] of [
+      [
+        `{"tokens":{"a":{"secret":"${SECRET}","senders":["${FROM}"]},\n "a":{"secret":"${OTHER}"}}}`,
+        'line 2, column 2: "a"',
+      ],
+      [
+        `{"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}}`,
+        'line 1, column 76: "allow"',
+      ],
+      ['{"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"}', 'line 3, column 3: "rate"', 'line 3, column 17: "rate"'],
+      [`{"log":{"level":"info"},"log":{}}`, 'line 1, column 25: "log"'],
+      [`{"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"}`],
+      [`{"tokens":{"a":{"secret":"${SECRET}","message":"\\"rate\\":1 {\\"a\\":1,\\"a\\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}}`],
+    ] as [string, ...string[]][]
+  ) {
+    writeFileSync(file, text);
+    assert.deepEqual(
+      problemsOf(() => loadSettings({ file })),
+      places.map((place) => `${file}: ${place} is given twice in one object`),
+    );
+  }
+});
+
+test('tokens of the environment that replace those of the file are told at start and by --check', async (t) => {
+  const dir = folder(t);
+  const [file, tokens] = [join(dir, 'gateway.json'), join(dir, 'tokens')];
+  writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } } }), { mode: 0o600 });
+  writeFileSync(tokens, OTHER);
+  for (const env of [{ API_TOKENS: OTHER }, { API_TOKENS_FILE: tokens }]) {
+    const warning = `${Object.keys(env)[0]} replaces all tokens of the file`;
+    assert.match((await cli(['--check', '--config', file], { env })).stdout, new RegExp(`\nwarning: ${warning}\n`));
+    assert.equal((await startLine(t, ['--config', file], env)).warning, warning);
+    assert.deepEqual(loadSettings({ env }).warnings, []);
+  }
+  assert.deepEqual(loadSettings({ file }).warnings, []);
+});
+
+test('a configuration file with plain secrets that everybody can read is a warning', (t) => {
+  const dir = folder(t);
+  let made = 0;
+  const warningsOf = (config: GatewayConfig, mode: number): readonly string[] => {
+    const file = join(dir, String(++made));
+    writeFileSync(file, JSON.stringify(config));
+    chmodSync(file, mode);
+    return loadSettings({ file }).warnings.map((warning) => warning.replace(file, 'FILE'));
+  };
+  const digest = `SHA256:${createHash('sha256').update(SECRET).digest('hex')}`;
+  const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
+  const warning = ['FILE holds plain secrets and can be read by everybody (chmod o-r)'];
+  assert.deepEqual(warningsOf(plain, 0o644), warning);
+  assert.deepEqual(warningsOf({ backend: { url: `http://u:${SECRET}@backend:1` } }, 0o604), warning);
+  for (const mode of [0o600, 0o640]) assert.deepEqual(warningsOf(plain, mode), []);
+  assert.deepEqual(warningsOf({ tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }, 0o644), []);
+});
+
+test('a token that has expired is told when the gateway starts, and on reload', async (t) => {
+  const tokens = {
+    old: { secret: SECRET, expires: '2020-01-01' },
+    new: { secret: OTHER, expires: '2020-01-03' },
+  };
+  const log: string[] = [];
+  const gateway = createGateway({ listen: '127.0.0.1:0', tokens, log: { format: 'json' } }, {
+    log: (line) => log.push(line),
+    now: () => Date.parse('2020-01-02'),
+  });
+  t.after(() => gateway.close());
+  await gateway.listen();
+  gateway.reload({ tokens: { old: tokens.old } });
+  gateway.reload({ tokens: { new: tokens.new } });
+  assert.deepEqual(
+    log.map((line) => JSON.parse(line)).map(({ message, level, warning }) => [message, level, warning]),
+    [
+      ['listening', 'warn', 'the token "old" has expired'],
+      ['reloaded', 'warn', 'the token "old" has expired'],
+      ['reloaded', 'info', undefined],
+    ],
+  );
+});
+
+test('cors takes origins as browsers write them, and nothing else', () => {
+  const good = ['https://dash.example:8443', 'http://localhost', 'http://192.168.1.2:3000', 'https://[::1]:1'];
+  assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good.join(', ') } }).cors!], good);
+  assert.equal(loadSettings({}).cors, undefined);
+  for (
+    const origin of [
+      ...[
+        '*',
+        'null',
+        'https://*',
+        'dash.example',
+        '//dash.example',
+        'https://dash.example/',
+        'https://d/x',
+        'https://d?x',
+      ],
+      ...[
+        'https://Dash',
+        'HTTPS://d',
+        'https://d:443',
+        'http://d:80',
+        'http://d:080',
+        'https://u@d',
+        'ftp://d',
+        'file://',
+      ],
+      ...['https://dé', 'https://1.2.3', ' https://d', 'chrome-extension://abc'],
+    ]
+  ) {
+    const [problem, ...more] = problemsOf(() => createGateway({ cors: [origin] }));
+    assert.match(problem!, /^cors\[0\]: .* is not an origin as browsers send it: /, origin);
+    assert.deepEqual(more, []);
+  }
+  assert.deepEqual(problemsOf(() => createGateway({ cors: [] })), ['cors: must be a list with at least one entry']);
+});
+
+test("a group in a token's recipients or defaults that can be none, and what can be no person, is a mistake", () => {
+  const load = (token: TokenConfig): readonly string[] =>
+    problemsOf(() => createGateway({ tokens: { a: { secret: SECRET, ...token } } }));
+  const inner = GROUP.slice('group.'.length);
+  const bad = [
+    ...[
+      'group.',
+      'group.01',
+      'group.123456789',
+      'group.4366412345678x',
+      'group.name.01',
+      'group.LS11c2VybmFtZT1ldmlsLjAx',
+    ],
+    ...[
+      `group.${atob(inner)}`,
+      `${GROUP}=`,
+      GROUP.replace('=', ''),
+      `${GROUP} `,
+      `group.${btoa(btoa('x'.repeat(31)))}`,
+    ],
+    ...[
+      `group.${btoa(btoa('x'.repeat(33)))}`,
+      `group.${btoa(`${atob(inner)}\n`)}`,
+      `group.${inner.slice(0, 9)}\n${inner.slice(9)}`,
+    ],
+    ...[
+      `group.${btoa('+/'.repeat(21).concat('8=')).replaceAll('+', '-')}.`,
+      atob(inner),
+      SECRET,
+      'somebody',
+      '-x',
+      '+49 1555',
+    ],
+  ];
+  for (const recipient of bad) {
+    assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
+    assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
+  }
+  for (const recipient of [GROUP, TO, randomUUID(), 'somebody.01', 'group_1.1234']) {
+    assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
+  }
+  assert.deepEqual(load({ recipients: ['group.*'] }), []);
+  assert.equal(load({ defaults: { recipients: ['group.*'] } }).length, 1);
+});
+
+test('running requests have 8 seconds after SIGTERM, unless something else is set', () => {
+  assert.equal(loadSettings({}).shutdown, 8000);
+  assert.equal(loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } }).shutdown, 3000);
 });
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
@@ -3614,8 +4100,8 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
       [['render'], {}, /not with these arguments/],
       [['token', 'a', 'b'], {}, /not with these arguments/],
       [['token', 'a b'], {}, /a name may have/],
-      [['--config', '/no/such/file'], {}, /\/no\/such\/file: cannot be read \(ENOENT\)/],
-      [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file: cannot be read \(ENOENT\)/],
+      [['--config', '/no/such/file'], {}, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
+      [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
       [['--listen', 'x', '--backend', 'y'], {}, /--backend: must be[^]*--listen: "x" is not/],
       [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
       [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
@@ -3685,6 +4171,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
         },
       },
     }),
+    { mode: 0o600 },
   );
   const { code, stdout } = await cli(['--check', '--config', file]);
   assert.equal(code, 0);
@@ -6637,7 +7124,7 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
       String(damage),
     );
   }
-  assert.match(logged('not reloaded').at(-1).problems, /tokens\.a\.secretFile: cannot be read \(ENOENT\)/);
+  assert.match(logged('not reloaded').at(-1).problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
 
   // The secret comes back changed, without a signal.
   const reloaded = logged('reloaded').length;
@@ -6799,7 +7286,7 @@ test("a certificate without its key, with another's, or that is none, is a mista
     );
   }
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
-    'tls.cert: cannot be read (ENOENT)',
+    `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
   ]);
 });
 
@@ -7400,7 +7887,7 @@ test('every configuration in the README loads', (t) => {
     writeFileSync(file, config!);
     assert.ok(
       problemsOf(() => loadSettings({ file })).every((problem) =>
-        /: after "sha256:" there must be 64|secretFile: cannot be read/.test(problem)
+        /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/.test(problem)
       ),
     );
     let made = 0;

@@ -32,7 +32,7 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -400,20 +400,29 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
-  core.log('info', 'reloaded', { ...describeRules(core), needsRestart: needsRestart.join(',') || undefined });
+  logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
 }
 
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
-function describeRules({ rules }: Core): object {
-  const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
-  return {
+/** Says what is in force from now on, as a warning if there is something to warn of. */
+function logRules(core: Core, message: string, more: object): void {
+  const { rules, now } = core;
+  const named = [...rules.tokens.values()];
+  const tokens = rules.anonymous ? [rules.anonymous] : named;
+  const warnings = [
+    ...(rules.anonymous ? [OPEN_WARNING] : []),
+    ...rules.warnings,
+    ...named.filter((token) => isExpired(token, now())).map((token) => `the token "${token.name}" has expired`),
+  ];
+  core.log(warnings.length > 0 ? 'warn' : 'info', message, {
+    ...more,
     backend: rules.backend.origin + rules.backend.prefix,
-    tokens: rules.tokens.size,
-    names: [...rules.tokens.values()].map((token) => token.name).join(',') || undefined,
+    tokens: named.length,
+    names: named.map((token) => token.name).join(',') || undefined,
     allow: [...new Set(tokens.flatMap((token) => token.allow.words))].join(','),
-    warning: rules.anonymous ? OPEN_WARNING : undefined,
-  };
+    warning: warnings.join('; ') || undefined,
+  });
 }
 
 async function listen(server: http.Server | https.Server, core: Core): Promise<string> {
@@ -428,7 +437,7 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  core.log('info', 'listening', { listen: url, ...describeRules(core), note: runtimeNote(core.settings) });
+  logRules(core, 'listening', { listen: url, note: runtimeNote(core.settings) });
   return url;
 }
 
@@ -844,7 +853,7 @@ const GROUPS: Record<Group, readonly Group[]> = {
   setup: ['setup'],
 };
 
-/** The first two segments of every setup route: a new upstream route below one of them is setup too. */
+/** The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup too. */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
 function prefixOf(segments: readonly string[]): string {
@@ -899,7 +908,7 @@ function isLiteral(part: string): boolean {
   return part !== '*' && !part.startsWith(':');
 }
 
-/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first two segments. */
+/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
   const matches = allow.patterns.filter(({ method, parts }) =>
@@ -911,7 +920,7 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
       (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
     )
   );
-  if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'named';
+  if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
@@ -1846,7 +1855,9 @@ function parseTemplate(text: string): TemplateNode[] {
     if (sigil !== '!') addTag(text, open, { text: tag, at, sigil, name: (triple ?? inner).trim() });
   }
   const section = open.at(-1)!;
-  if (open.length > 1) failTemplate(text, section.at, `${show(section.text)} has no ${show(`{{/${section.name}}}`)}`);
+  if (open.length > 1) {
+    failTemplate(text, section.at, `${showTag(section.text)} has no ${showTag(`{{/${section.name}}}`)}`);
+  }
   section.nodes.push(text.slice(from));
   return section.nodes;
 }
@@ -1855,22 +1866,22 @@ function parseTemplate(text: string): TemplateNode[] {
 function addTag(template: string, open: OpenSection[], tag: Tag): void {
   const { text, at, sigil, name } = tag;
   if (/[>=<$]/.test(sigil)) {
-    failTemplate(template, at, `${show(text)}: partials, blocks and other delimiters are not supported`);
+    failTemplate(template, at, `${showTag(text)}: partials, blocks and other delimiters are not supported`);
   }
   if (!TAG_NAME.test(name)) {
     failTemplate(
       template,
       at,
       `${
-        show(text)
+        showTag(text)
       } has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`,
     );
   }
   const section = open.at(-1)!;
   if (sigil === '/') {
-    if (open.length === 1) failTemplate(template, at, `${show(text)} closes a section that is not open`);
+    if (open.length === 1) failTemplate(template, at, `${showTag(text)} closes a section that is not open`);
     if (name !== section.name) {
-      failTemplate(template, at, `${show(text)} stands where ${show(`{{/${section.name}}}`)} is expected`);
+      failTemplate(template, at, `${showTag(text)} stands where ${showTag(`{{/${section.name}}}`)} is expected`);
     }
     open.pop();
     return;
@@ -1898,6 +1909,11 @@ function standaloneSpan(
   if (!/[#^/!]/.test(sigil) || indent === undefined || after === undefined) return [at, end];
   const start = at - indent.length;
   return start === 0 || text[start - 1] === '\n' ? [start, end + after.length] : [at, end];
+}
+
+/** A tag for a message, by the rule of `show`, but for its braces. */
+function showTag(tag: string): string {
+  return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
 }
 
 function failTemplate(text: string, at: number, why: string): never {
@@ -3122,7 +3138,11 @@ interface Settings {
   'shutdown': number;
   'log.level': Level;
   'log.format': 'text' | 'json' | undefined;
+  /** What is no mistake, but may not be meant. */
+  'warnings': readonly string[];
 }
+
+type SettingPath = Exclude<keyof Settings, 'warnings'>;
 
 interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly name: string;
@@ -3146,7 +3166,7 @@ interface Setting<T> {
 const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
-const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
+const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
   'backend.url': {
     env: 'BACKEND_URL',
     read: readBackendUrl,
@@ -3212,12 +3232,9 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
   'cors': {
     env: 'CORS_ORIGINS',
     read: list(
-      scalar(
-        (text) => URL.canParse(text) && new URL(text).origin === text ? text : undefined,
-        'an origin such as https://dash.example:8443',
-      ),
+      scalar(readOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
     ),
-    help: 'origins, such as https://dash.example:8443, whose pages are not those of another site',
+    help: 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
   },
   'trustedProxies': {
     env: 'TRUSTED_PROXIES',
@@ -3239,7 +3256,7 @@ const SETTINGS: { readonly [P in keyof Settings]: Setting<Settings[P]> } = {
   'shutdown': {
     env: 'SHUTDOWN_TIMEOUT',
     read: scalar(readDuration, 'a duration such as 10s'),
-    default: '10s',
+    default: '8s',
     help: 'how long running requests may finish after SIGTERM',
   },
   'log.level': {
@@ -3292,15 +3309,24 @@ class ConfigError extends UsageError {
 function scalar<T>(parse: (text: string) => T | undefined, expected: string): Reader<T> {
   return (value, at, report) => {
     const parsed = typeof value === 'object' ? undefined : parse(String(value));
-    if (parsed === undefined) report(at, `${show(value)} is not ${expected}`);
+    if (parsed === undefined) report(at, `${show(value, 'the value')} is not ${expected}`);
     return parsed;
   };
 }
 
-/** The value, short, for a message. */
-function show(value: unknown): string {
+/** A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place. */
+const SECRET_MIN_LENGTH = 16;
+
+/** A value for a message, or words in its stead. */
+function show(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+  return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
+}
+
+/** Where a member of an object is: by its key, or by its position if the key may be a secret. */
+function placeOf(at: string, key: string, index: number): string {
+  const isShort = key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key);
+  return isShort ? `${at && `${at}.`}${key}` : `${at || 'the file'}[${index}]`;
 }
 
 /** A reader of sets: an array in JSON, a text separated by commas in the environment. */
@@ -3322,8 +3348,11 @@ function readForms(value: unknown, at: string, report: Report): ReadonlySet<Form
 
 /** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
 function readRecipient(text: string): string | undefined {
-  return NUMBER.test(text) || /^(?![-+]|[0-9 ]+$)\P{Cc}+$/u.test(text) ? text : undefined;
+  return NUMBER.test(text) || PERSON.test(text) || text === 'group.*' || isGroupId(text) ? text : undefined;
 }
+
+/** A UUID, or a user name: what begins with `group.` is a group for the backend. */
+const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
 /** The readers of a token's `defaults`. */
 const SEND_DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
@@ -3414,6 +3443,11 @@ function readBackendUrl(value: unknown, at: string, report: Report): Backend | u
   };
 }
 
+/** It is compared as it is written: whatever a browser would write otherwise would never match. */
+function readOrigin(text: string): string | undefined {
+  return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text ? text : undefined;
+}
+
 function readListen(text: string): Listen | undefined {
   const [, path] = /^unix:(\/.+)$/.exec(text) ?? [];
   if (path !== undefined) return { path, host: undefined, port: undefined, isLocal: true };
@@ -3492,11 +3526,15 @@ function readPattern(text: string): { method: string; parts: string[] } | undefi
 function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
   const owners = new Map<string, string>();
-  for (const { name, digest } of tokens ?? []) {
-    const owner = owners.get(digest);
-    if (owner !== undefined && digest !== undefined) report(at, `"${owner}" and "${name}" have the same secret`);
-    owners.set(digest, name);
+  for (const [i, { name, digest }] of tokens?.entries() ?? []) {
+    if (digest === undefined) continue; // reported
+    const [owner, here] = [owners.get(digest), show(name, `[${i}]`)];
+    if (owner !== undefined) report(at, `${owner} and ${here} have the same secret`);
+    owners.set(digest, here);
   }
+  tokens?.forEach(({ name }, i) => { // which every log line would show
+    if (owners.has(digestOf(name))) report(`${at}[${i}]`, 'has a secret as its name');
+  });
   return tokens;
 }
 
@@ -3508,28 +3546,27 @@ function readTokenWords(text: string, at: string, report: Report): TokenSettings
   const names = new Set<string>();
   const words = text.split(/[\s,]+/).filter(Boolean);
   if (words.length === 0) report(at, NO_TOKEN);
-  return words.flatMap((word, i) => {
+  return words.map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     if (/^=*$/.test(secret)) {
       report(`${at}[${i}]`, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      return [];
+      return { name };
     }
     if (names.has(name)) report(`${at}[${i}]`, 'has the name of an earlier one');
     names.add(name);
-    const digest = readSecret(secret, `${at}[${i}]`, report);
-    return digest === undefined ? [] : [{ name, digest }];
-  });
+    return { name, digest: readSecret(secret, `${at}[${i}]`, report, QUOTED) };
+  }) as TokenSettings[];
 }
 
 function readTokenObject(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   if (!isObject(value)) return void report(at, 'must be an object, name to settings');
   if (Object.keys(value).length === 0) report(at, NO_TOKEN);
-  return Object.entries(value).flatMap(([name, config], i) => {
-    const here = `${at}.${name}`;
-    if (!TOKEN_NAME.test(name)) report(at, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+  return Object.entries(value).map(([name, config], i) => {
+    const here = placeOf(at, name, i);
+    if (!TOKEN_NAME.test(name)) report(`${at}[${i}]`, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
     if (!isObject(config)) {
       report(`${at}[${i}]`, 'must be an object with "secret" or "secretFile"'); // by position: the name may be meant as the secret
-      return [];
+      return { name };
     }
     const digest = readTokenSecret(config, here, report);
     const { secret, secretFile, ...settings } = config;
@@ -3537,8 +3574,8 @@ function readTokenObject(value: unknown, at: string, report: Report): TokenSetti
       'secret',
       'secretFile',
     ]);
-    return [{ ...read, name, digest, secretFile, expiresMs } as unknown as TokenSettings];
-  });
+    return { ...read, name, digest, secretFile, expiresMs };
+  }) as TokenSettings[];
 }
 
 /** Reads each member of an object by its own reader. Others are reported, with what may be meant, of the readers or of `more`. */
@@ -3550,9 +3587,9 @@ function readMembers(
   more: string[] = [],
 ): Record<string, unknown> {
   const members: Record<string, unknown> = {};
-  for (const [key, inner] of Object.entries(value)) {
+  for (const [i, [key, inner]] of Object.entries(value).entries()) {
     if (Object.hasOwn(readers, key)) members[key] = readers[key]!(inner, `${at}.${key}`, report);
-    else reportUnknown(at, key, [...Object.keys(readers), ...more], report);
+    else reportUnknown(placeOf(at, key, i), key, [...Object.keys(readers), ...more], report);
   }
   return members;
 }
@@ -3566,20 +3603,37 @@ function readTokenSecret(config: Record<string, unknown>, at: string, report: Re
   const text = typeof secretFile === 'string'
     ? readText(secretFile, `${at}.secretFile`, report)
     : report(`${at}.secretFile`, 'must be the path of a file');
-  return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report);
+  return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report, QUOTED);
 }
 
+/** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
+const SPACED = [/^\s|\s$/, 'begins or ends with white space'] as const;
+const QUOTED = [
+  /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u,
+  'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret',
+] as const;
+
+/** The digest of nothing, or of an empty line: of a program that was given no secret. */
+const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
+
 /** A secret's digest. A message never shows any of it. */
-function readSecret(secret: unknown, at: string, report: Report): string | undefined {
+function readSecret(
+  secret: unknown,
+  at: string,
+  report: Report,
+  [mistake, why]: readonly [RegExp, string] = SPACED,
+): string | undefined {
   if (typeof secret !== 'string') return void report(at, 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
+    if (NO_DIGESTS.includes(digest)) return void report(at, 'is the digest of nothing: there was no secret to hash');
     return /^[0-9a-f]{64}$/.test(digest)
       ? digest
       : void report(at, 'after "sha256:" there must be 64 hexadecimal digits');
   }
   if (/\p{Cc}/u.test(secret)) return void report(at, 'holds a control character');
-  if (secret.length < 16) {
+  if (mistake.test(secret)) return void report(at, why);
+  if (secret.length < SECRET_MIN_LENGTH) {
     return void report(at, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   }
   return digestOf(secret);
@@ -3589,13 +3643,13 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function reportUnknown(at: string, key: string, known: string[], report: Report): void {
+function reportUnknown(place: string, key: string, known: string[], report: Report): void {
   const nearest =
     known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) =>
       a.far - b.far
     )[0];
   report(
-    at ? `${at}.${key}` : key,
+    place,
     `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`,
   );
 }
@@ -3624,7 +3678,7 @@ function fileSources(config: unknown, problems: string[]): Sources {
   const paths = Object.keys(SETTINGS);
   const walk = (value: unknown, prefix: string): void => {
     if (!isObject(value)) return void problems.push(`${prefix || 'the file'}: must be an object`);
-    for (const [key, inner] of Object.entries(value)) {
+    for (const [i, [key, inner]] of Object.entries(value).entries()) {
       const path = prefix ? `${prefix}.${key}` : key;
       if (inner === undefined) continue; // from a program, not from a file
       if (paths.includes(path)) sources.set(path, { value: inner, at: path });
@@ -3633,7 +3687,7 @@ function fileSources(config: unknown, problems: string[]): Sources {
         const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) =>
           name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!
         );
-        reportUnknown(prefix, key, known, (at, message) => problems.push(`${at}: ${message}`));
+        reportUnknown(placeOf(prefix, key, i), key, known, (at, message) => problems.push(`${at}: ${message}`));
       }
     }
   };
@@ -3641,8 +3695,24 @@ function fileSources(config: unknown, problems: string[]): Sources {
   return sources;
 }
 
+/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
+const RESTRICTIONS =
+  'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
+const MISSPELT = new Map([
+  ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
+  ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
+  ['TLS_CRT', 'TLS_CERT'],
+]);
+/** Another program's, perhaps. */
+const DOUBTFUL = new Map([
+  ['RATE_LIMIT', '"RATE"'],
+  ['SENDERS', '"senders" of a token in the file'],
+  ['RECIPIENTS', '"recipients" of a token in the file'],
+  ['API__URL', '"BACKEND_URL"'],
+]);
+
 /** The settings in the environment. A variable that is set but empty is a mistake: it may have been meant to hold a secret. */
-function envSources(env: NodeJS.ProcessEnv, problems: string[]): Sources {
+function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string[]): Sources {
   const sources: Sources = new Map();
   const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
   for (const [path, { env: name }] of Object.entries(SETTINGS)) {
@@ -3654,9 +3724,11 @@ function envSources(env: NodeJS.ProcessEnv, problems: string[]): Sources {
     if (text !== undefined) sources.set('tokens', { value: text.replace(/^\s*#.*$/gm, ''), at: 'API_TOKENS_FILE' });
   }
   for (const name of Object.keys(env)) {
-    // The mistake that would leave a gateway open without a word.
-    if (/^API_?TOKEN/i.test(name) && name !== 'API_TOKENS' && name !== 'API_TOKENS_FILE') {
-      report(name, 'is not a setting; did you mean "API_TOKENS"?');
+    const meant = MISSPELT.get(name) ??
+      RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && distance(name, known) === 1);
+    if (meant !== undefined) report(name, `is not a setting; did you mean "${meant}"?`);
+    if (DOUBTFUL.has(name)) {
+      warnings.push(`${name} is not a setting, and does nothing; is it meant as ${DOUBTFUL.get(name)}?`);
     }
   }
   for (const { value, at } of sources.values()) {
@@ -3669,26 +3741,60 @@ function readText(path: string, at: string, report: Report): string | undefined 
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    return void report(at, `cannot be read (${(error as NodeJS.ErrnoException).code})`);
+    const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+    const user = uid === undefined ? '' : ` by user ${uid}`;
+    return void report(at, `${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
   }
+}
+
+/** A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there. */
+function showPath(path: string): string {
+  const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
+  return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
 
 /** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
 function parseFile(text: string, at: string, problems: string[]): unknown {
+  const place = (before: string): string => {
+    const lines = before.split('\n');
+    return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
+  };
   try {
-    return JSON.parse(text);
+    const config: unknown = JSON.parse(text);
+    for (const { key, index } of repeatedKeys(text)) {
+      problems.push(`${at}: ${place(text.slice(0, index))}: ${show(key, 'a key')} is given twice in one object`);
+    }
+    return config;
   } catch {
     let why = 'it is not valid JSON';
     try {
       scanWhole(Buffer.from(text), 'none');
     } catch (error) {
       const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
-      const before = Buffer.from(text).subarray(0, Number(offset)).toString().split('\n');
-      why = `line ${before.length}, column ${before.at(-1)!.length + 1}: ${said}`;
+      why = `${place(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
     }
     problems.push(`${at}: is not a JSON object: ${why}`);
     return undefined;
   }
+}
+
+/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
+function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
+  const open: Set<string>[] = [];
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("(?:[^"\\]|\\.)*")(\s*:)?/g)) {
+    if (token === '{') open.push(new Set());
+    else if (token === '}') open.pop();
+    else if (colon !== undefined) {
+      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+      if (keys.has(key)) yield { key, index };
+      keys.add(key);
+    }
+  }
+}
+
+/** Whether a configuration holds a secret, or a password of the backend, that is no digest. */
+function holdsPlainSecret(config: unknown): boolean {
+  return /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i.test(JSON.stringify(config));
 }
 
 /** Where a configuration comes from. */
@@ -3704,32 +3810,40 @@ interface ConfigSources {
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const problems: string[] = [];
-  const text = file === undefined
-    ? undefined
-    : readText(file, file, (at, message) => problems.push(`${at}: ${message}`));
-  const config = text === undefined ? undefined : parseFile(text, file!, problems);
+  const warnings: string[] = [];
+  const text = file && readText(file, 'configuration', (at, message) => problems.push(`${at}: ${message}`));
+  const config = text === undefined ? undefined : parseFile(text, showPath(file!), problems);
+  const fromFile = config === undefined ? new Map() : fileSources(config, problems);
+  const fromEnv = envSources(env, problems, warnings);
+  if (fromFile.has('tokens') && fromEnv.has('tokens')) {
+    warnings.push(`${fromEnv.get('tokens')!.at} replaces all tokens of the file`);
+  }
+  if (holdsPlainSecret(config) && statSync(file!).mode & 0o004) {
+    warnings.push(`${showPath(file!)} holds plain secrets and can be read by everybody (chmod o-r)`);
+  }
   const sources: Sources = new Map([
-    ...(config === undefined ? [] : fileSources(config, problems)),
-    ...envSources(env, problems),
+    ...fromFile,
+    ...fromEnv,
     ...Object.entries(flags).flatMap(([path, value]) =>
       value === undefined ? [] : [[path, { value, at: `--${path.split('.')[0]}` }] as const]
     ),
   ]);
-  return readSettings(sources, problems);
+  return readSettings(sources, problems, warnings);
 }
 
 /** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
-function readSettings(sources: Sources, problems: string[]): Settings {
+function readSettings(sources: Sources, problems: string[], warnings: readonly string[] = []): Settings {
+  const isAllRead = problems.length === 0; // else nobody can say that there are no tokens
   const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
   const settings: Partial<Record<keyof Settings, unknown>> = {};
-  for (const path of Object.keys(SETTINGS) as (keyof Settings)[]) {
+  for (const path of Object.keys(SETTINGS) as SettingPath[]) {
     const { read, default: fallback } = SETTINGS[path];
     const { value, at } = sources.get(path) ?? { value: fallback, at: path };
     if (value === '' && at !== path) continue; // reported where it was found
     settings[path] = value === undefined ? undefined : read(value, at, report);
   }
   const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
-  if (tokens.length === 0 && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
+  if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
     report(
       'tokens',
       'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
@@ -3737,7 +3851,7 @@ function readSettings(sources: Sources, problems: string[]): Settings {
   }
   if (problems.length === 0) checkTls(settings as Settings, report);
   if (problems.length > 0) throw new ConfigError([...new Set(problems)]);
-  return { ...settings, tokens } as Settings;
+  return { ...settings, tokens, warnings } as Settings;
 }
 
 /** What requests are judged by: the tokens with their fallbacks resolved. */
@@ -3750,12 +3864,13 @@ interface Rules {
   readonly forms: ReadonlySet<Form>;
   /** The address lists of all tokens. */
   readonly clients: readonly (AddressList | undefined)[];
-  /** Origins whose pages are not those of another site. */
+  /** Origins that are no strangers. */
   readonly cors: ReadonlySet<string>;
   readonly trustedProxies: AddressList | undefined;
   readonly backend: Backend;
   readonly backendTimeoutMs: number;
   readonly bodyLimitBytes: number;
+  readonly warnings: readonly string[];
 }
 
 function makeRules(settings: Settings): Rules {
@@ -3785,6 +3900,7 @@ function makeRules(settings: Settings): Rules {
     backend: settings['backend.url'],
     backendTimeoutMs: settings['backend.timeout'],
     bodyLimitBytes: settings['limits.body'],
+    warnings: settings.warnings,
   };
 }
 
@@ -3950,6 +4066,7 @@ function printCheck(settings: Settings): string {
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
     rules.anonymous ? OPEN_WARNING : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
+    ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...tokens.map((token) => describeToken(token, Date.now())),
   ].join('\n');
 }
@@ -3958,11 +4075,13 @@ function parseCommandLine(args: string[]) {
   try {
     return parseArgs({ args, options: FLAGS, allowPositionals: true });
   } catch (error) {
-    throw new UsageError(`${(error as Error).message.split('. ')[0]}; --help lists what there is`);
+    const [said = ''] = (error as Error).message.split('. ');
+    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
+    throw new UsageError(`${isLong ? 'that is no option' : said}; --help lists what there is`);
   }
 }
 
-/** The whole command line. Only here is `process` asked for anything but its standard output. */
+/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
 async function main(): Promise<void> {
   // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop serving.
   process.stdout.on('error', () => {});
