@@ -1121,13 +1121,12 @@ function checkPage(rules: Rules, req: http.IncomingMessage, { method, segments }
     });
   }
   if (origin !== undefined && rules.cors.has(origin)) return;
-  // Over plain http Chromium sends no Sec-Fetch-Site, with a WebSocket nowhere, and with a GET no Origin either. Then
-  // the User-Agent remains, which a page cannot take away.
-  const isStranger = site !== undefined
-    ? site !== 'same-origin' && site !== 'none'
-    : origin !== undefined
-    ? origin.split('://')[1] !== host
-    : method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments)) && agent?.startsWith('Mozilla/');
+  // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
+  // User-Agent remains, which a page cannot take away.
+  const isActing = method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments));
+  const isStranger = site === undefined
+    ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
+    : site !== 'same-origin' && site !== 'none';
   if (isStranger) throw new Problem('cross_site');
 }
 
