@@ -2479,12 +2479,14 @@ interface BackendRequest {
 interface BackendAnswer {
   readonly status: number;
   readonly statusText: string;
-  /** Names in lower case; `set-cookie` may come several times. */
-  readonly headers: readonly (readonly [name: string, value: string])[];
+  /** Name and value in turn, as they came. */
+  readonly headers: readonly string[];
   /** Set where the backend speaks another protocol from here on. */
   readonly upgraded?: Side;
   /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
   next(): Promise<Uint8Array | undefined>;
+  /** Lets go of it after the last byte of its body. */
+  finish(): void;
   /** Breaks it off. Its connection is not used again. */
   destroy(): void;
 }
@@ -2505,16 +2507,16 @@ async function relay(
   { req, res, target, secrets, exchange, content, isMade, abort }: Passage,
 ): Promise<void> {
   const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
-  const headers = outboundHeaders(rules, req, exchange, secrets, isMade);
   const path = backendPath(rules.backend, target);
-  const request = { backend: rules.backend, method: target.method, path, headers, content, deadline, abort };
+  const sent = outboundHeaders(rules, req, exchange, secrets, isMade);
+  const request = { backend: rules.backend, method: target.method, path, headers: sent, content, deadline, abort };
   let answer: BackendAnswer | undefined;
   try {
     deadline.awaitBackend();
     answer = await (core.fetch ? sendByFetch(core.fetch, request) : sendByHttp(request));
-    const length = checkAnswer(answer);
+    const { headers, length } = readAnswerHead(answer);
     if (core.draining) res.shouldKeepAlive = false;
-    res.writeHead(answer.status, answer.statusText, inboundHeaders(answer));
+    res.writeHead(answer.status, answer.statusText, headers);
     exchange.status = answer.status;
     await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
   } catch (error) {
@@ -2577,9 +2579,10 @@ function sendByHttp(
     const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => ({
       status: incoming.statusCode ?? 0,
       statusText: incoming.statusMessage ?? '',
-      headers: incoming.rawHeaders.flatMap((name, i, raw) => i % 2 ? [] : [[name.toLowerCase(), raw[i + 1]!] as const]),
+      headers: incoming.rawHeaders,
       ...(upgraded && { upgraded }),
       next: pull(incoming),
+      finish: () => incoming.removeAllListeners('readable').resume(),
       destroy: () => (upgraded?.[0] ?? outgoing).destroy(),
     });
     outgoing.on('response', (incoming) => {
@@ -2651,8 +2654,9 @@ async function sendByFetch(
   return {
     status: response.status,
     statusText: response.statusText,
-    headers: [...response.headers],
+    headers: [...response.headers].flat(),
     next: async () => (await reader?.read())?.value,
+    finish: () => void reader?.read().catch(() => {}),
     destroy: () => own.abort(),
   };
 }
@@ -2701,26 +2705,44 @@ function pull(message: http.IncomingMessage): () => Promise<Buffer | undefined> 
   };
 }
 
+/** What a client gets of an answer's head. */
+interface AnswerHead {
+  /** The backend's own headers, less what was for this hop only. */
+  readonly headers: string[];
+  /** Of the body, if it was said, or if there is none. */
+  readonly length: number | undefined;
+}
+
 /**
- * Refuses what no honest backend says: a client would hang, take one answer's bytes for another's, or lose its credential.
- * @returns the length of the body, if it was said.
+ * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
+ * answer for those of another, or lose its credential on another way.
+ * @param protocol that the client has asked to change to.
  * @throws {Problem} bad_backend_answer.
  */
-function checkAnswer({ status, headers }: BackendAnswer): number | undefined {
-  const { 'content-length': length, 'transfer-encoding': coding, 'content-encoding': encoding } = Object.fromEntries(
-    headers,
-  );
+function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string): AnswerHead {
+  const passed: string[] = [];
+  const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
+  for (let i = 0; i < headers.length; i += 2) {
+    const name = headers[i]!.toLowerCase();
+    if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
+    if (!NOT_INBOUND.has(name)) passed.push(headers[i]!, headers[i + 1]!);
+  }
+  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
+  const hasBadLength = length !== undefined &&
+    (own['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const lies = {
+    unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    unasked_upgrade: status < 200,
-    compressed: !/^(?:identity)?$/i.test(encoding ?? ''), // it was asked for none, and fetch may have decoded it
-    bad_length: length !== undefined &&
-      (coding !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0')),
+    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none, and fetch may have decoded it
+    bad_length: hasBadLength,
   };
-  const reason = Object.entries(lies).find(([, isTrue]) => isTrue)?.[0];
-  if (reason !== undefined) throw new Problem('bad_backend_answer', { reason });
-  return isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length);
+  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
+  const named = connectionNames(own.connection);
+  return {
+    headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
+    length: isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length),
+  };
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
@@ -2732,19 +2754,24 @@ async function relayAnswer(
   deadline: Deadline,
   signal: AbortSignal,
 ): Promise<void> {
-  for (;;) {
+  let last: Uint8Array | undefined;
+  while (exchange.bytesOut !== length) {
     deadline.awaitBackend();
     const chunk = await answer.next();
-    if (chunk === undefined) break;
-    exchange.bytesOut += chunk.length;
-    if (exchange.bytesOut > (length ?? Infinity)) throw new Problem('bad_backend_answer', { reason: 'bad_length' });
+    if (chunk === undefined && length === undefined) break;
+    exchange.bytesOut += chunk?.length ?? 0;
+    if (chunk === undefined || exchange.bytesOut > (length ?? Infinity)) {
+      throw new Problem('bad_backend_answer', { reason: 'bad_length' });
+    }
     makeGarbage(chunk);
-    if (res.write(chunk)) continue;
-    deadline.awaitClient();
-    await once(res, 'drain', { signal }); // the signal fires when the client leaves: 'drain' would never come then
+    if (exchange.bytesOut === length) last = chunk; // most answers are one chunk, and so one write with their head
+    else if (!res.write(chunk)) {
+      deadline.awaitClient();
+      await once(res, 'drain', { signal }); // the signal fires when the client leaves: 'drain' would never come then
+    }
   }
-  if (exchange.bytesOut < (length ?? 0)) throw new Problem('bad_backend_answer', { reason: 'bad_length' });
-  res.end();
+  answer.finish();
+  res.end(last);
 }
 
 /**
@@ -2760,9 +2787,12 @@ function makeGarbage(chunk: Uint8Array | undefined): void {
 const GARBAGE_FROM_BYTES = 4096;
 
 /** The names that a Connection header declares to be for this hop only. */
-function connectionNames(value: string | null | undefined): Set<string> {
-  return new Set(value?.split(',').map((name) => name.trim().toLowerCase()));
+function connectionNames(value: string | undefined): ReadonlySet<string> {
+  if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
+  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
 }
+
+const NO_NAMES: ReadonlySet<string> = new Set();
 
 /** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
 const COPY_FROM_LENGTH = 16;
@@ -2804,12 +2834,6 @@ function outboundHeaders(
   if (host && !holdsSecret(host, secrets)) headers.push(['x-forwarded-host', host]);
   if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
   return headers;
-}
-
-/** Headers for the client, name and value in turn: the backend's own, less what was for this hop only. */
-function inboundHeaders({ headers }: BackendAnswer): string[] {
-  const named = connectionNames(headers.find(([name]) => name === 'connection')?.[1]);
-  return headers.filter(([name]) => !NOT_INBOUND.has(name) && !named.has(name)).flat();
 }
 
 /** What fetch failed with, in one word and without an address or a path. */
@@ -2939,34 +2963,20 @@ async function relayWebSocket(
   rules: Rules,
   { req, socket, target, secrets, exchange, abort }: UpgradePassage,
 ): Promise<Side | undefined> {
-  const headers = [...outboundHeaders(rules, req, exchange, secrets), ['connection', 'Upgrade'], [
-    'upgrade',
-    'websocket',
-  ]] as [
-    string,
-    string,
-  ][];
+  const sent = outboundHeaders(rules, req, exchange, secrets);
+  sent.push(['connection', 'Upgrade'], ['upgrade', 'websocket']);
   const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
   const path = backendPath(rules.backend, target);
   let answer: BackendAnswer | undefined;
   try {
     deadline.awaitBackend();
-    answer = await sendByHttp({
-      backend: rules.backend,
-      method: 'GET',
-      path,
-      headers,
-      content: undefined,
-      deadline,
-      abort,
-    });
+    const request = { backend: rules.backend, method: 'GET', path, headers: sent, content: undefined, deadline, abort };
+    answer = await sendByHttp(request);
     const { status, statusText, upgraded } = answer;
-    const isSwitched = upgraded && Object.fromEntries(answer.headers).upgrade?.toLowerCase() === 'websocket';
-    if (upgraded && !isSwitched) throw new Problem('bad_backend_answer', { reason: 'no_websocket' });
-    const length = upgraded ? undefined : checkAnswer(answer);
+    const { headers, length } = readAnswerHead(answer, 'websocket');
     exchange.status = status;
     if (upgraded) {
-      const fields = [...inboundHeaders(answer), 'Connection', 'Upgrade', 'Upgrade', 'websocket'];
+      const fields = [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket'];
       const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
       socket.write(Buffer.from(`HTTP/1.1 101 ${statusText}\r\n${lines.join('')}\r\n`, 'latin1'));
       return upgraded;
@@ -2975,7 +2985,7 @@ async function relayWebSocket(
     res.assignSocket(socket as Socket);
     res.shouldKeepAlive = false;
     res.once('finish', () => socket.end(() => socket.destroy()));
-    res.writeHead(status, statusText, inboundHeaders(answer));
+    res.writeHead(status, statusText, headers);
     await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
     return undefined;
   } catch (error) {
