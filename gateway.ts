@@ -93,15 +93,15 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /** Reaches the backend. @default node:http's client on Node, the global fetch on Deno and Bun */
+  /** Reaches the backend. On Node, fetch waits 300 s for headers at most. @default node:http's client on Node, the global fetch on Deno and Bun */
   fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
   /** Receives each finished log line, without its line feed. @default standard output */
   log?: (line: string) => void;
-  /** How long a client may take over a request's headers. @default 10_000 */
+  /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
-  /** How long a client may make no progress with its body or its answer; also how long a body may take in all before its sender is known. @default 30_000 */
+  /** How long a client may make no progress with its body or its answer; also how long a body may take in all before its sender is known, with what is still sent after a refusal. @default 30_000 */
   stallTimeoutMs?: number;
 }
 
@@ -212,7 +212,7 @@ function describeProblem(
 function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
   const { headers, body } = describeProblem(problem, requestId, res.req);
   for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
-  res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).end(body);
+  res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).write(body); // RequestBody ends it
 }
 
 /** The head of an answer on a socket that is not, or no longer, a request's of node:http. */
@@ -253,10 +253,14 @@ interface Core {
   readonly stallTimeoutMs: number;
   readonly rateLimiter: RateLimiter;
   readonly failureLimiter: RateLimiter;
+  /** All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is agreed on. */
+  readonly connections: Map<Socket, Socket | undefined>;
+  /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
+  readonly strangers: Set<Socket>;
+  /** The requests, and WebSockets before they are open, that are being handled. */
+  readonly running: Map<AbortController, Exchange>;
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
-  /** Those that wait for the backend's answer. */
-  readonly handshakes: Set<AbortController>;
   draining: boolean;
 }
 
@@ -289,8 +293,10 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     stallTimeoutMs: options.stallTimeoutMs ?? 30_000,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
+    connections: new Map(),
+    strangers: new Set(),
+    running: new Map(),
     tunnels: new Set(),
-    handshakes: new Set(),
     draining: false,
   };
   const server = makeServer(core, options.headersTimeoutMs ?? 10_000);
@@ -308,12 +314,12 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const tls = tlsFiles(core.settings);
   const limits = {
     headersTimeout,
+    handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
     shouldUpgradeCallback: isWebSocket, // Node 24.9; for those before, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  server.maxConnections = core.settings['limits.connections'];
   server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
@@ -329,25 +335,54 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.on('request', onRequest);
   server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
-  server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
+  const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
+    else if (req.method === 'CONNECT') refuseConnect(core, req, socket);
     else if (isWebSocket(req)) void handleWebSocket(core, req, socket, head);
-    else server.emit('connection', withoutUpgrade(req, socket, head));
-  });
+    else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
+  };
+  server.on('upgrade', onUpgrade);
+  server.on('connect', onUpgrade);
   // A client that does not take its answer, or does nothing between two requests; not one that waits for us.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on(
-    'tlsClientError',
-    (error: NodeJS.ErrnoException) => core.log('debug', 'client error', { reason: error.code }),
-  );
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
-    core.log('debug', 'client error', { client: normalizeAddress(socket.remoteAddress), reason: error.code });
+    noteUnparsable(core, error, socket);
     answerUnparsable(error, socket, queues.get(socket)?.[0]);
   });
+  // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
+  server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
+  watchConnections(core, server);
   return server;
+}
+
+/**
+ * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
+ * who holds idle connections, which costs nothing, locks everybody out. Bun shows one only after its first byte.
+ */
+function watchConnections(core: Core, server: http.Server | https.Server): void {
+  const forget = (socket: Socket): void => {
+    core.connections.delete(socket);
+    core.strangers.delete(socket);
+  };
+  server.on('connection', (socket: Socket) => {
+    core.connections.set(socket, 'setSecureContext' in server ? undefined : socket);
+    core.strangers.add(socket);
+    socket.once('close', () => forget(socket));
+    if (core.connections.size <= core.settings['limits.connections']) return;
+    const [longest] = core.strangers;
+    forget(longest!);
+    longest!.destroy();
+    warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
+  });
+  server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
+}
+
+/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
+function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
+  return socket._parent ?? socket;
 }
 
 /** Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. */
@@ -365,7 +400,8 @@ async function handleInTurn(
   res.once('close', () => queue.splice(queue.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
-    if (!socket.destroyed) await handle(core, req, res);
+    // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
+    if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res);
   } catch (error) {
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
@@ -443,10 +479,8 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
 
 /** What this runtime cannot do of what is configured. */
 function runtimeNote(settings: Settings): string | undefined {
-  if ('Bun' in globalThis) return tlsFiles(settings) && 'on Bun, a renewed certificate is taken up only by a restart';
-  const timeoutMs = settings['backend.timeout'];
-  const isBeyond = !('Deno' in globalThis) && (timeoutMs === 0 || timeoutMs > 300_000);
-  return isBeyond ? 'on Node, fetch waits for headers no longer than 300s, whatever backend.timeout says' : undefined;
+  const isTls = tlsFiles(settings) !== undefined;
+  return isTls && 'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
 }
 
 /** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
@@ -464,15 +498,30 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function close(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const abort of core.handshakes) abort.abort(new Problem('shutting_down'));
+  for (const [abort, { waits }] of core.running) if (waits) abort.abort(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  const deadline = setTimeout(() => server.closeAllConnections(), core.settings.shutdown);
+  // Node 24, Deno 2.9 and those before them leave one open that has sent nothing yet. Bun 1.4 counts no bytes, and closes it.
+  for (const [socket, speaker] of core.connections) {
+    if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
+  }
+  const { shutdown } = core.settings;
+  const deadlines = [
+    setTimeout(() => endRunning(core), shutdown - Math.min(shutdown / 2, LAST_WORDS_MS)),
+    setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
+  ];
   await closed;
-  clearTimeout(deadline);
+  deadlines.forEach(clearTimeout);
   core.log('info', 'stopped', {});
+}
+
+/** How long before the deadline running requests are answered, so that their answers leave in time. */
+const LAST_WORDS_MS = 500;
+
+function endRunning(core: Core): void {
+  for (const [abort, { sent }] of core.running) abort.abort(new Problem(sent ? 'backend_timeout' : 'shutting_down'));
 }
 
 /** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
@@ -486,8 +535,33 @@ function answerUnparsable(
   if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') {
     return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
   }
+  refusePlainly(socket);
+}
+
+function refusePlainly(socket: Duplex): void {
   writeHead(socket, 400, undefined, { 'Connection': 'close', 'Content-Length': 0 });
   socket.end(() => socket.destroy());
+}
+
+function refuseConnect(core: Core, req: http.IncomingMessage, socket: Duplex): void {
+  socket.on('error', () => socket.destroy());
+  const exchange = newExchange(core, req);
+  noteProblem(core, exchange, new Problem('bad_target', { reason: 'connect' }));
+  refusePlainly(socket);
+  logExchange(core, exchange);
+}
+
+/** The two that come of a wrong setting are seen in the log, the rest only by who looks for it. */
+function noteUnparsable(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
+  const { remoteAddress } = accepted(socket);
+  const client = remoteAddress && normalizeAddress(remoteAddress);
+  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
+    ? 'a client speaks TLS, and this port speaks plain HTTP'
+    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(error.code ?? '')
+    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
+    : undefined;
+  if (warning) warnRarely(core, warning, { client });
+  else core.log('debug', 'client error', { client, reason: error.code });
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
@@ -506,6 +580,10 @@ interface Exchange {
   reason: string | undefined;
   bytesIn: number;
   bytesOut: number;
+  /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
+  waits: boolean;
+  /** The backend was given its last byte, and may have acted on it. */
+  sent: boolean;
 }
 
 /** The way of a request. The order is a security claim; each step says why it stands where it does. */
@@ -513,10 +591,13 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   const { rules } = core; // one snapshot: a reload in the middle of a request changes nothing for it
   const exchange = newExchange(core, req);
   const abort = new AbortController();
+  const connection = accepted(req.socket);
   res.once('close', () => {
     if (!res.writableFinished) abort.abort(new Problem('client_left'));
+    if (core.connections.has(connection)) core.strangers.add(connection);
   });
-  const body = new RequestBody(req, res, exchange, core.stallTimeoutMs, rules.bodyLimitBytes);
+  const body = new RequestBody(req, res, exchange, abort, core.stallTimeoutMs, rules.bodyLimitBytes);
+  core.running.set(abort, exchange);
   try {
     // Before everything: a health check must not depend on what is being checked.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
@@ -530,7 +611,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const isMade = isWebhook(token, target);
     const content = isMade
       ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
-      : await body.open(target, judge, abort);
+      : await body.open(target, judge);
 
     await relay(core, rules, { req, res, target, secrets, exchange, content, isMade, abort });
   } catch (error) {
@@ -540,7 +621,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if (res.headersSent) req.socket.destroy();
     else answerProblem(res, problem, exchange.requestId);
   } finally {
-    body.discardRest(exchange.token !== undefined);
+    core.running.delete(abort);
+    void body.endAnswer();
     logExchange(core, exchange);
   }
 }
@@ -572,6 +654,7 @@ async function admit(
 
   const token = identify(core, rules, credential, exchange);
   exchange.token = token.name;
+  core.strangers.delete(accepted(req.socket));
 
   // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
   // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
@@ -606,14 +689,15 @@ function newExchange(core: Core, req: http.IncomingMessage): Exchange {
     reason: undefined,
     bytesIn: 0,
     bytesOut: 0,
+    waits: false,
+    sent: false,
   };
 }
 
 function answerHealth(res: http.ServerResponse, exchange: Exchange): void {
   exchange.route = '/healthz';
   exchange.status = 200;
-  res.setHeader('Content-Type', 'text/plain');
-  res.end('ok\n');
+  res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 }).write('ok\n');
 }
 
 /** Turns whatever was thrown into a problem, and notes it for the log. */
@@ -631,7 +715,7 @@ function noteProblem(core: Core, exchange: Exchange, error: unknown): Problem {
   return problem;
 }
 
-function logExchange(core: Core, { startedMs, ...exchange }: Exchange): void {
+function logExchange(core: Core, { startedMs, waits: _, sent: __, ...exchange }: Exchange): void {
   const { route, status, code } = exchange;
   // A flood of wrong credentials must not fill a small computer's card.
   const isQuiet = route === '/healthz' || code === 'too_many_failures';
@@ -1192,6 +1276,14 @@ class RateLimiter {
   }
 }
 
+/** A warning of what anybody can bring about as often as he likes. */
+const WARNING_RATE: Rate = { count: 1, perMs: 60_000, words: '1/1m' };
+
+function warnRarely(core: Core, message: string, fields: object): void {
+  // No token has such a name.
+  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
+}
+
 /** @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
@@ -1347,8 +1439,11 @@ class RequestBody {
   readonly #req: http.IncomingMessage;
   readonly #res: http.ServerResponse;
   readonly #exchange: Exchange;
+  readonly #abort: AbortController;
   readonly #timeoutMs: number;
+  readonly #lingerMs: number;
   readonly #limitBytes: number;
+  readonly #startedMs = performance.now();
   #head: Uint8Array[] = []; // as it came
   #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #ended: boolean;
@@ -1361,19 +1456,25 @@ class RequestBody {
     req: http.IncomingMessage,
     res: http.ServerResponse,
     exchange: Exchange,
+    abort: AbortController,
     timeoutMs: number,
     limitBytes: number,
   ) {
     this.#req = req;
     this.#res = res;
     this.#exchange = exchange;
+    this.#abort = abort;
     this.#timeoutMs = timeoutMs;
+    this.#lingerMs = Math.min(LINGER_MS, timeoutMs / 4);
     this.#limitBytes = limitBytes;
     this.#ended = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     if (this.#ended) return;
-    // Else node:http would close after the answer to "Connection: close" with the rest unread, and so reset it.
-    res.shouldKeepAlive = true;
+    abort.signal.addEventListener('abort', () => this.#wake?.());
+    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come than
+    // is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be lost.
+    const { 'content-length': length = Infinity, expect } = req.headers;
+    if (Number(length) > HEAD_LIMIT_BYTES || expect !== undefined) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1383,8 +1484,8 @@ class RequestBody {
    */
   async findAuth(): Promise<Credential | undefined> {
     if (this.#ended) return undefined;
-    // A total, not per chunk: until its sender is known, a body may not trickle in for hours.
-    const deadlineMs = performance.now() + this.#timeoutMs;
+    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the refusal.
+    const deadlineMs = this.#startedMs + this.#timeoutMs - 2 * this.#lingerMs;
     const scan = new BodyScan('auth');
     try {
       await this.#readHead((chunk) => scan.write(chunk), deadlineMs);
@@ -1400,10 +1501,9 @@ class RequestBody {
   /**
    * Judges the head and returns what is to be relayed.
    * @param judge throws a Problem for a field that may not pass.
-   * @param abort ends the relay when a later part of the body fails.
    * @throws {Problem} as findAuth, and body_too_large, and what judge throws.
    */
-  async open(target: Target, judge: (field: Field) => void, abort: AbortController): Promise<Content> {
+  async open(target: Target, judge: (field: Field) => void): Promise<Content> {
     this.#checkLength(this.#limitBytes);
     const scan = new BodyScan();
     const head: Uint8Array[] = [];
@@ -1424,7 +1524,7 @@ class RequestBody {
     const declared = this.#req.headers['content-length'];
     scan.keepLength = declared !== undefined;
     const length = declared === undefined ? undefined : Number(declared) - scan.cutBytes;
-    return { chunks: (deadline) => this.#chunks(scan, head, judge, abort, deadline), length };
+    return { chunks: (deadline) => this.#chunks(scan, head, judge, deadline), length };
   }
 
   /**
@@ -1453,28 +1553,29 @@ class RequestBody {
   }
 
   /**
-   * After the answer: reads and drops what the client still sends, because a connection that is closed
-   * with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is not worth
+   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a connection
+   * that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is not worth
    * more than the head; then nothing is read any more, and the connection goes soon after.
    */
-  discardRest(known: boolean): void {
-    if (this.#ended || this.#discarding) return;
-    if (this.#req.complete && this.#keepAlive && !this.#listening) return void this.#req.resume(); // all of it is here
+  async endAnswer(): Promise<void> {
+    const isKnown = this.#exchange.token !== undefined;
+    // One deadline for all of it, or single bytes would hold the connection for hours.
+    const deadlineMs = (isKnown ? performance.now() : this.#startedMs) + this.#timeoutMs - this.#lingerMs;
+    let leftBytes = (isKnown ? this.#limitBytes : HEAD_LIMIT_BYTES) - this.#exchange.bytesIn;
     this.#discarding = true;
     this.#wake?.();
-    void this.#discard((known ? this.#limitBytes : HEAD_LIMIT_BYTES) - this.#exchange.bytesIn);
-  }
-
-  async #discard(allowanceBytes: number): Promise<void> {
     try {
-      let left = allowanceBytes;
-      for (let chunk; left >= 0; left -= chunk.length) {
-        chunk = await this.#next(LINGER_MS, true);
-        if (chunk === undefined) return this.#keepAlive ? undefined : void this.#req.socket.end();
+      while (!this.#ended && leftBytes >= 0) {
+        // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
+        const patienceMs = this.#res.shouldKeepAlive ? Infinity : this.#lingerMs;
+        const chunk = await this.#next(Math.min(patienceMs, deadlineMs - performance.now()), true);
+        if (chunk === undefined) this.#ended = true;
+        else leftBytes -= chunk.length;
       }
-      await delay(LINGER_MS, undefined, { ref: false });
-    } catch { /* the client left or sent nothing more: both end the connection */ }
-    this.#req.socket.destroy();
+      if (!this.#ended) await delay(this.#lingerMs, undefined, { ref: false });
+    } catch { /* the client left, or sent nothing more */ }
+    if (this.#res.shouldKeepAlive && !this.#ended) this.#req.socket.destroy();
+    else this.#res.end();
   }
 
   /**
@@ -1509,7 +1610,7 @@ class RequestBody {
   #count(chunk: Uint8Array | undefined, limitBytes = this.#limitBytes): void {
     if (chunk === undefined) {
       this.#ended = true;
-      this.#res.shouldKeepAlive &&= this.#keepAlive;
+      this.#res.shouldKeepAlive = this.#keepAlive;
       return;
     }
     this.#exchange.bytesIn += chunk.length;
@@ -1526,6 +1627,7 @@ class RequestBody {
     const deadlineMs = performance.now() + timeoutMs;
     for (;;) {
       if (this.#discarding !== discarding) throw new Problem('client_left'); // the relay is over, and so is its stream
+      if (!discarding) this.#abort.signal.throwIfAborted();
       const chunk = this.#req.read() as Uint8Array | null;
       if (chunk !== null) return chunk;
       // `complete` is true before 'end' is emitted: most bodies arrive together with their headers.
@@ -1552,7 +1654,6 @@ class RequestBody {
     scan: BodyScan,
     head: Uint8Array[],
     judge: (field: Field) => void,
-    abort: AbortController,
     deadline: Deadline,
   ): AsyncGenerator<Uint8Array> {
     for (const piece of head) yield piece;
@@ -1567,9 +1668,10 @@ class RequestBody {
         scan.takeFields().forEach(judge);
         deadline.awaitBackend();
       } catch (error) {
-        abort.abort(error);
+        this.#abort.abort(error);
         throw error;
       }
+      this.#exchange.sent = this.#ended;
       for (const piece of pieces) yield piece;
     }
   }
@@ -2511,6 +2613,7 @@ async function relay(
   const sent = outboundHeaders(rules, req, exchange, secrets, isMade);
   const request = { backend: rules.backend, method: target.method, path, headers: sent, content, deadline, abort };
   let answer: BackendAnswer | undefined;
+  exchange.sent = !(content && 'chunks' in content);
   try {
     deadline.awaitBackend();
     answer = await (core.fetch ? sendByFetch(core.fetch, request) : sendByHttp(request));
@@ -2770,8 +2873,8 @@ async function relayAnswer(
       await once(res, 'drain', { signal }); // the signal fires when the client leaves: 'drain' would never come then
     }
   }
+  if (last !== undefined) res.write(last);
   answer.finish();
-  res.end(last);
 }
 
 /**
@@ -2918,7 +3021,8 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   };
   const onLeave = (): void => abort.abort(new Problem('client_left'));
   socket.on('data', onEarly).on('end', onLeave).on('close', onLeave);
-  core.handshakes.add(abort);
+  exchange.waits = true;
+  core.running.set(abort, exchange);
   try {
     if (core.draining) throw new Problem('shutting_down');
     const { token, target, secrets } = await admit(core, rules, req, exchange);
@@ -2937,7 +3041,7 @@ async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Du
   } catch (error) {
     endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId, req);
   } finally {
-    core.handshakes.delete(abort);
+    core.running.delete(abort);
     logExchange(core, exchange);
   }
 }
@@ -2987,6 +3091,7 @@ async function relayWebSocket(
     res.once('finish', () => socket.end(() => socket.destroy()));
     res.writeHead(status, statusText, headers);
     await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
+    res.end();
     return undefined;
   } catch (error) {
     answer?.destroy();
@@ -3073,17 +3178,48 @@ const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 type Log = (level: Level, message: string, fields: object) => void;
 
+/** What may wait for somebody to read it. */
+const LOG_LIMIT_BYTES = 1024 * 1024;
+
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
 function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
-  const write = options.log ?? ((line: string) => void process.stdout.write(`${line}\n`));
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  return (level, message, fields) => {
+  let [waitingBytes, dropped] = [0, 0];
+  const writeOrDrop = (line: string): void => {
+    if (waitingBytes > LOG_LIMIT_BYTES) return void dropped++;
+    const bytes = Buffer.byteLength(line);
+    const done = (): void => {
+      waitingBytes -= bytes;
+      if (dropped === 0 || waitingBytes > 0) return;
+      const lines = dropped;
+      dropped = 0;
+      log('warn', 'log lines were dropped, because nobody read them', { lines });
+    };
+    waitingBytes += bytes;
+    writeOut(`${line}\n`, done);
+  };
+  const write = options.log ?? writeOrDrop;
+  const log: Log = (level, message, fields) => {
     if (LEVELS.indexOf(level) < least) return;
     const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
     write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
   };
+  return log;
+}
+
+/** Deno's own standard output: its process.stdout stands still where nobody reads it, and throws on a full disk (2.9). */
+const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
+let written = Promise.resolve();
+
+/** Writes to standard output without waiting for who reads it. `done` is called when it is written, or cannot be. */
+function writeOut(text: string, done: () => void = () => {}): void {
+  if (deno === undefined) return void process.stdout.write(text, done);
+  const bytes = Buffer.from(text);
+  written = written.then(async () => {
+    for (let at = 0; at < bytes.length;) at += await deno.stdout.write(bytes.subarray(at));
+  }).then(done, done);
 }
 
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
@@ -3187,7 +3323,7 @@ const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
     read: scalar(readDuration, 'a duration such as 150s'),
     default: '150s',
     help:
-      "until the backend's response headers, counted from the last byte sent to it; 0 = none, though fetch on Node gives up after 300s",
+      "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
   },
   'listen': {
     env: 'LISTEN',
@@ -3260,7 +3396,8 @@ const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
     env: 'MAX_CONNECTIONS',
     read: scalar(readCount, 'a whole number of at least 1'),
     default: '1024',
-    help: 'connections at the same time; further ones are closed',
+    help:
+      'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
   },
   'shutdown': {
     env: 'SHUTDOWN_TIMEOUT',
@@ -4094,7 +4231,7 @@ function parseCommandLine(args: string[]) {
 async function main(): Promise<void> {
   // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop serving.
   process.stdout.on('error', () => {});
-  const print = (text: string): void => void process.stdout.write(`${text}\n`);
+  const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
   if (values.help) return print(usage().trimEnd());
   if (values.version) return print(VERSION);
@@ -4176,8 +4313,18 @@ function hashStdin(): string {
   return digest;
 }
 
+/** How long the end waits for somebody to read the last lines of the log. */
+const FLUSH_MS = 500;
+
 function stopOnSignal(gateway: Gateway): void {
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => void gateway.close());
+  const stop = async (): Promise<void> => {
+    await gateway.close();
+    // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
+    setTimeout(() => process.exit(), FLUSH_MS);
+    writeOut('', () => process.exit());
+  };
+  let stopping: Promise<void> | undefined;
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => stopping ??= stop());
 }
 
 /** The files that settings name. */
