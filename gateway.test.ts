@@ -7478,7 +7478,8 @@ test('it speaks TLS, and a reload brings a new certificate without dropping a co
     tokens: { a: { secret: SECRET } },
     log: { format: 'json' },
   };
-  const gateway = createGateway(config, { log: () => {} });
+  const log: string[] = [];
+  const gateway = createGateway(config, { log: (line) => log.push(line) });
   const url = await gateway.listen();
   t.after(() => gateway.close());
   assert.match(url, /^https:/);
