@@ -1517,6 +1517,19 @@ for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_
           JSON.stringify(chunks.map(String)),
         );
         assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
+        // While its sender is not known, it waits for who asks for the fields; but broken JSON does not.
+        const deferring = new BodyScan();
+        deferring.defers = true;
+        const read = (): void => {
+          for (const chunk of chunks) deferring.write(chunk);
+          deferring.end();
+        };
+        if (code === 'bad_json' || /auth|u0061uth|u0041uth/i.test(document)) {
+          assert.throws(read, { code });
+        } else {
+          read();
+          assert.throws(() => deferring.takeFields(), { code });
+        }
       }
     });
   }
@@ -1635,7 +1648,7 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
 // White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
 // each, and all of them counted again with each byte.
 test('what comes in single bytes is held in few pieces', () => {
-  for (const keys of ['all', 'auth', 'none'] as const) {
+  for (const keys of ['all', 'none'] as const) {
     const scan = new BodyScan(keys);
     const out = scan.write(Buffer.from('{'));
     for (let i = 0; i < 60_000; i++) out.push(...scan.write(Buffer.from(' ')));

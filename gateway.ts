@@ -30,15 +30,14 @@
  */
 
 import { isUtf8 } from 'node:buffer';
-import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import crypto, { randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
-import type { Duplex } from 'node:stream';
-import { setTimeout as delay } from 'node:timers/promises';
+import type { Duplex, Writable } from 'node:stream';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -258,7 +257,7 @@ interface Core {
   /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
   readonly strangers: Set<Socket>;
   /** The requests, and WebSockets before they are open, that are being handled. */
-  readonly running: Map<AbortController, Exchange>;
+  readonly running: Set<Exchange>;
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
   draining: boolean;
@@ -295,7 +294,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     failureLimiter: new RateLimiter(),
     connections: new Map(),
     strangers: new Set(),
-    running: new Map(),
+    running: new Set(),
     tunnels: new Set(),
     draining: false,
   };
@@ -322,7 +321,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
   server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
-  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse): void => {
+  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
     // Where shouldUpgradeCallback said no, node:http loses what came in one piece behind this request: it is the last one.
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
@@ -330,16 +329,16 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     res.once('close', () => {
       if (core.draining) server.closeIdleConnections();
     });
-    void handleInTurn(core, req, res, queue);
+    void handleInTurn(core, req, res, queue, upgrade);
   };
-  server.on('request', onRequest);
+  server.on('request', (req, res) => onRequest(req, res));
   server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT') refuseConnect(core, req, socket);
-    else if (isWebSocket(req)) void handleWebSocket(core, req, socket, head);
+    else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
@@ -391,6 +390,7 @@ async function handleInTurn(
   req: http.IncomingMessage,
   res: http.ServerResponse,
   queue: http.ServerResponse[],
+  upgrade: Side | undefined,
 ): Promise<void> {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver what it had sent.
@@ -401,7 +401,7 @@ async function handleInTurn(
   try {
     if (before !== undefined) await once(before, 'close');
     // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
-    if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res);
+    if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
   } catch (error) {
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
@@ -498,7 +498,7 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function close(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const [abort, { waits }] of core.running) if (waits) abort.abort(new Problem('shutting_down'));
+  for (const x of core.running) if (x.waits) x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -521,7 +521,7 @@ async function close(server: http.Server | https.Server, core: Core): Promise<vo
 const LAST_WORDS_MS = 500;
 
 function endRunning(core: Core): void {
-  for (const [abort, { sent }] of core.running) abort.abort(new Problem(sent ? 'backend_timeout' : 'shutting_down'));
+  for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
 }
 
 /** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
@@ -545,10 +545,10 @@ function refusePlainly(socket: Duplex): void {
 
 function refuseConnect(core: Core, req: http.IncomingMessage, socket: Duplex): void {
   socket.on('error', () => socket.destroy());
-  const exchange = newExchange(core, req);
-  noteProblem(core, exchange, new Problem('bad_target', { reason: 'connect' }));
+  const x = new Exchange(core, req, new http.ServerResponse(req));
+  noteProblem(x, new Problem('bad_target', { reason: 'connect' }));
   refusePlainly(socket);
-  logExchange(core, exchange);
+  logExchange(x);
 }
 
 /** The two that come of a wrong setting are seen in the log, the rest only by who looks for it. */
@@ -566,107 +566,136 @@ function noteUnparsable(core: Core, error: NodeJS.ErrnoException & { rawPacket?:
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
 
-/** What is known of a request so far; its one log line is made of it. */
-interface Exchange {
-  requestId: string;
-  startedMs: number;
-  client: string;
-  method: string;
+/**
+ * A request on its way: what is known of it so far, of which its one log line is made, and what ends it before its time.
+ * It has one timer, for whoever is waited for; and listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
+ */
+class Exchange {
+  readonly core: Core;
+  /** One snapshot: a reload in the middle of a request changes nothing for it. */
+  readonly rules: Rules;
+  readonly req: http.IncomingMessage;
+  readonly res: http.ServerResponse;
+  readonly requestId = randomUUID();
+  readonly startedMs: number;
+  readonly client: string;
+  target: Target | undefined;
   route: string | undefined;
-  token: string | undefined;
-  form: Form | undefined;
-  status: number;
+  credential: Credential | undefined;
+  token: Token | undefined;
+  status = 0;
   code: ProblemCode | undefined;
   reason: string | undefined;
-  bytesIn: number;
-  bytesOut: number;
+  bytesIn = 0;
+  bytesOut = 0;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
-  waits: boolean;
+  waits = false;
   /** The backend was given its last byte, and may have acted on it. */
-  sent: boolean;
-}
+  sent = false;
+  /** Why it ends before its time: the first reason that there was. */
+  ended: Problem | undefined;
+  readonly #listeners: (() => void)[] = [];
+  #timer: NodeJS.Timeout | undefined;
 
-/** The way of a request. The order is a security claim; each step says why it stands where it does. */
-async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse): Promise<void> {
-  const { rules } = core; // one snapshot: a reload in the middle of a request changes nothing for it
-  const exchange = newExchange(core, req);
-  const abort = new AbortController();
-  const connection = accepted(req.socket);
-  res.once('close', () => {
-    if (!res.writableFinished) abort.abort(new Problem('client_left'));
-    if (core.connections.has(connection)) core.strangers.add(connection);
-  });
-  const body = new RequestBody(req, res, exchange, abort, core.stallTimeoutMs, rules.bodyLimitBytes);
-  core.running.set(abort, exchange);
-  try {
-    // Before everything: a health check must not depend on what is being checked.
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(res, exchange);
-    if (core.draining) throw new Problem('shutting_down');
+  constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
+    this.core = core;
+    this.rules = core.rules;
+    this.req = req;
+    this.res = res;
+    this.startedMs = core.now();
+    this.client = clientAddress(req, core.rules.trustedProxies);
+  }
 
-    const { token, target, secrets } = await admit(core, rules, req, exchange, body);
+  end(reason: Problem): void {
+    if (this.ended !== undefined) return;
+    this.ended = reason;
+    for (const listener of this.#listeners) listener();
+  }
 
-    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
-    // of a webhook's body is judged in its stead, as if its sender had sent that.
-    const judge = (field: Field): void => judgeField(token, target, field);
-    const isMade = isWebhook(token, target);
-    const content = isMade
-      ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
-      : await body.open(target, judge);
+  onEnd(listener: () => void): void {
+    this.#listeners.push(listener);
+  }
 
-    await relay(core, rules, { req, res, target, secrets, exchange, content, isMade, abort });
-  } catch (error) {
-    const problem = noteProblem(core, exchange, abort.signal.reason ?? error);
-    if (core.draining) res.shouldKeepAlive = false;
-    // After the first byte there is no honest way to say that it failed, but to break off.
-    if (res.headersSent) req.socket.destroy();
-    else answerProblem(res, problem, exchange.requestId);
-  } finally {
-    core.running.delete(abort);
-    void body.endAnswer();
-    logExchange(core, exchange);
+  /** Ends it with this problem if nothing else is waited for before the time is over; 0 for no limit. */
+  waitFor(timeoutMs: number, code: ProblemCode): void {
+    clearTimeout(this.#timer);
+    const onTimeout = (): void => this.end(new Problem(code, { reason: 'timeout' }));
+    this.#timer = timeoutMs > 0 ? setTimeout(onTimeout, timeoutMs) : undefined;
+  }
+
+  waitForBackend(): void {
+    this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
+  }
+
+  waitForNobody(): void {
+    clearTimeout(this.#timer);
   }
 }
 
 /**
- * The steps up to the body, which a WebSocket takes too: may this request pass, and on whose behalf.
- * @throws {Problem} for whatever it may not pass for.
+ * The way of a request, and of a WebSocket, which is one without a body. The order is a security claim; each step says
+ * why it stands where it does.
+ * @param upgrade the client's side, where it wants to speak WebSocket from here on.
  */
-async function admit(
-  core: Core,
-  rules: Rules,
-  req: http.IncomingMessage,
-  exchange: Exchange,
-  body?: RequestBody,
-): Promise<{ token: Token; target: Target; secrets: string[] }> {
-  // Before any decision: all later steps judge this one canonical form, and it is what is sent.
-  checkHead(req);
-  const target = parseTarget(exchange.method, req.url ?? '');
-  exchange.route = target.route?.template ?? maskPath(target.segments);
+async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
+  const x = new Exchange(core, req, res);
+  const body = new RequestBody(x);
+  core.running.add(x);
+  watchClient(x);
+  try {
+    // Before everything: a health check must not depend on what is being checked.
+    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
+    if (core.draining) throw new Problem('shutting_down');
 
-  // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
-  if (!rules.clients.some((list) => addressAllowed(list, exchange.client))) throw new Problem('client_not_allowed');
+    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+    checkHead(req);
+    const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
+    x.route = target.route?.template ?? maskPath(target.segments);
 
-  // Before the endpoint: what exists here is nobody's business who holds no token. The body is read
-  // only if nothing else was found and some token accepts that form, and then no more than its head.
-  let credential = findCredential(req, target);
-  if (credential === undefined && rules.forms.has('body')) credential = await body?.findAuth();
-  exchange.form = credential?.form;
+    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+    if (!x.rules.clients.some((list) => addressAllowed(list, x.client))) throw new Problem('client_not_allowed');
 
-  const token = identify(core, rules, credential, exchange);
-  exchange.token = token.name;
-  core.strangers.delete(accepted(req.socket));
+    // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
+    x.credential = findCredential(req, target) ?? await body.findCredential();
 
-  // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
-  // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
-  checkPage(rules, req, target, exchange.form);
-  checkRules(token, target, exchange.client);
+    // Before the endpoint: what exists here is nobody's business who holds no token.
+    const token = x.token = identify(x);
+    core.strangers.delete(accepted(req.socket));
 
-  // After the endpoint: a request that could never pass must not use up the rate of those that can.
-  takeRate(core, token);
-  const secrets = [credential?.secret, target.pathSecret, target.querySecret].flatMap((secret = '') =>
-    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
-  );
-  return { token, target, secrets };
+    // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
+    // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
+    checkPage(x.rules, req, target, x.credential?.form);
+    checkRules(token, target, x.client);
+
+    // After the endpoint: a request that could never pass must not use up the rate of those that can.
+    takeRate(core, token);
+
+    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
+    // of a webhook's body is judged in its stead, as if its sender had sent that.
+    const judge = (field: Field): void => judgeField(token, target, field);
+    const content = isWebhook(token, target)
+      ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
+      : await body.open(target, judge);
+
+    // Once. Never again.
+    await relay(x, target, content, upgrade);
+  } catch (error) {
+    refuse(x, x.ended ?? error);
+  } finally {
+    core.running.delete(x);
+    void body.endAnswer();
+    logExchange(x);
+  }
+}
+
+/** A client that leaves takes its request with it; one that stays is a stranger again until it shows a good token. */
+function watchClient(x: Exchange): void {
+  const { connections, strangers } = x.core;
+  const connection = accepted(x.req.socket);
+  x.res.once('close', () => {
+    if (!x.res.writableFinished) x.end(new Problem('client_left'));
+    if (connections.has(connection)) strangers.add(connection);
+  });
 }
 
 /** What a token's own rules say of a request; asked again of an open WebSocket when they change. */
@@ -675,52 +704,54 @@ function checkRules(token: Token, target: Target, client: string): void {
   checkEndpoint(token, target);
 }
 
-function newExchange(core: Core, req: http.IncomingMessage): Exchange {
-  return {
-    requestId: randomUUID(),
-    startedMs: core.now(),
-    client: clientAddress(req, core.rules.trustedProxies),
-    method: req.method ?? '',
-    route: undefined,
-    token: undefined,
-    form: undefined,
-    status: 0,
-    code: undefined,
-    reason: undefined,
-    bytesIn: 0,
-    bytesOut: 0,
-    waits: false,
-    sent: false,
-  };
+function answerHealth(x: Exchange): void {
+  x.route = '/healthz';
+  x.status = 200;
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 }).write('ok\n');
 }
 
-function answerHealth(res: http.ServerResponse, exchange: Exchange): void {
-  exchange.route = '/healthz';
-  exchange.status = 200;
-  res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 }).write('ok\n');
+/** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
+function refuse(x: Exchange, error: unknown): void {
+  const problem = noteProblem(x, error);
+  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.res.headersSent) x.req.socket.destroy();
+  else answerProblem(x.res, problem, x.requestId);
 }
 
 /** Turns whatever was thrown into a problem, and notes it for the log. */
-function noteProblem(core: Core, exchange: Exchange, error: unknown): Problem {
+function noteProblem(x: Exchange, error: unknown): Problem {
   const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
-  exchange.status = problem.status;
-  exchange.code = problem.code;
-  exchange.reason = problem.reason;
+  x.status = problem.status;
+  x.code = problem.code;
+  x.reason = problem.reason;
   if (problem !== error) {
-    core.log('error', 'internal error', {
-      requestId: exchange.requestId,
-      stack: error instanceof Error ? error.stack : String(error),
-    });
+    const stack = error instanceof Error ? error.stack : String(error);
+    x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
   return problem;
 }
 
-function logExchange(core: Core, { startedMs, waits: _, sent: __, ...exchange }: Exchange): void {
-  const { route, status, code } = exchange;
+function logExchange(x: Exchange): void {
+  const { core, requestId, client, req, route, token, credential, status, code, reason, bytesIn, bytesOut } = x;
   // A flood of wrong credentials must not fill a small computer's card.
   const isQuiet = route === '/healthz' || code === 'too_many_failures';
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
-  core.log(level, 'request', { ...exchange, ms: Math.round(core.now() - startedMs) });
+  const [ms, method, form] = [Math.round(core.now() - x.startedMs), req.method, credential?.form];
+  const fields = {
+    requestId,
+    client,
+    method,
+    route,
+    token: token?.name,
+    form,
+    status,
+    code,
+    reason,
+    bytesIn,
+    bytesOut,
+    ms,
+  };
+  core.log(level, 'request', fields);
 }
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
@@ -1151,7 +1182,8 @@ function parseAuthorization(value: string): Credential {
 }
 
 function digestOf(secret: string): string {
-  return createHash('sha256').update(secret).digest('hex');
+  // The shorter way is 2 µs faster; Node 20.11 and those before it do not have it.
+  return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
 /** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
@@ -1165,14 +1197,14 @@ const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
  * ones from the same address, so that nobody can lock anybody out.
  * @throws {Problem} unauthorized, too_many_failures.
  */
-function identify(core: Core, rules: Rules, credential: Credential | undefined, exchange: Exchange): Token {
+function identify({ core, rules, credential, client }: Exchange): Token {
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) throw new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
   const expired = token !== undefined && isExpired(token, core.now());
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
-  const retryAfterMs = core.failureLimiter.take(failureKey(exchange.client), FAILURE_RATE, core.now());
+  const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   throw retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
@@ -1414,7 +1446,7 @@ const LINGER_MS = 2000;
 
 /** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
 type Content = Uint8Array | {
-  chunks: (deadline: Deadline) => AsyncGenerator<Uint8Array>;
+  chunks: () => AsyncGenerator<Uint8Array>;
   length: number | undefined;
 } | undefined;
 
@@ -1434,97 +1466,129 @@ function gather(chunks: Uint8Array[], chunk: Uint8Array): void {
   }
 }
 
-/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
-class RequestBody {
-  readonly #req: http.IncomingMessage;
-  readonly #res: http.ServerResponse;
-  readonly #exchange: Exchange;
-  readonly #abort: AbortController;
-  readonly #timeoutMs: number;
-  readonly #lingerMs: number;
-  readonly #limitBytes: number;
-  readonly #startedMs = performance.now();
-  #head: Uint8Array[] = []; // as it came
-  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
-  #ended: boolean;
-  readonly #keepAlive: boolean;
-  #discarding = false;
+/**
+ * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
+ * there when they are asked for, and nothing is listened to then.
+ */
+class MessageReader {
+  readonly #x: Exchange;
+  readonly #message: http.IncomingMessage;
+  readonly #broken: ProblemCode;
   #wake: (() => void) | undefined;
-  #listening = false;
+  #isListening = false;
 
-  constructor(
-    req: http.IncomingMessage,
-    res: http.ServerResponse,
-    exchange: Exchange,
-    abort: AbortController,
-    timeoutMs: number,
-    limitBytes: number,
-  ) {
-    this.#req = req;
-    this.#res = res;
-    this.#exchange = exchange;
-    this.#abort = abort;
-    this.#timeoutMs = timeoutMs;
-    this.#lingerMs = Math.min(LINGER_MS, timeoutMs / 4);
-    this.#limitBytes = limitBytes;
-    this.#ended = !hasBody(req);
-    this.#keepAlive = res.shouldKeepAlive;
-    if (this.#ended) return;
-    abort.signal.addEventListener('abort', () => this.#wake?.());
-    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come than
-    // is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be lost.
-    const { 'content-length': length = Infinity, expect } = req.headers;
-    if (Number(length) > HEAD_LIMIT_BYTES || expect !== undefined) res.shouldKeepAlive = false;
+  /** @param broken what it means if the message breaks off. */
+  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
+    this.#x = x;
+    this.#message = message;
+    this.#broken = broken;
   }
 
   /**
-   * Looks for `auth` in the head of the body. What else is wrong with its fields is not said to somebody unknown,
-   * and what does not begin like an object (a text, a form) has none.
+   * The next chunk, or undefined at the end.
+   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * @throws {Problem} what ended the exchange, or that the message broke off.
+   */
+  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+    const message = this.#message;
+    for (let isFirst = !this.#isListening;; isFirst = false) {
+      if (this.#x.ended) throw this.#x.ended;
+      const chunk = message.read() as Buffer | null;
+      if (chunk !== null) return chunk;
+      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
+      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
+      // What came in one packet with the head is handed over by the parser when this function returns.
+      if (isFirst) await undefined;
+      else await this.#change(timeoutMs, code);
+    }
+  }
+
+  #change(timeoutMs: number, code: ProblemCode): Promise<void> {
+    if (!this.#isListening) {
+      this.#isListening = true;
+      const wake = (): void => this.#wake?.();
+      for (const event of ['readable', 'end', 'close', 'error']) this.#message.on(event, wake);
+      this.#x.onEnd(wake);
+    }
+    this.#x.waitFor(timeoutMs, code);
+    return new Promise((resolve) => {
+      this.#wake = resolve;
+    });
+  }
+}
+
+/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
+class RequestBody {
+  readonly #x: Exchange;
+  readonly #reader: MessageReader;
+  readonly #declaredBytes: number | undefined;
+  readonly #lingerMs: number;
+  readonly #startedMs = performance.now();
+  readonly #keepAlive: boolean;
+  #head: Uint8Array[] = []; // as it came
+  #passed: Uint8Array[] = []; // what of it may go on
+  #scan: BodyScan | undefined;
+  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
+  #ended: boolean;
+
+  constructor(x: Exchange) {
+    const { req, res, core } = x;
+    this.#x = x;
+    this.#reader = new MessageReader(x, req, 'client_left');
+    this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
+    this.#ended = !hasBody(req);
+    this.#keepAlive = res.shouldKeepAlive;
+    const { 'content-length': length, expect } = req.headers;
+    this.#declaredBytes = length === undefined ? undefined : Number(length);
+    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come than
+    // is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be lost.
+    const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
+    if (!this.#ended && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
+  }
+
+  /**
+   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is not
+   * said to somebody unknown, and what does not begin like an object (a text, a form) has none.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
-  async findAuth(): Promise<Credential | undefined> {
-    if (this.#ended) return undefined;
+  async findCredential(): Promise<Credential | undefined> {
+    if (this.#ended || !this.#x.rules.forms.has('body')) return undefined;
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the refusal.
-    const deadlineMs = this.#startedMs + this.#timeoutMs - 2 * this.#lingerMs;
-    const scan = new BodyScan('auth');
+    const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
     try {
-      await this.#readHead((chunk) => scan.write(chunk), deadlineMs);
-      if (this.#ended && this.#exchange.bytesIn > 0) scan.end();
+      const { auth } = await this.#scanHead(deadlineMs);
+      return auth === undefined ? undefined : { form: 'body', secret: auth };
     } catch (error) {
       const isBadJson = error instanceof Problem && error.code === 'bad_json';
       if (!isBadJson || /^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'))) throw error;
       return undefined;
     }
-    return scan.auth === undefined ? undefined : { form: 'body', secret: scan.auth };
   }
 
   /**
    * Judges the head and returns what is to be relayed.
    * @param judge throws a Problem for a field that may not pass.
-   * @throws {Problem} as findAuth, and body_too_large, and what judge throws.
+   * @throws {Problem} as findCredential, and body_too_large, and what judge throws.
    */
   async open(target: Target, judge: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#limitBytes);
-    const scan = new BodyScan();
-    const head: Uint8Array[] = [];
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gather(head, piece)));
-    this.#head = [];
-    const empty = this.#exchange.bytesIn === 0;
-    if (this.#ended && !empty) head.push(...scan.end());
+    this.#checkLength(this.#x.rules.bodyLimitBytes);
+    const scan = await this.#scanHead();
+    scan.defers = false;
     scan.takeFields().forEach(judge);
-    if (empty && target.route?.needsBody) {
+    const isEmpty = this.#x.bytesIn === 0;
+    if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
-    const bodiless = target.method === 'GET';
-    if (bodiless && !this.#ended) throw new Problem('body_too_large');
-    if (empty || bodiless) return undefined;
-    if (this.#ended) return Buffer.concat(head);
+    const isBodiless = target.method === 'GET';
+    if (isBodiless && !this.#ended) throw new Problem('body_too_large');
+    if (isEmpty || isBodiless) return undefined;
+    if (this.#ended) return joined(scan.cutBytes === 0 ? this.#head : this.#passed);
     // From here on, what the scanner takes out it replaces with spaces: the length stays true.
-    const declared = this.#req.headers['content-length'];
-    scan.keepLength = declared !== undefined;
-    const length = declared === undefined ? undefined : Number(declared) - scan.cutBytes;
-    return { chunks: (deadline) => this.#chunks(scan, head, judge, deadline), length };
+    scan.keepLength = this.#declaredBytes !== undefined;
+    const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
+    this.#head = [];
+    return { chunks: () => this.#chunks(scan, judge), length };
   }
 
   /**
@@ -1533,23 +1597,16 @@ class RequestBody {
    * @throws {Problem} body_too_large, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#limitBytes);
+    const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
     // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
-    const deadlineMs = performance.now() + this.#timeoutMs;
+    const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
     await this.#readHead(() => {}, deadlineMs);
     while (!this.#ended) {
-      const chunk = await this.#next(deadlineMs - performance.now());
-      this.#count(chunk, smallerBytes);
+      const chunk = await this.#next(deadlineMs, smallerBytes);
       if (chunk !== undefined) gather(this.#head, chunk);
     }
-    const whole = Buffer.concat(this.#head);
-    this.#head = [];
-    return whole;
-  }
-
-  #checkLength(limitBytes: number): void {
-    if (Number(this.#req.headers['content-length'] ?? 0) > limitBytes) throw new Problem('body_too_large');
+    return joined(this.#head);
   }
 
   /**
@@ -1558,24 +1615,55 @@ class RequestBody {
    * more than the head; then nothing is read any more, and the connection goes soon after.
    */
   async endAnswer(): Promise<void> {
-    const isKnown = this.#exchange.token !== undefined;
+    const { req, res } = this.#x;
+    this.#x.waitForNobody();
+    if (res.socket === null) return; // it is a WebSocket now, or gone
+    if (!this.#ended) await this.#discardRest();
+    if (res.shouldKeepAlive && !this.#ended) req.socket.destroy();
+    else res.end();
+  }
+
+  #discardRest(): Promise<void> {
+    const { req, res, token, rules, core } = this.#x;
+    this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
     // One deadline for all of it, or single bytes would hold the connection for hours.
-    const deadlineMs = (isKnown ? performance.now() : this.#startedMs) + this.#timeoutMs - this.#lingerMs;
-    let leftBytes = (isKnown ? this.#limitBytes : HEAD_LIMIT_BYTES) - this.#exchange.bytesIn;
-    this.#discarding = true;
-    this.#wake?.();
-    try {
-      while (!this.#ended && leftBytes >= 0) {
-        // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
-        const patienceMs = this.#res.shouldKeepAlive ? Infinity : this.#lingerMs;
-        const chunk = await this.#next(Math.min(patienceMs, deadlineMs - performance.now()), true);
-        if (chunk === undefined) this.#ended = true;
-        else leftBytes -= chunk.length;
-      }
-      if (!this.#ended) await delay(this.#lingerMs, undefined, { ref: false });
-    } catch { /* the client left, or sent nothing more */ }
-    if (this.#res.shouldKeepAlive && !this.#ended) this.#req.socket.destroy();
-    else this.#res.end();
+    const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
+    // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
+    const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
+    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
+    return new Promise((resolve) => {
+      let timer: NodeJS.Timeout | undefined;
+      const wait = (): void => {
+        clearTimeout(timer);
+        timer = setTimeout(resolve, Math.max(0, Math.min(patienceMs, deadlineMs - performance.now())));
+      };
+      const finish = (ended: boolean): void => {
+        this.#ended = ended;
+        clearTimeout(timer);
+        resolve();
+      };
+      wait();
+      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#ended));
+      req.on('data', (chunk: Buffer) => {
+        leftBytes -= chunk.length;
+        if (leftBytes < 0) req.pause();
+        wait();
+      }).resume();
+    });
+  }
+
+  #checkLength(limitBytes: number): void {
+    if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
+  }
+
+  /** Reads and scans the head, once: for the credential, and then for all that is judged. */
+  async #scanHead(deadlineMs?: number): Promise<BodyScan> {
+    if (this.#scan) return this.#scan;
+    const scan = this.#scan = new BodyScan();
+    scan.defers = this.#x.token === undefined;
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gather(this.#passed, piece)), deadlineMs);
+    if (this.#ended && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
+    return scan;
   }
 
   /**
@@ -1583,98 +1671,81 @@ class RequestBody {
    * @param take gets all of it, in chunks.
    * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs = Infinity): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs?: number): Promise<void> {
     if (!this.#ended && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#ended && this.#exchange.bytesIn < HEAD_LIMIT_BYTES) {
-      const chunk = await this.#next(Math.min(this.#timeoutMs, deadlineMs - performance.now()));
-      const room = HEAD_LIMIT_BYTES - this.#exchange.bytesIn;
-      if (chunk !== undefined && chunk.length > room) this.#rest = chunk.subarray(room);
-      const part = chunk?.subarray(0, room);
-      this.#count(part);
-      if (part === undefined) return;
-      gather(this.#head, part);
-      take(part);
+    while (!this.#ended && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
+      const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
+      const chunk = await this.#next(deadlineMs, undefined, room);
+      if (chunk === undefined) return;
+      gather(this.#head, chunk);
+      take(chunk);
     }
   }
 
   #begin(): void {
-    const encoding = this.#req.headers['content-encoding'] ?? 'identity';
+    const { req, res } = this.#x;
+    const encoding = req.headers['content-encoding'] ?? 'identity';
     if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(this.#req.headers.expect ?? '') && this.#req.httpVersion === '1.1') {
-      this.#res.writeContinue();
-    }
+    if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
   }
 
-  /** Takes note of a chunk, or of the end. @throws {Problem} body_too_large. */
-  #count(chunk: Uint8Array | undefined, limitBytes = this.#limitBytes): void {
+  /**
+   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
+   * @param deadlineMs by performance.now(), besides the time in which there must be progress.
+   * @param roomBytes what is more than that is left for the next time.
+   * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
+   */
+  async #next(
+    deadlineMs = Infinity,
+    limitBytes = this.#x.rules.bodyLimitBytes,
+    roomBytes = Infinity,
+  ): Promise<Uint8Array | undefined> {
+    let chunk = this.#rest;
+    this.#rest = undefined;
     if (chunk === undefined) {
+      const timeoutMs = Math.max(1, Math.min(this.#x.core.stallTimeoutMs, deadlineMs - performance.now()));
+      chunk = await this.#reader.next(timeoutMs, 'request_timeout');
+    }
+    if (chunk !== undefined && chunk.length > roomBytes) {
+      this.#rest = chunk.subarray(roomBytes);
+      chunk = chunk.subarray(0, roomBytes);
+    }
+    this.#x.bytesIn += chunk?.length ?? 0;
+    if (this.#x.bytesIn > limitBytes) throw new Problem('body_too_large');
+    if (chunk === undefined || this.#x.bytesIn === this.#declaredBytes) {
       this.#ended = true;
-      this.#res.shouldKeepAlive = this.#keepAlive;
-      return;
+      this.#x.res.shouldKeepAlive = this.#keepAlive;
     }
-    this.#exchange.bytesIn += chunk.length;
-    if (this.#exchange.bytesIn > limitBytes) throw new Problem('body_too_large');
-  }
-
-  /** The next chunk, or undefined at the end. @throws {Problem} request_timeout, client_left. */
-  async #next(timeoutMs: number, discarding = false): Promise<Uint8Array | undefined> {
-    const rest = this.#rest;
-    if (rest !== undefined) {
-      this.#rest = undefined;
-      return rest;
-    }
-    const deadlineMs = performance.now() + timeoutMs;
-    for (;;) {
-      if (this.#discarding !== discarding) throw new Problem('client_left'); // the relay is over, and so is its stream
-      if (!discarding) this.#abort.signal.throwIfAborted();
-      const chunk = this.#req.read() as Uint8Array | null;
-      if (chunk !== null) return chunk;
-      // `complete` is true before 'end' is emitted: most bodies arrive together with their headers.
-      if (this.#req.readableEnded || (this.#req.complete && this.#req.readableLength === 0)) return undefined;
-      if (this.#req.destroyed) throw new Problem('client_left');
-      const leftMs = deadlineMs - performance.now();
-      if (leftMs <= 0) throw new Problem('request_timeout');
-      if (!this.#listening) {
-        this.#listening = true;
-        for (const event of ['readable', 'end', 'close', 'error']) this.#req.on(event, () => this.#wake?.());
-      }
-      await new Promise<void>((resolve) => {
-        const timer = setTimeout(resolve, leftMs);
-        this.#wake = () => {
-          clearTimeout(timer);
-          resolve();
-        };
-      });
-    }
+    return chunk;
   }
 
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
-  async *#chunks(
-    scan: BodyScan,
-    head: Uint8Array[],
-    judge: (field: Field) => void,
-    deadline: Deadline,
-  ): AsyncGenerator<Uint8Array> {
-    for (const piece of head) yield piece;
+  async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
+    for (const piece of this.#passed) yield piece;
+    this.#passed = [];
     while (!this.#ended) {
-      let pieces;
+      let pieces: Uint8Array[];
       try {
-        deadline.end();
-        const chunk = await this.#next(this.#timeoutMs);
-        makeGarbage(chunk);
-        this.#count(chunk);
-        pieces = chunk === undefined ? scan.end() : scan.write(chunk);
+        const chunk = await this.#next();
+        collectSoon(chunk);
+        pieces = chunk === undefined ? [] : scan.write(chunk);
+        if (this.#ended) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
-        deadline.awaitBackend();
+        this.#x.waitForBackend();
       } catch (error) {
-        this.#abort.abort(error);
+        this.#x.end(error as Problem);
         throw error;
       }
-      this.#exchange.sent = this.#ended;
+      this.#x.sent = this.#ended;
       for (const piece of pieces) yield piece;
     }
   }
+}
+
+/** Most bodies are one chunk, which needs no copy. */
+function joined(chunks: Uint8Array[]): Buffer {
+  return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
 
 // ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
@@ -2064,12 +2135,14 @@ const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u
 
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, 1 if it is not plain within a string; a table is many times faster than a regular expression. */
-const SPECIAL = Uint8Array.from(
-  { length: 256 },
-  (_, byte) => Number(byte < 0x20 || byte === QUOTE || byte === BACKSLASH),
-);
-const SPECIAL_IN_ATTACHMENT = SPECIAL.map((special, byte) => special | Number(byte === COMMA || byte === SEMICOLON));
+/** For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a pattern. */
+function specialTable(bytes: number[]): readonly [bytes: Uint8Array, pairs: Uint8Array] {
+  const single = Uint8Array.from({ length: 256 }, (_, byte) => Number(byte < 0x20 || bytes.includes(byte)));
+  return [single, Uint8Array.from({ length: 65_536 }, (_, pair) => single[pair >> 8]! | single[pair & 0xff]!)];
+}
+
+const SPECIAL = specialTable([QUOTE, BACKSLASH]);
+const SPECIAL_IN_ATTACHMENT = specialTable([QUOTE, BACKSLASH, COMMA, SEMICOLON]);
 
 /** Which keys matter in an object, and what also counts as one of them. */
 interface KeyRules {
@@ -2091,7 +2164,6 @@ function keyRules(keys: string[]): KeyRules {
 
 const TOP_RULES = {
   all: keyRules(keysWithin()),
-  auth: keyRules(['auth']),
   none: { keys: new Set<string>(), folded: /(?!)/ },
 };
 const INNER_RULES = keyRules(keysWithin('link_preview'));
@@ -2115,12 +2187,15 @@ class BodyScan {
   cutBytes = 0;
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
+  /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
+  defers = false;
 
   readonly #rules: KeyRules;
   readonly #seen = new Set<string>();
   #hasNumber = false; // and not null
   readonly #stack: number[] = []; // the closing byte of each open object and array
   #fields: Field[] = [];
+  #problem: Problem | undefined; // the first that is wrong with a field
   #state = S_OBJECT;
   #key: BodyKey | undefined; // the key that matters whose value is being read
   #within = false; // the object of a key that matters is open
@@ -2140,13 +2215,14 @@ class BodyScan {
   #offset = 0; // of the chunk in the document
   #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
 
-  /** @param keys which keys matter: all of them, `auth` alone, or none to check the syntax of any JSON object. */
+  /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
   constructor(keys: keyof typeof TOP_RULES = 'all') {
     this.#rules = TOP_RULES[keys];
   }
 
-  /** The fields found since the last call. */
+  /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
   takeFields(): Field[] {
+    if (this.#problem) throw this.#problem;
     const fields = this.#fields;
     this.#fields = [];
     return fields;
@@ -2194,6 +2270,15 @@ class BodyScan {
 
   #fail(i: number, why: string): never {
     throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
+  }
+
+  /** Refuses the field that is read, or takes note of that and reads on as if it did not matter. */
+  #refuse(why: string): void {
+    const problem = badField(this.#key!, why);
+    if (!this.defers || this.#key === 'auth') throw problem; // without `auth` nobody will be known
+    this.#problem ??= problem;
+    this.#key = undefined;
+    this.#capturing = false;
   }
 
   // What may pass. Between `hold` and `release` or `cut`, bytes are kept back.
@@ -2307,10 +2392,7 @@ class BodyScan {
     // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or "-".
     const mayBeBare = inList ? role === 'argument' && byte < 0x3a : byte === LETTER_N;
     if (byte !== expected && !mayBeBare) {
-      throw badField(
-        this.#key,
-        role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string',
-      );
+      this.#refuse(role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
     }
   }
 
@@ -2360,22 +2442,28 @@ class BodyScan {
 
   /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
   #findSpecial(i: number, stop: number): number {
-    const separators = this.#inAttachment;
     const chunk = this.#chunk;
-    const special = separators ? SPECIAL_IN_ATTACHMENT : SPECIAL;
-    // Eight bytes per test: this loop is what a large attachment spends its time in.
-    while (
-      i + 8 <= stop &&
-      (special[chunk[i]!]! | special[chunk[i + 1]!]! | special[chunk[i + 2]!]! | special[chunk[i + 3]!]! |
-          special[chunk[i + 4]!]! | special[chunk[i + 5]!]! | special[chunk[i + 6]!]! | special[chunk[i + 7]!]!) === 0
-    ) i += 8;
-    while (i < stop && special[chunk[i]!] === 0) i++;
+    const [bytes, pairs] = this.#inAttachment ? SPECIAL_IN_ATTACHMENT : SPECIAL;
+    const isSpecial = (at: number): boolean => bytes[chunk[at]!] !== 0;
+    if (stop - i > 64) {
+      // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in.
+      if ((chunk.byteOffset + i) % 2 !== 0 && isSpecial(i++)) return i - 1;
+      const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (stop - i) >> 1);
+      let at = 0;
+      while (
+        at + 8 <= two.length &&
+        (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
+            pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
+      ) at += 8;
+      i += 2 * at;
+    }
+    while (i < stop && !isSpecial(i)) i++;
     return i;
   }
 
   /** An attachment's metadata ends at its first "base64,". The backend looks for the last: so none may follow. */
   #readSeparator(byte: number): void {
-    if (this.#metaEnded) throw badField(this.#key!, 'may have "," and ";" only before its data');
+    if (this.#metaEnded) return this.#refuse('may have "," and ";" only before its data');
     if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#endMeta();
     else this.#text += String.fromCharCode(byte);
   }
@@ -2404,7 +2492,7 @@ class BodyScan {
     if (this.#hex.length < 4) return;
     const code = parseInt(this.#hex, 16);
     if (this.#inAttachment && (code === COMMA || code === SEMICOLON)) {
-      throw badField(this.#key!, 'may not have "," or ";" as an escape');
+      this.#refuse('may not have "," or ";" as an escape');
     }
     this.#captureText(`\\u${this.#hex}`);
     this.#state = S_STRING;
@@ -2423,7 +2511,7 @@ class BodyScan {
     if (this.#isKey) {
       this.#capturing = this.#text.length <= KEY_LIMIT_BYTES; // too long to be a key that matters
     } else if (this.#text.length > VALUE_LIMIT_BYTES) {
-      throw badField(this.#key!, `may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+      this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
     }
     if (this.#isKey && !this.#capturing) this.#endKey(undefined);
   }
@@ -2447,12 +2535,13 @@ class BodyScan {
   #endKey(name: string | undefined): void {
     const { keys, folded } = this.#stack.length === 1 ? this.#rules : INNER_RULES;
     if (name !== undefined && keys.has(name)) {
-      if (this.#seen.has(name)) throw badField(name, 'may be given only once');
-      this.#seen.add(name);
       this.#key = name as BodyKey;
+      if (this.#seen.has(name)) this.#refuse('may be given only once');
+      this.#seen.add(name);
     } else if (name !== undefined && folded.test(name)) {
       const meant = [...keys].find((key) => new RegExp(`^${key}$`, 'iu').test(name));
-      throw badField(meant ?? '', 'must be spelled exactly so');
+      this.#key = meant as BodyKey;
+      this.#refuse('must be spelled exactly so');
     }
     if (this.#key === 'auth' || this.#stack.length > 1) return;
     this.#release(this.#from);
@@ -2517,19 +2606,6 @@ function incompleteTail(bytes: Uint8Array): number {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-interface Passage {
-  readonly req: http.IncomingMessage;
-  readonly res: http.ServerResponse;
-  readonly target: Target;
-  /** What was presented as a credential, right or not, in the bytes of a header (Latin-1). */
-  readonly secrets: readonly string[];
-  readonly exchange: Exchange;
-  readonly content: Content;
-  /** The gateway made the body itself; what headers say of the client's is not true of it. */
-  readonly isMade: boolean;
-  readonly abort: AbortController;
-}
-
 /** For one connection only, not for the next (RFC 9110 7.6.1; the proxy's and HTTP/2's by their own definitions). */
 const HOP_BY_HOP = [
   'connection',
@@ -2565,16 +2641,14 @@ const NOT_FORWARDED = [
 const NOT_INBOUND = new Set(HOP_BY_HOP);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
-/** A request as the backend gets it, and what ends it before its time. */
+/** A request as the backend gets it. */
 interface BackendRequest {
-  readonly backend: Backend;
+  readonly x: Exchange;
   readonly method: string;
   readonly path: string;
-  /** Without a length, which the content says. */
-  readonly headers: [name: string, value: string][];
+  /** Name and value in turn, without a length, which the content says. */
+  readonly headers: string[];
   readonly content: Content;
-  readonly deadline: Deadline;
-  readonly abort: AbortController;
 }
 
 /** The backend's answer: its head, and the way to read the rest. */
@@ -2584,7 +2658,7 @@ interface BackendAnswer {
   /** Name and value in turn, as they came. */
   readonly headers: readonly string[];
   /** Set where the backend speaks another protocol from here on. */
-  readonly upgraded?: Side;
+  readonly upgraded: Side | undefined;
   /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
   next(): Promise<Uint8Array | undefined>;
   /** Lets go of it after the last byte of its body. */
@@ -2601,69 +2675,30 @@ const IDLE_TIMEOUT_MS = 4000;
 
 /**
  * Sends the request to the backend, once, and its answer to the client.
- * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what made `abort` fire.
+ * @param upgrade the client's side of a WebSocket that is to be.
+ * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(
-  core: Core,
-  rules: Rules,
-  { req, res, target, secrets, exchange, content, isMade, abort }: Passage,
-): Promise<void> {
-  const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
-  const path = backendPath(rules.backend, target);
-  const sent = outboundHeaders(rules, req, exchange, secrets, isMade);
-  const request = { backend: rules.backend, method: target.method, path, headers: sent, content, deadline, abort };
+async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
+  const { core, rules, res } = x;
+  const headers = outboundHeaders(x);
+  if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
+  const request = { x, method: target.method, path: backendPath(rules.backend, target), headers, content };
+  const early = upgrade && listenEarly(x, upgrade);
   let answer: BackendAnswer | undefined;
-  exchange.sent = !(content && 'chunks' in content);
   try {
-    deadline.awaitBackend();
-    answer = await (core.fetch ? sendByFetch(core.fetch, request) : sendByHttp(request));
-    const { headers, length } = readAnswerHead(answer);
+    x.waits = upgrade !== undefined;
+    x.sent = !(content && 'chunks' in content);
+    x.waitForBackend();
+    answer = await (core.fetch && !upgrade ? sendByFetch(core.fetch, request) : sendByHttp(request));
+    const head = readAnswerHead(answer, upgrade && 'websocket');
+    x.status = answer.status;
+    if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
-    res.writeHead(answer.status, answer.statusText, headers);
-    exchange.status = answer.status;
-    await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
+    res.writeHead(answer.status, answer.statusText, head.headers);
+    await relayAnswer(x, answer, head.length);
   } catch (error) {
     answer?.destroy();
-    throw abort.signal.reason ?? backendProblem(error);
-  } finally {
-    deadline.end();
-  }
-}
-
-/** One timer for whoever is waited for at the moment; to set it costs less than a microsecond. */
-class Deadline {
-  readonly #abort: AbortController;
-  readonly #backendMs: number;
-  readonly #clientMs: number;
-  #timer: NodeJS.Timeout | undefined;
-
-  /** @param backendMs how long the backend may make no progress, 0 for ever; `clientMs` the same of a client. */
-  constructor(abort: AbortController, backendMs: number, clientMs: number) {
-    this.#abort = abort;
-    this.#backendMs = backendMs;
-    this.#clientMs = clientMs;
-  }
-
-  awaitBackend(): void {
-    this.#set(this.#backendMs, 'backend_timeout');
-  }
-
-  awaitConnection(): void {
-    this.#set(Math.min(CONNECT_TIMEOUT_MS, this.#backendMs || Infinity), 'backend_unreachable');
-  }
-
-  awaitClient(): void {
-    this.#set(this.#clientMs, 'client_left');
-  }
-
-  end(): void {
-    clearTimeout(this.#timer);
-  }
-
-  #set(timeoutMs: number, code: ProblemCode): void {
-    clearTimeout(this.#timer);
-    const end = (): void => this.#abort.abort(new Problem(code, { reason: 'timeout' }));
-    if (timeoutMs > 0) this.#timer = setTimeout(end, timeoutMs);
+    throw x.ended ?? backendProblem(error);
   }
 }
 
@@ -2671,85 +2706,95 @@ class Deadline {
  * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
  * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
  */
-function sendByHttp(
-  { backend, method, path, headers, content, deadline, abort }: BackendRequest,
-): Promise<BackendAnswer> {
+function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
+  const { backend, backendTimeoutMs } = x.rules;
+  const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
-    const all = [['host', backend.host] as const, ...headers, ...lengthHeaders(method, content)];
-    const { request } = backend.options.protocol === 'https:' ? https : http;
-    const outgoing = request({ ...backend.options, method, path, headers: all as unknown as string[] });
+    const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
+    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
     let isConnected = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => ({
-      status: incoming.statusCode ?? 0,
-      statusText: incoming.statusMessage ?? '',
-      headers: incoming.rawHeaders,
-      ...(upgraded && { upgraded }),
-      next: pull(incoming),
-      finish: () => incoming.removeAllListeners('readable').resume(),
-      destroy: () => (upgraded?.[0] ?? outgoing).destroy(),
-    });
+    let isAnswered = false;
+    const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => {
+      const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+      isAnswered = true;
+      return {
+        status: incoming.statusCode ?? 0,
+        statusText: incoming.statusMessage ?? '',
+        headers: incoming.rawHeaders,
+        upgraded,
+        next: () => reader.next(backendTimeoutMs, 'backend_timeout'),
+        finish: () => incoming.removeAllListeners('readable').resume(),
+        destroy: () => (upgraded?.[0] ?? outgoing).destroy(),
+      };
+    };
     outgoing.on('response', (incoming) => {
       // An answer may come before the request is through, and end before it: nobody reads the rest then.
-      incoming.once('end', () => {
-        if (!outgoing.writableEnded) outgoing.destroy();
-      });
+      incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
       resolve(answer(incoming));
     });
     outgoing.on('upgrade', (incoming, ...side) => resolve(answer(incoming, side)));
-    outgoing.on('error', (error) => {
-      const reason = failureCode(error);
-      reject(isConnected ? error : new Problem('backend_unreachable', { reason, cause: error }));
-    });
-    outgoing.on('close', () => reject(new Error('closed'))); // without an error after a 101 that nobody asked for
+    // Before the connection has come about, nothing can have been sent.
+    outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
+    outgoing.on('close', () => isAnswered || reject(new Error('closed')));
     outgoing.on('socket', (socket) => {
       isConnected = !socket.connecting;
       if (isConnected) return;
-      deadline.awaitConnection();
-      socket.once(backend.options.protocol === 'https:' ? 'secureConnect' : 'connect', () => {
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs || Infinity), 'backend_unreachable');
+      socket.once(isTls ? 'secureConnect' : 'connect', () => {
         isConnected = true;
-        deadline.awaitBackend();
+        x.waitForBackend();
       });
     });
-    abort.signal.addEventListener('abort', () => outgoing.destroy());
-    upload(outgoing, content, deadline).catch((error) => outgoing.destroy(error));
+    x.onEnd(() => outgoing.destroy());
+    upload(x, outgoing, content).catch((error) => outgoing.destroy(error));
   });
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
-function lengthHeaders(method: string, content: Content): [string, string][] {
-  if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : [['content-length', '0']];
-  return content.length === undefined
-    ? [['transfer-encoding', 'chunked']]
-    : [['content-length', String(content.length)]];
+function lengthHeaders(method: string, content: Content): string[] {
+  if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
+  return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-async function upload(outgoing: http.ClientRequest, content: Content, deadline: Deadline): Promise<void> {
+async function upload(x: Exchange, outgoing: http.ClientRequest, content: Content): Promise<void> {
   if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
-  for await (const chunk of content.chunks(deadline)) {
-    if (!outgoing.write(chunk)) await new Promise((resolve) => outgoing.once('drain', resolve).once('close', resolve));
+  const room = roomIn(x, outgoing);
+  for await (const chunk of content.chunks()) {
+    if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return;
   }
   outgoing.end();
 }
+
+/** Returns what waits until a stream that is full takes more, or is closed, or nobody needs it any more. */
+function roomIn(x: Exchange, stream: Writable): () => Promise<void> {
+  let wake = (): void => {};
+  const onChange = (): void => wake();
+  stream.on('drain', onChange).on('close', onChange);
+  x.onEnd(onChange);
+  return () =>
+    new Promise((resolve) => {
+      wake = resolve;
+    });
+}
+
 /**
  * By `fetch`: on Deno and Bun, whose own it is, and wherever a program brings one. The backend never has to redirect a
  * canonical target; and in any other mode Node's fetch keeps the whole body, in case that it has to send it again.
  */
 async function sendByFetch(
   fetch: typeof globalThis.fetch,
-  { backend, method, path, headers, content, deadline, abort }: BackendRequest,
+  { x, method, path, headers, content }: BackendRequest,
 ): Promise<BackendAnswer> {
-  const own = new AbortController(); // for what is wrong with the answer alone
-  abort.signal.addEventListener('abort', () => own.abort());
-  const chunks = content && 'chunks' in content ? content.chunks(deadline) : undefined;
-  const response = await fetch(backend.origin + path, {
+  const abort = new AbortController();
+  x.onEnd(() => abort.abort());
+  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
+  const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
+  const response = await fetch(x.rules.backend.origin + path, {
     method,
-    headers: [
-      ...headers,
-      ...chunks ? lengthHeaders(method, content).filter(([name]) => name === 'content-length') : [],
-    ],
+    headers: all.flatMap((name, i) => i % 2 === 0 ? [[name, all[i + 1]!] as [string, string]] : []),
     redirect: 'error',
-    signal: own.signal,
+    signal: abort.signal,
     ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
     ...(chunks && { body: streamOf(chunks), duplex: 'half' as const }),
   });
@@ -2758,9 +2803,13 @@ async function sendByFetch(
     status: response.status,
     statusText: response.statusText,
     headers: [...response.headers].flat(),
-    next: async () => (await reader?.read())?.value,
+    upgraded: undefined,
+    next: async () => {
+      x.waitForBackend();
+      return (await reader?.read())?.value;
+    },
     finish: () => void reader?.read().catch(() => {}),
-    destroy: () => own.abort(),
+    destroy: () => abort.abort(),
   };
 }
 
@@ -2784,28 +2833,6 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
   const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
   if (client) return (url, init) => fetch(url, { ...init, client } as RequestInit);
   return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
-}
-
-/**
- * Reads a message of node:http. Returns what gives its next chunk, or undefined at its end.
- * Cheaper than its async iterator, for most messages are there when they are asked for.
- */
-function pull(message: http.IncomingMessage): () => Promise<Buffer | undefined> {
-  let wake = (): void => {};
-  let isListening = false;
-  return async () => {
-    for (;;) {
-      const chunk = message.read() as Buffer | null;
-      if (chunk !== null) return chunk;
-      if (message.readableEnded) return undefined;
-      if (message.destroyed) throw new Problem('bad_backend_answer', { reason: 'aborted' });
-      if (!isListening) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, () => wake()); }
-      isListening = true;
-      await new Promise<void>((resolve) => {
-        wake = resolve;
-      });
-    }
-  };
 }
 
 /** What a client gets of an answer's head. */
@@ -2849,45 +2876,35 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string): 
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(
-  answer: BackendAnswer,
-  length: number | undefined,
-  res: http.ServerResponse,
-  exchange: Exchange,
-  deadline: Deadline,
-  signal: AbortSignal,
-): Promise<void> {
-  let last: Uint8Array | undefined;
-  while (exchange.bytesOut !== length) {
-    deadline.awaitBackend();
+async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | undefined): Promise<void> {
+  const { res, core } = x;
+  let room: (() => Promise<void>) | undefined;
+  while (x.bytesOut !== length) {
     const chunk = await answer.next();
-    if (chunk === undefined && length === undefined) break;
-    exchange.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || exchange.bytesOut > (length ?? Infinity)) {
+    if (chunk === undefined && length === undefined) return;
+    x.bytesOut += chunk?.length ?? 0;
+    if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
       throw new Problem('bad_backend_answer', { reason: 'bad_length' });
     }
-    makeGarbage(chunk);
-    if (exchange.bytesOut === length) last = chunk; // most answers are one chunk, and so one write with their head
-    else if (!res.write(chunk)) {
-      deadline.awaitClient();
-      await once(res, 'drain', { signal }); // the signal fires when the client leaves: 'drain' would never come then
-    }
+    collectSoon(chunk);
+    if (res.write(chunk) || x.bytesOut === length) continue;
+    x.waitFor(core.stallTimeoutMs, 'client_left');
+    await (room ??= roomIn(x, res))();
+    if (x.ended) throw x.ended;
   }
-  if (last !== undefined) res.write(last);
   answer.finish();
 }
 
 /**
- * Makes V8 collect at the pace of a body: chunks lie outside its heap, and it would let more than 64 MiB of them
+ * Gives V8 a reason to collect at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of them would
  * gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
  */
-function makeGarbage(chunk: Uint8Array | undefined): void {
-  if (chunk && chunk.length >= GARBAGE_FROM_BYTES) {
-    Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
-  }
+function collectSoon(chunk: Uint8Array | undefined): void {
+  if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
+  Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
-const GARBAGE_FROM_BYTES = 4096;
+const COLLECT_FROM_BYTES = 4096;
 
 /** The names that a Connection header declares to be for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
@@ -2908,34 +2925,34 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
   return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
 }
 
-/** Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them. */
-function outboundHeaders(
-  rules: Rules,
-  req: http.IncomingMessage,
-  exchange: Exchange,
-  secrets: readonly string[],
-  isMade = false,
-): [string, string][] {
+/**
+ * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
+ * @returns name and value in turn.
+ */
+function outboundHeaders({ req, rules, client, requestId, token, target, credential }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  const headers: [string, string][] = [];
+  // What was presented as a credential, right or not, in the bytes of a header.
+  const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
+    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
+  );
+  // The gateway makes the body of such a send itself; what is said of the client's is not true of it.
+  const isMade = token !== undefined && target !== undefined && isWebhook(token, target);
+  const headers: string[] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
-    const isOurs = /^x-(?:forwarded|original)-/.test(name) || (isMade && name.startsWith('content-'));
-    if (NOT_OUTBOUND.has(name) || named.has(name) || isOurs || holdsSecret(value, secrets)) continue;
-    headers.push([name, value]);
+    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
+      (isMade && name.startsWith('content-'));
+    if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
-  if (isMade) headers.push(['content-type', 'application/json']);
+  if (isMade) headers.push('content-type', 'application/json');
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
-  headers.push(['accept-encoding', 'identity']); // what comes back is what was sent
+  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
-  headers.push(['x-forwarded-for', exchange.client], ['x-forwarded-proto', proto], [
-    'x-request-id',
-    exchange.requestId,
-  ]);
+  headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  if (host && !holdsSecret(host, secrets)) headers.push(['x-forwarded-host', host]);
-  if (rules.backend.authorization) headers.push(['authorization', rules.backend.authorization]);
+  if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
+  if (rules.backend.authorization) headers.push('authorization', rules.backend.authorization);
   return headers;
 }
 
@@ -2956,16 +2973,17 @@ function failureCode(error: unknown): string {
 const UNREACHABLE =
   /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
 
+function unreachable(error: unknown): Problem {
+  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
+}
+
 function backendProblem(error: unknown): Problem {
   if (error instanceof Problem) return error;
   const reason = failureCode(error);
   const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string }; // a time-out can also end a read
+  if (UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)) return unreachable(error);
   // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)
-    ? 'backend_unreachable'
-    : reason === 'UND_ERR_HEADERS_TIMEOUT'
-    ? 'backend_timeout'
-    : 'bad_backend_answer';
+  const code = reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
   return new Problem(code, { reason, cause: error });
 }
 
@@ -2978,12 +2996,13 @@ const EARLY_LIMIT = 16;
 /** How often open WebSockets are looked at for a token that has expired meanwhile. */
 const TUNNEL_SWEEP_MS = 30_000;
 
+/** One side of a WebSocket, and what it has already said. */
+type Side = readonly [socket: Duplex, head: Buffer];
+
 /** A WebSocket that is open. */
 interface Tunnel {
-  readonly digest: string;
-  readonly form: Form | undefined;
-  readonly target: Target;
-  readonly client: string;
+  /** The request that opened it: its token, form, target and client are judged anew when rules change. */
+  readonly x: Exchange;
   close(reason: string): void;
 }
 
@@ -3008,112 +3027,49 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   return socket;
 }
 
-/** The way of a WebSocket: the same steps, with a complete HTTP answer on the socket if it is refused. */
-async function handleWebSocket(core: Core, req: http.IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
-  const { rules } = core;
-  const exchange = newExchange(core, req);
-  const abort = new AbortController();
+/** What answers a request that node:http has let go of because of its wish to be upgraded. It may be a refusal. */
+function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
   socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
-  // Who is not read from is not heard leaving. What it sends before its handshake is answered is kept for later.
-  const early = [head];
-  const onEarly = (chunk: Buffer): void => {
-    if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
-  };
-  const onLeave = (): void => abort.abort(new Problem('client_left'));
-  socket.on('data', onEarly).on('end', onLeave).on('close', onLeave);
-  exchange.waits = true;
-  core.running.set(abort, exchange);
-  try {
-    if (core.draining) throw new Problem('shutting_down');
-    const { token, target, secrets } = await admit(core, rules, req, exchange);
-    const backend = await relayWebSocket(core, rules, { req, socket, target, secrets, exchange, abort });
-    socket.off('data', onEarly).off('end', onLeave).off('close', onLeave);
-    if (backend) {
-      joinSockets(
-        core,
-        exchange,
-        { digest: token.digest, form: exchange.form, target },
-        [socket, Buffer.concat(early)],
-        backend,
-      );
-    }
-    closeStaleTunnels(core); // the rules may have changed meanwhile
-  } catch (error) {
-    endWithProblem(socket, noteProblem(core, exchange, abort.signal.reason ?? error), exchange.requestId, req);
-  } finally {
-    core.running.delete(abort);
-    logExchange(core, exchange);
-  }
+  const res = new http.ServerResponse(req);
+  res.assignSocket(socket as Socket);
+  res.shouldKeepAlive = false;
+  res.once('finish', () => socket.end(() => socket.destroy()));
+  return res;
 }
-
-interface UpgradePassage {
-  readonly req: http.IncomingMessage;
-  readonly socket: Duplex;
-  readonly target: Target;
-  readonly secrets: readonly string[];
-  readonly exchange: Exchange;
-  readonly abort: AbortController;
-}
-
-/** One side of a WebSocket, and what it has already said. */
-type Side = readonly [socket: Duplex, head: Buffer];
 
 /**
- * Opens the backend's side by node:http (fetch cannot), passes its answer on, and returns that side if it accepted.
- * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, client_left.
+ * Listens to a client that waits for its handshake: who is not read from is not heard leaving.
+ * @returns what stops listening, and gives what the client has said; it should have said nothing (RFC 6455 4.1).
  */
-async function relayWebSocket(
-  core: Core,
-  rules: Rules,
-  { req, socket, target, secrets, exchange, abort }: UpgradePassage,
-): Promise<Side | undefined> {
-  const sent = outboundHeaders(rules, req, exchange, secrets);
-  sent.push(['connection', 'Upgrade'], ['upgrade', 'websocket']);
-  const deadline = new Deadline(abort, rules.backendTimeoutMs, core.stallTimeoutMs);
-  const path = backendPath(rules.backend, target);
-  let answer: BackendAnswer | undefined;
-  try {
-    deadline.awaitBackend();
-    const request = { backend: rules.backend, method: 'GET', path, headers: sent, content: undefined, deadline, abort };
-    answer = await sendByHttp(request);
-    const { status, statusText, upgraded } = answer;
-    const { headers, length } = readAnswerHead(answer, 'websocket');
-    exchange.status = status;
-    if (upgraded) {
-      const fields = [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket'];
-      const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
-      socket.write(Buffer.from(`HTTP/1.1 101 ${statusText}\r\n${lines.join('')}\r\n`, 'latin1'));
-      return upgraded;
-    }
-    const res = new http.ServerResponse(req);
-    res.assignSocket(socket as Socket);
-    res.shouldKeepAlive = false;
-    res.once('finish', () => socket.end(() => socket.destroy()));
-    res.writeHead(status, statusText, headers);
-    await relayAnswer(answer, length, res, exchange, deadline, abort.signal);
-    res.end();
-    return undefined;
-  } catch (error) {
-    answer?.destroy();
-    throw abort.signal.reason ?? backendProblem(error);
-  } finally {
-    deadline.end();
-  }
+function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
+  const early = [head];
+  const onData = (chunk: Buffer): void => {
+    if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
+  };
+  const onLeave = (): void => x.end(new Problem('client_left'));
+  socket.on('data', onData).on('end', onLeave).on('close', onLeave);
+  return () => {
+    socket.off('data', onData).off('end', onLeave).off('close', onLeave);
+    return Buffer.concat(early);
+  };
 }
 
-/** Lets bytes flow both ways until either side ends. */
-function joinSockets(
-  core: Core,
-  exchange: Exchange,
-  of: Pick<Tunnel, 'digest' | 'form' | 'target'>,
-  [socket, head]: Side,
-  [backend, backendHead]: Side,
-): void {
-  const { requestId, client, token } = exchange;
-  let [bytesIn, bytesOut, reason] = [0, 0, 'ended'];
+/** Passes the backend's consent on, and lets bytes flow both ways until either side ends. */
+function openTunnel(x: Exchange, { headers }: AnswerHead, client: Side, backend: Side): void {
+  const lines = [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket'].map((text, i) =>
+    text + (i % 2 ? '\r\n' : ': ')
+  );
+  x.res.detachSocket(client[0] as Socket);
+  client[0].write(Buffer.from(`HTTP/1.1 101 Switching Protocols\r\n${lines.join('')}\r\n`, 'latin1'));
+  joinSockets(x, client, backend);
+  closeStaleTunnels(x.core); // the rules may have changed meanwhile
+}
+
+function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: Side): void {
+  const { core, requestId, client, token } = x;
+  let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
   const tunnel: Tunnel = {
-    ...of,
-    client,
+    x,
     close: (why) => {
       reason = why;
       socket.destroy();
@@ -3144,30 +3100,23 @@ function joinSockets(
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(tunnel);
-    core.log('info', 'websocket closed', {
-      requestId,
-      client,
-      token,
-      reason,
-      bytesIn: bytesIn + head.length,
-      bytesOut,
-      ms: Math.round(core.now() - exchange.startedMs),
-    });
+    const ms = Math.round(core.now() - x.startedMs);
+    core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
   backend.once('close', () => socket.end());
 }
 
 /** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
 function closeStaleTunnels(core: Core): void {
-  for (const tunnel of core.tunnels) {
-    const { anonymous, tokens } = core.rules;
-    const token = anonymous ?? tokens.get(tunnel.digest);
+  const { anonymous, tokens } = core.rules;
+  for (const { x, close } of core.tunnels) {
+    const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     try {
-      const takesForm = anonymous !== undefined || (tunnel.form !== undefined && token?.methods.has(tunnel.form));
+      const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
       if (token === undefined || !takesForm || isExpired(token, core.now())) throw new Problem('unauthorized');
-      checkRules(token, tunnel.target, tunnel.client);
+      checkRules(token, x.target!, x.client);
     } catch {
-      tunnel.close('no_longer_allowed');
+      close('no_longer_allowed');
     }
   }
 }
@@ -3186,25 +3135,32 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [waitingBytes, dropped] = [0, 0];
-  const writeOrDrop = (line: string): void => {
-    if (waitingBytes > LOG_LIMIT_BYTES) return void dropped++;
-    const bytes = Buffer.byteLength(line);
-    const done = (): void => {
+  let [waiting, waitingBytes, dropped] = ['', 0, 0];
+  const flush = (): void => {
+    if (waiting === '') return;
+    const [text, bytes] = [waiting, Buffer.byteLength(waiting)];
+    waiting = '';
+    waitingBytes += bytes;
+    writeOut(text, () => {
       waitingBytes -= bytes;
       if (dropped === 0 || waitingBytes > 0) return;
       const lines = dropped;
       dropped = 0;
       log('warn', 'log lines were dropped, because nobody read them', { lines });
-    };
-    waitingBytes += bytes;
-    writeOut(`${line}\n`, done);
+    });
+  };
+  const writeOrDrop = (line: string): void => {
+    if (waitingBytes > LOG_LIMIT_BYTES) return void dropped++;
+    // Requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
+    if (waiting === '') setImmediate(flush);
+    waiting += `${line}\n`;
   };
   const write = options.log ?? writeOrDrop;
   const log: Log = (level, message, fields) => {
     if (LEVELS.indexOf(level) < least) return;
     const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
     write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
+    if (message !== 'request') flush();
   };
   return log;
 }
