@@ -98,7 +98,8 @@ function fetchRelay(port: string): http.Server {
 /** A server that says the same to everybody, once it has read what it was sent, or at once. */
 function always(status: number, answer: object, reads: boolean): http.Server {
   const body = JSON.stringify(answer);
-  return http.createServer((req, res) => {
+  // The server drops no connection while others have their turn: a bare relay would break at it.
+  return http.createServer({ keepAliveTimeout: 0 }, (req, res) => {
     const say = (): unknown =>
       res.writeHead(status, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body);
     if (reads) req.resume().on('end', say);
