@@ -1,23 +1,28 @@
 /**
- * How much the gateway costs: run it with `npm run bench`, or shorter with `npm run bench -- --quick`.
+ * What the gateway costs, beside servers that do nothing else: `npm run bench`, or shorter `npm run bench -- --quick`.
  *
- * Everything is measured in one run, and counts only as a ratio to something that does nothing else:
+ *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent
+ *   fetch relay      the same with fetch, bodies streamed; on Deno without re-used connections, as the gateway has it
+ *   bare 401         a bare node:http server that says 401 and reads nothing
  *
- *   fetch relay  a bare node:http server that relays with fetch and streams bodies
- *   http relay   the same with node:http's own client and a keep-alive agent
- *   bare 401     a bare node:http server that answers 401 and reads nothing
+ * `npm run bench` measures the compiled file on the Node that runs it. Everything else measures the gateway beside this
+ * file: `node gateway.bench.ts` (22.18 and newer), `deno run -A gateway.bench.ts`, `bun gateway.bench.ts`.
+ * GATEWAY_FILE names another file, and `--beside FILE` a second one that is measured with it in the same rounds: another
+ * version (compiled, for Node 20).
  *
- * Rows: small sends per second; latency added to talking to the backend directly, at a fixed modest
- * rate; refusals per second (wrong tokens soon get 429 in the place of 401, which is the gateway's real
- * behaviour); megabytes per second of one large attachment; from the start of the process until it
- * listens; resident memory, after the first send and at its highest under sends and large bodies.
+ * Only ratios mean anything, and those of processor time (user and system, as each server's own process counts it) more
+ * than those of throughput, for the load, the backend and other work on the machine want its cores too. Servers take
+ * turns in rounds, each with connections of its own; the first round of a row warms up and counts nowhere. Of the others
+ * the medians are printed, with the least and the greatest; a ratio is the median of the rounds' ratios, for what slows
+ * a round slows all its servers. 0.55 says that this server takes 0.55 of the gateway's processor time (or of its
+ * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one.
  *
- * The file starts itself once per role: the servers, a stand-in backend, and the load, which comes from
- * raw sockets in a process of its own. Servers take turns in short rounds, and the median of the rounds
- * counts: other work on the machine then hits them all alike. A row that misses its target is printed
- * as it is. An answer that is not the expected one ends the run: nothing may be fast by failing.
+ * The gateway has its own defaults: it logs a line per request into a pipe, which is read and dropped, as journald or
+ * Docker would, while the others log nothing. Wrong credentials are soon 429 from one address, and not logged then.
  *
- * Loopback only, on ports that the system chooses. Children end with their standard input.
+ * The file starts itself once per role. The load is raw sockets in a process of its own. An answer that is not the
+ * expected one ends the run: nothing may be fast by failing. Loopback only, on ports that the system chooses; children
+ * end with their standard input, say what they found on standard error, and leave standard output to the gateway's log.
  */
 
 import { spawn } from 'node:child_process';
@@ -25,16 +30,37 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
-import { arch, availableParallelism, platform } from 'node:os';
+import { arch, availableParallelism, cpus, platform } from 'node:os';
+import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+import { parseArgs } from 'node:util';
+
+// ── WHAT IS MEASURED ─────────────────────────────────────────────────────────────────────────────
+
+const { values: options, positionals: [role = '', port = '', file = ''] } = parseArgs({
+  options: { quick: { type: 'boolean' }, beside: { type: 'string' } },
+  allowPositionals: true,
+});
+const SCALE = options.quick
+  ? { rounds: 5, forMs: 300, sends: 12_000, megabytes: 25 }
+  : { rounds: 9, forMs: 1000, sends: 100_000, megabytes: 100 };
+const GATEWAYS: Record<string, string> = {
+  gateway: process.env.GATEWAY_FILE ?? fileURLToPath(import.meta.url).replace('.bench.', '.'),
+  ...(options.beside && { beside: options.beside }),
+};
+const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay', 'fetch relay'];
+const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
 
 const SECRET = 'a-plain-secret-for-the-benchmark';
+const CONFINED = 'another-secret-that-opens-much-less';
+const MESSAGE = { message: 'The washing machine is done.', number: '+15550100001', recipients: ['+15550100002'] };
+
 /** A relay must not pass these on; it does nothing else about headers. */
 const HOP_BY_HOP = new Set(['host', 'connection', 'keep-alive', 'transfer-encoding']);
 
@@ -42,42 +68,11 @@ function endToEnd(headers: Iterable<readonly [string, string | string[] | undefi
   return Object.fromEntries([...headers].filter(([name]) => !HOP_BY_HOP.has(name))) as Record<string, string>;
 }
 
-/** The stand-in for the Signal backend: takes every message, and says so in as few bytes as the real one. */
-function backend(): http.Server {
-  return http.createServer((req, res) => {
-    req.resume().on(
-      'end',
-      () => res.writeHead(201, { 'Content-Type': 'application/json', 'Content-Length': 17 }).end('{"timestamp":"1"}'),
-    );
-  });
-}
-
-function fetchRelay(backendPort: string): http.Server {
-  return http.createServer(async (req, res) => {
-    const headers = endToEnd(Object.entries(req.headers));
-    const streamed = { body: Readable.toWeb(req) as ReadableStream<Uint8Array>, duplex: 'half' as const };
-    const response = await fetch(`http://127.0.0.1:${backendPort}${req.url}`, {
-      method: req.method!,
-      headers,
-      redirect: 'error',
-      ...streamed,
-    });
-    res.writeHead(response.status, endToEnd(response.headers));
-    await pipeline(response.body!, res);
-  });
-}
-
-function httpRelay(backendPort: string): http.Server {
+function httpRelay(port: string): http.Server {
   const agent = new http.Agent({ keepAlive: true });
   return http.createServer((req, res) => {
-    const options = {
-      host: '127.0.0.1',
-      port: backendPort,
-      method: req.method!,
-      path: req.url!,
-      headers: endToEnd(Object.entries(req.headers)),
-      agent,
-    };
+    const headers = endToEnd(Object.entries(req.headers));
+    const options = { host: '127.0.0.1', port, method: req.method!, path: req.url!, headers, agent };
     req.pipe(http.request(options, (answer) => {
       res.writeHead(answer.statusCode!, endToEnd(Object.entries(answer.headers)));
       answer.pipe(res);
@@ -85,43 +80,75 @@ function httpRelay(backendPort: string): http.Server {
   });
 }
 
-function bare401(): http.Server {
-  const body = JSON.stringify({ error: 'A valid API token is required.', code: 'unauthorized' });
-  return http.createServer((_req, res) =>
-    res.writeHead(401, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body)
-  );
+function fetchRelay(port: string): http.Server {
+  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
+  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
+  return http.createServer(async (req, res) => {
+    const response = await fetch(`http://127.0.0.1:${port}${req.url}`, {
+      method: req.method!,
+      headers: endToEnd(Object.entries(req.headers)),
+      redirect: 'error',
+      ...{ body: Readable.toWeb(req) as ReadableStream, duplex: 'half', client },
+    });
+    res.writeHead(response.status, endToEnd(response.headers));
+    await pipeline(response.body!, res);
+  });
+}
+
+/** A server that says the same to everybody, once it has read what it was sent, or at once. */
+function always(status: number, answer: object, reads: boolean): http.Server {
+  const body = JSON.stringify(answer);
+  // The server drops no connection while others have their turn: a bare relay would break at it.
+  return http.createServer({ keepAliveTimeout: 0 }, (req, res) => {
+    const say = (): unknown =>
+      res.writeHead(status, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body);
+    if (reads) req.resume().on('end', say);
+    else say();
+  });
 }
 
 /** Imported here and not above: the other roles must not pay for it. */
-async function gateway(backendPort: string): Promise<http.Server> {
-  const { createGateway } = await import('./gateway.ts');
+async function gateway(port: string, file: string): Promise<http.Server> {
+  const { createGateway } = await import(pathToFileURL(resolve(file)).href);
   const { server, listen } = createGateway({
-    backend: { url: `http://127.0.0.1:${backendPort}` },
+    backend: { url: `http://127.0.0.1:${port}` },
     listen: '127.0.0.1:0',
-    tokens: { bench: { secret: SECRET } },
-    limits: { body: '150MiB', connections: 4096 },
-    log: { level: 'error' },
+    tokens: {
+      bench: { secret: SECRET },
+      confined: {
+        secret: CONFINED,
+        allow: ['send'],
+        senders: [MESSAGE.number],
+        recipients: MESSAGE.recipients,
+        rate: '100000/1s',
+      },
+    },
   });
   await listen();
   return server;
 }
 
-const SERVERS = { backend, fetchRelay, httpRelay, bare401, gateway };
-type Server = keyof typeof SERVERS;
+const SERVERS: Record<string, (port: string, file: string) => http.Server | Promise<http.Server>> = {
+  gateway,
+  beside: gateway,
+  'node:http relay': httpRelay,
+  'fetch relay': fetchRelay,
+  'bare 401': () => always(401, { error: 'A valid API token is required.', code: 'unauthorized' }, false),
+  backend: () => always(201, { timestamp: '1' }, true),
+};
 
-/** Listens, says where, and then tells its memory whenever it is asked. */
+/** Listens, says where, and tells what it has used whenever it is asked. */
 async function serve(server: http.Server): Promise<void> {
   if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
   say({ port: (server.address() as AddressInfo).port });
-  let peakBytes = 0;
-  setInterval(() => {
-    peakBytes = Math.max(peakBytes, process.memoryUsage.rss());
-  }, 50);
-  onLines(() => say({ bytes: process.memoryUsage.rss(), peakBytes }));
+  onLines(() => {
+    const { user, system } = process.cpuUsage();
+    say({ cpuUs: user + system, bytes: process.memoryUsage.rss() });
+  });
 }
 
 function say(message: object): void {
-  process.stdout.write(`${JSON.stringify(message)}\n`);
+  process.stderr.write(`${JSON.stringify(message)}\n`);
 }
 
 function onLines(act: (line: string) => void): void {
@@ -130,463 +157,241 @@ function onLines(act: (line: string) => void): void {
 
 // ── ROLES: THE LOAD ──────────────────────────────────────────────────────────────────────────────
 
-/** The status of an answer that is complete. */
-function completeStatus(text: string): number | undefined {
-  const head = text.indexOf('\r\n\r\n') + 4;
-  if (head < 4) return undefined;
-  const [, length] = /\r\ncontent-length: *(\d+)/i.exec(text) ?? [];
-  const complete = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
-  return complete ? Number(text.slice(9, 12)) : undefined;
-}
-
-/** A raw connection with one request on its way at a time: it costs far less than any server here. */
-class Client {
-  readonly #socket: net.Socket;
-  #text = '';
-  #answered: { resolve: (status: number) => void; reject: (error: Error) => void } | undefined;
-
-  constructor(port: number) {
-    this.#socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
-    this.#socket.on('data', (chunk: Buffer) => {
-      this.#text += chunk.toString('latin1');
-      const status = completeStatus(this.#text);
-      if (status !== undefined) this.#answered?.resolve(status);
-    });
-    this.#socket.on('error', () => {}); // 'close' follows
-    this.#socket.on(
-      'close',
-      () => this.#answered?.reject(new Error(`connection closed after: ${this.#text || 'nothing'}`)),
-    );
-  }
-
-  /** Sends a request in pieces; resolves to the answer's status once the answer is complete. */
-  async exchange(pieces: Iterable<string | Uint8Array>): Promise<number> {
-    this.#text = '';
-    const answer = new Promise<number>((resolve, reject) => {
-      this.#answered = { resolve, reject };
-    });
-    answer.catch(() => {}); // it is also awaited below, but may fail while the request is still being sent
-    for (const piece of pieces) {
-      if (!this.#socket.write(piece)) await Promise.race([once(this.#socket, 'drain'), answer]);
-    }
-    return await answer;
-  }
-
-  close(): void {
-    this.#answered = undefined;
-    this.#socket.destroy();
-  }
-}
-
 interface Job {
-  kind: keyof typeof JOBS;
-  ports: number[];
+  port: number;
+  /** With a # where the megabytes of an attachment go. */
   request: string;
-  /** The statuses that are right. */
+  megabytes: number;
   expect: number[];
-  connections?: number;
-  warmUpMs?: number;
-  measureMs?: number;
-  perSecond?: number;
-  bodyBytes?: number;
+  connections: number;
+  /** It is over after so many requests, or after so long. */
+  count: number;
+  forMs: number;
 }
 
-function checkStatus({ expect }: Job, status: number): void {
-  if (!expect.includes(status)) throw new Error(`status ${status} where ${expect.join(' or ')} is right`);
-}
+/** A megabyte of base64. */
+const BLOCK = Buffer.from(randomBytes(750_000).toString('base64'));
 
-/** Requests per second, each connection sending its next one as soon as it has its answer. */
-async function measureRate(job: Job): Promise<number> {
-  const { ports: [port = 0], request, connections = 1, warmUpMs = 0, measureMs = 0 } = job;
-  const clients = Array.from({ length: connections }, () => new Client(port));
-  const startMs = performance.now() + warmUpMs;
-  const endMs = startMs + measureMs;
-  let count = 0;
-  await Promise.all(clients.map(async (client) => {
-    for (let nowMs = 0; nowMs < endMs;) {
-      checkStatus(job, await client.exchange([request]));
-      nowMs = performance.now();
-      if (nowMs >= startMs && nowMs < endMs) count++;
-    }
-    client.close();
-  }));
-  return count * 1000 / measureMs;
+/** One raw connection with one request on its way at a time: it costs far less than any server here. */
+function converse({ port, request, megabytes, expect }: Job, isOver: () => boolean): Promise<void> {
+  const [before = '', after = ''] = request.split('#');
+  return new Promise((resolve, reject) => {
+    const socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
+    let text = '';
+    const next = async (): Promise<void> => {
+      text = '';
+      if (isOver()) {
+        resolve();
+        return void socket.destroy();
+      }
+      socket.write(before);
+      for (let i = 0; i < megabytes; i++) if (!socket.write(BLOCK)) await once(socket, 'drain');
+      if (after) socket.write(after);
+    };
+    socket.on('connect', () => next().catch(reject));
+    socket.on('data', (chunk: Buffer) => {
+      text += chunk.toString('latin1');
+      const head = text.indexOf('\r\n\r\n') + 4;
+      const length = /\r\ncontent-length: *(\d+)/i.exec(text)?.[1];
+      const ends = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
+      if (head < 4 || !ends) return;
+      if (expect.includes(Number(text.slice(9, 12)))) next().catch(reject);
+      else reject(new Error(text));
+    });
+    socket.setTimeout(20_000, () => reject(new Error(`nothing for 20 s after: ${text}`)));
+    socket.on('error', reject);
+    socket.on('close', () => reject(new Error(`connection closed after: ${text}`)));
+  });
 }
-
-/** Milliseconds per request to each port, while all ports get requests in turn at a fixed rate each. */
-async function measureLatency(job: Job): Promise<number[][]> {
-  const { ports, request, perSecond = 1, measureMs = 0 } = job;
-  const idle = ports.map((port) => [new Client(port)]);
-  const latenciesMs = ports.map((): number[] => []);
-  const sendOne = async (i: number): Promise<void> => {
-    const client = idle[i]!.pop() ?? new Client(ports[i]!); // never behind a slow answer
-    const startMs = performance.now();
-    checkStatus(job, await client.exchange([request]));
-    latenciesMs[i]!.push(performance.now() - startMs);
-    idle[i]!.push(client);
-  };
-  const sent: Promise<void>[] = [];
-  const startMs = performance.now();
-  for (let n = 0; n * 1000 < measureMs * perSecond * ports.length; n++) {
-    await delay(Math.max(0, startMs + n * 1000 / perSecond / ports.length - performance.now()));
-    sent.push(sendOne(n % ports.length));
-  }
-  await Promise.all(sent);
-  idle.flat().forEach((client) => client.close());
-  return latenciesMs;
-}
-
-/** Megabytes per second of one request whose attachment has so many bytes as it travels. */
-async function measureBody(job: Job): Promise<number> {
-  const { ports: [port = 0], bodyBytes = 0 } = job;
-  const block = Buffer.from(randomBytes(750_000).toString('base64'));
-  const [before = '', after = ''] = JSON.stringify({
-    ...MESSAGE,
-    base64_attachments: ['data:application/octet-stream;filename=a.bin;base64,#'],
-  }).split('#');
-  const blocks = Array<Uint8Array>(bodyBytes / block.length).fill(block);
-  const client = new Client(port);
-  const startMs = performance.now();
-  checkStatus(
-    job,
-    await client.exchange([
-      head('POST /v2/send', SECRET, before.length + bodyBytes + after.length) + before,
-      ...blocks,
-      after,
-    ]),
-  );
-  client.close();
-  return bodyBytes / 1e6 / (performance.now() - startMs) * 1000;
-}
-
-const JOBS = { rate: measureRate, latency: measureLatency, body: measureBody };
 
 function load(): void {
   onLines((line) => {
     const job = JSON.parse(line) as Job;
-    JOBS[job.kind](job).then(
-      (result) => say({ result }),
-      (error: Error) => say({ error: `${job.kind}: ${error.message}` }),
+    const startMs = performance.now();
+    let count = 0;
+    const isOver = (): boolean => count >= job.count || performance.now() >= startMs + job.forMs || !++count;
+    Promise.all(Array.from({ length: job.connections }, () => converse(job, isOver))).then(
+      () => say({ count, tookMs: performance.now() - startMs }),
+      (error: Error) => {
+        console.error(`unexpected: ${error.message}`);
+        process.exit(1);
+      },
     );
   });
-  say({ port: 0 });
-}
-
-// ── REQUESTS ─────────────────────────────────────────────────────────────────────────────────────
-
-const MESSAGE = { message: 'The washing machine is done.', number: '+15550100001', recipients: ['+15550100002'] };
-
-function head(line: string, secret: string | undefined, bodyBytes: number): string {
-  const authorization = secret === undefined ? '' : `Authorization: Bearer ${secret}\r\n`;
-  return `${line} HTTP/1.1\r\nHost: gateway:8880\r\nUser-Agent: bench\r\nAccept: */*\r\n${authorization}Content-Type: application/json\r\nContent-Length: ${bodyBytes}\r\n\r\n`;
-}
-
-function sendRequest(secret?: string): string {
-  const body = JSON.stringify(MESSAGE);
-  return head('POST /v2/send', secret, body.length) + body;
+  say({});
 }
 
 // ── CHILDREN ─────────────────────────────────────────────────────────────────────────────────────
 
+type Told = Record<'port' | 'cpuUs' | 'bytes' | 'count' | 'tookMs', number>;
+
 interface Child {
   port: number;
-  ask(message: object): Promise<Record<string, unknown>>;
+  ask(message?: object): Promise<Told>;
   stop(): void;
 }
 
-/** All of them, to be stopped at the end, whatever it is. */
-const running = new Set<Child>();
-
-/** Starts a role of this file; resolves when it listens. */
+/** Starts a role of this file; resolves when it is ready. One that ends by itself ends the run. */
 async function start(role: string, ...args: string[]): Promise<Child> {
-  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args], {
-    stdio: ['pipe', 'pipe', 'inherit'],
+  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args]);
+  let answer: (told: Told) => void;
+  const answered = (): Promise<Told> => new Promise((resolve) => (answer = resolve));
+  child.stdout.resume();
+  createInterface(child.stderr).on('line', (line) => {
+    if (line.startsWith('{')) answer(JSON.parse(line));
+    else console.error(`${role}: ${line}`);
   });
-  const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
-  const read = async (): Promise<Record<string, unknown>> => {
-    const { value, done } = await lines.next();
-    if (done) throw new Error(`the role "${role}" has ended`);
-    const message = JSON.parse(value) as Record<string, unknown>;
-    if ('error' in message) throw new Error(`${role}: ${message.error}`);
-    return message;
-  };
-  child.stdin.on('error', () => {}); // `read` says that it has ended
-  const self: Child = {
-    port: 0,
-    ask: (message) => {
+  child.on('close', (code) => code === 0 || process.exit(1));
+  const { port } = await answered();
+  return {
+    port,
+    ask: (message = {}) => {
+      const told = answered();
       child.stdin.write(`${JSON.stringify(message)}\n`);
-      return read();
+      return told;
     },
-    stop: () => {
-      running.delete(self);
-      child.kill('SIGKILL');
-    },
+    stop: () => child.stdin.end(),
   };
-  running.add(self);
-  self.port = (await read()).port as number;
-  return self;
 }
 
-// ── MEASUREMENTS ─────────────────────────────────────────────────────────────────────────────────
+// ── ROWS ─────────────────────────────────────────────────────────────────────────────────────────
 
-/** All that a measurement needs. */
-interface Bench {
-  servers: Record<Server, Child>;
-  /** Has the load do a job; resolves to its result. */
-  run(job: Job): Promise<unknown>;
-  scale: Scale;
+function post(authorization: string, { auth, megabytes = 0 }: { auth?: string; megabytes?: number } = {}): string {
+  const attachment = megabytes ? { base64_attachments: ['data:application/octet-stream;filename=a.bin;base64,#'] } : {};
+  const body = JSON.stringify({ auth, ...MESSAGE, ...attachment });
+  const bytes = body.length + (megabytes ? megabytes * BLOCK.length - 1 : 0);
+  return `POST /v2/send HTTP/1.1\r\nHost: gateway:8880\r\nUser-Agent: bench\r\nAccept: */*\r\n${authorization}` +
+    `Content-Type: application/json\r\nContent-Length: ${bytes}\r\n\r\n${body}`;
 }
 
-type Scale = { rounds: number; warmUpMs: number; measureMs: number; bodyBytes: number };
-const FULL: Scale = { rounds: 5, warmUpMs: 150, measureMs: 600, bodyBytes: 99e6 };
-const QUICK: Scale = { rounds: 2, warmUpMs: 100, measureMs: 200, bodyBytes: 30e6 };
-
-/** What one round found: by row, then by server. */
-type Found = Record<string, Partial<Record<Server, number>>>;
-
-const RELAYS = ['gateway', 'fetchRelay', 'httpRelay'] as const;
-const MIB = 1024 * 1024;
-
-/** Each server in turn. */
-async function inTurn(
-  row: string,
-  servers: readonly Server[],
-  measure: (server: Server) => Promise<number>,
-): Promise<Found> {
-  const found: Partial<Record<Server, number>> = {};
-  for (const server of servers) found[server] = await measure(server);
-  return { [row]: found };
+function bearer(secret: string): string {
+  return `Authorization: Bearer ${secret}\r\n`;
 }
 
-/** Fresh processes: from their start until they listen, and what they hold once they have done something. */
-async function startAndMemory({ servers, run }: Bench): Promise<Found> {
-  const memory: Partial<Record<Server, number>> = {};
-  const started = await inTurn('start until listening, ms', RELAYS, async (server) => {
-    const startMs = performance.now();
-    const child = await start(server, String(servers.backend.port));
-    const tookMs = performance.now() - startMs;
-    await run({ kind: 'rate', ports: [child.port], request: sendRequest(SECRET), expect: [201], measureMs: 1 });
-    await delay(200); // for what the start leaves behind
-    memory[server] = (await child.ask({})).bytes as number / MIB;
-    child.stop();
-    return tookMs;
-  });
-  return { ...started, 'memory idle, MiB': memory };
-}
+const BASIC = `Authorization: Basic ${Buffer.from(`api:${SECRET}`).toString('base64')}\r\n`;
+const SEND = post(bearer(SECRET));
 
-/** Once, after sends and bodies, and before refusals, of which the relays get none. */
-function peakMemory({ servers }: Bench): Promise<Found> {
-  return inTurn(
-    'memory under load, MiB',
-    RELAYS,
-    async (server) => (await servers[server].ask({})).peakBytes as number / MIB,
-  );
-}
-
-/** All servers at once, in turn: what disturbs one disturbs them all. */
-async function addedLatency({ servers, run, scale }: Bench): Promise<Found> {
-  const ports = ['backend' as const, ...RELAYS].map((server) => servers[server].port);
-  const [direct = [], ...relayed] = await run({
-    kind: 'latency',
-    ports,
-    request: sendRequest(SECRET),
-    expect: [201],
-    perSecond: 100,
-    measureMs: scale.measureMs * 2,
-  }) as number[][];
-  const added = (share: number): Found[string] =>
-    Object.fromEntries(RELAYS.map((server, i) => [server, quantile(relayed[i]!, share) - quantile(direct, share)]));
-  return { 'added latency, median, ms': added(0.5), 'added latency, 99 %, ms': added(0.99) };
-}
-
-function quantile(values: number[], share: number): number {
-  return values.toSorted((a, b) => a - b)[Math.floor(values.length * share)] ?? NaN;
-}
-
-/** A measurement of requests per second. */
-function rate(
-  row: string,
-  on: readonly Server[],
-  request: string,
-  connections: number,
-  expect: number[],
-): (bench: Bench) => Promise<Found> {
-  return ({ servers, run, scale: { warmUpMs, measureMs } }) =>
-    inTurn(
-      row,
-      on,
-      async (server) =>
-        await run({
-          kind: 'rate',
-          ports: [servers[server].port],
-          request,
-          expect,
-          connections,
-          warmUpMs,
-          measureMs,
-        }) as number,
-    );
-}
-
-function refusals(row: string, request: string, expect: number[]): (bench: Bench) => Promise<Found> {
-  return rate(row, ['gateway', 'bare401'], request, 32, [401, ...expect]);
-}
-
-function largeBody({ servers, run, scale }: Bench): Promise<Found> {
-  return inTurn(
-    'large body, MB/s',
-    RELAYS,
-    async (server) =>
-      await run({
-        kind: 'body',
-        ports: [servers[server].port],
-        request: '',
-        expect: [201],
-        bodyBytes: scale.bodyBytes,
-      }) as number,
-  );
-}
-
-/** In the order in which they run. */
-const MEASUREMENTS: readonly { measure: (bench: Bench) => Promise<Found>; once?: boolean }[] = [
-  { measure: startAndMemory },
-  { measure: addedLatency },
-  ...[1, 32, 256].map((connections) => ({
-    measure: rate(
-      `small sends/s, ${connections} connection${connections > 1 ? 's' : ''}`,
-      RELAYS,
-      sendRequest(SECRET),
-      connections,
-      [201],
-    ),
+const ROWS: ({ name: string; servers?: string[] } & Partial<Job>)[] = [
+  { name: 'send, 1 connection', connections: 1 },
+  { name: 'send, 32 connections' },
+  { name: 'send, 256 connections', connections: 256 },
+  { name: 'send, basic', request: post(BASIC) },
+  { name: 'send, body', request: post('', { auth: SECRET }) },
+  { name: 'send, confined token', request: post(bearer(CONFINED)) },
+  { name: 'refusal, no credential', servers: REFUSERS, request: post(''), expect: [401] },
+  {
+    name: 'refusal, wrong credential',
+    servers: REFUSERS,
+    request: post(bearer('not-the-secret-of-the-benchmark')),
+    expect: [401, 429],
+  },
+  ...[1, 5, 100].map((megabytes) => ({
+    name: `body of ${megabytes} MB`,
+    request: post(bearer(SECRET), { megabytes }),
+    megabytes,
+    connections: 1,
   })),
-  { measure: largeBody },
-  { measure: peakMemory, once: true },
-  { measure: refusals('refusals/s, wrong token', sendRequest('not-the-secret-of-the-benchmark'), [429]) },
-  { measure: refusals('refusals/s, no token', sendRequest(), []) },
-  { measure: refusals('refusals/s, blocked path', head('POST /v1/register/+15550100001', SECRET, 0), [403]) },
 ];
 
 // ── REPORT ───────────────────────────────────────────────────────────────────────────────────────
 
-/** What a row, known by how its name begins, is compared with, and the least ratio or the largest difference. */
-const TARGETS: readonly { rows: string; reference: Server; ratio?: number; difference?: number }[] = [
-  { rows: 'small sends', reference: 'fetchRelay', ratio: 0.9 },
-  { rows: 'refusals', reference: 'bare401', ratio: 0.8 },
-  { rows: 'large body', reference: 'fetchRelay', ratio: 0.8 },
-  { rows: 'memory idle', reference: 'fetchRelay', difference: 10 },
-  { rows: '', reference: 'fetchRelay' }, // the rest has no target
-];
+/** What the rounds found, by server: of each round one value or two. */
+type Found = Record<string, number[][]>;
 
-const HEADINGS = ['row', 'gateway', 'fetch relay', 'http relay', 'bare 401', 'to reference', 'target', 'verdict'];
-const COLUMNS: readonly Server[] = [...RELAYS, 'bare401'];
-
-function tableLine(row: string, values: Found[string]): string[] {
-  const { reference, ratio, difference } = TARGETS.find(({ rows }) => row.startsWith(rows))!;
-  const [own = NaN, other = NaN] = [values.gateway, values[reference]];
-  const good = ratio !== undefined ? own / other >= ratio : own - other <= (difference ?? Infinity);
-  return [
-    row,
-    ...COLUMNS.map((server) => format(values[server])),
-    difference === undefined ? (own / other).toFixed(2) : `${own < other ? '' : '+'}${(own - other).toFixed(1)}`,
-    ratio !== undefined ? `>= ${ratio}` : difference !== undefined ? `<= +${difference}` : '',
-    ratio === undefined && difference === undefined ? '' : good ? 'meets' : 'misses',
-  ];
+function median(values: number[]): number {
+  return values.toSorted((a, b) => a - b)[values.length >> 1]!;
 }
 
-function format(value: number | undefined): string {
-  return value === undefined ? '' : value.toFixed(value >= 1000 ? 0 : value >= 20 ? 1 : 2);
+function format(value: number): string {
+  return value.toLocaleString('en', { maximumSignificantDigits: 3 });
 }
 
-function printTable(lines: string[][]): void {
-  const widths = HEADINGS.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)));
-  for (const line of lines) {
-    console.log(
-      line.map((cell, i) => (i === 0 ? cell.padEnd(widths[i]!) : cell.padStart(widths[i]!))).join('  ').trimEnd(),
-    );
-  }
+function printRow(cells: string[]): void {
+  const widths = [25, 15, 29, 5, 30, 5];
+  console.log(`| ${widths.map((width, i) => (cells[i] ?? '').padEnd(width)).join(' | ')} |`);
 }
 
-/** The median of the rounds, of each row and server. */
-function summarise(rounds: Found[]): Found {
-  return Object.fromEntries(
-    Object.entries(rounds[0] ?? {}).map(([row, values]) => [
-      row,
-      Object.fromEntries(
-        (Object.keys(values) as Server[]).map((
-          server,
-        ) => [server, quantile(rounds.map((found) => found[row]![server]!), 0.5)]),
-      ),
-    ]),
-  );
-}
-
-async function startAll(scale: Scale): Promise<Bench> {
-  const [generator, behind] = [await start('load'), await start('backend')];
-  const servers: Partial<Record<Server, Child>> = { backend: behind };
-  for (const server of COLUMNS) servers[server] = await start(server, String(behind.port));
-  return { servers: servers as Record<Server, Child>, run: async (job) => (await generator.ask(job)).result, scale };
-}
-
-async function main(): Promise<void> {
-  const scale = process.argv.includes('--quick') ? QUICK : FULL;
-  const beganMs = performance.now();
-  console.log('signal-gateway: what it costs, compared with servers that do nothing else, all in this one run.');
-  console.log(
-    `${runtime()}, ${platform()} ${arch()}, ${availableParallelism()} cores, medians of ${scale.rounds} rounds. Only the ratios mean anything.\n`,
-  );
-  const bench = await startAll(scale);
-  // Code that has not run yet is slow everywhere; that is not what is asked.
-  for (const server of COLUMNS) {
-    await bench.run({
-      kind: 'rate',
-      ports: [bench.servers[server].port],
-      request: sendRequest(SECRET),
-      expect: [201, 401],
-      connections: 32,
-      measureMs: scale.measureMs * 2,
+/** Prints a line for each server. */
+function report(row: string, units: string[], found: Found): void {
+  for (const [server, rounds] of Object.entries(found)) {
+    const cells = units.flatMap((unit, i) => {
+      const values = rounds.map((round) => round[i]!);
+      const ratios = found.gateway!.map((own, r) => unit.endsWith('/s') ? own[i]! / values[r]! : values[r]! / own[i]!);
+      const spread = values.length > 1 ? ` (${format(Math.min(...values))}–${format(Math.max(...values))})` : '';
+      return [`${format(median(values))} ${unit}${spread}`, server === 'gateway' ? '' : median(ratios).toFixed(2)];
     });
+    printRow([row, server, ...cells]);
   }
-  const lines = [HEADINGS];
-  for (const { measure, once: single } of MEASUREMENTS) {
-    const rounds: Found[] = [];
-    while (rounds.length < (single ? 1 : scale.rounds)) rounds.push(await measure(bench));
-    for (const [row, values] of Object.entries(summarise(rounds))) lines.push(tableLine(row, values));
+}
+
+// ── MEASUREMENTS ─────────────────────────────────────────────────────────────────────────────────
+
+/** Servers take turns, and their order turns round each time; the first round only warms up. */
+async function inRounds(servers: string[], measure: (server: string) => Promise<number[]>): Promise<Found> {
+  const found: Found = Object.fromEntries(servers.map((server) => [server, []]));
+  for (let round = 0; round <= SCALE.rounds; round++) {
+    for (const server of round % 2 ? servers : servers.toReversed()) {
+      const values = await measure(server);
+      if (round > 0) found[server]!.push(values);
+    }
   }
-  printTable(lines);
-  console.log(
-    `\nThe reference is the fetch relay, for refusals the bare 401. It took ${
-      ((performance.now() - beganMs) / 1000).toFixed(0)
-    } s.`,
-  );
+  return found;
 }
 
-function runtime(): string {
-  const { bun, deno, node } = process.versions;
-  return bun ? `Bun ${bun}` : deno ? `Deno ${deno}` : `Node ${node}`;
-}
+async function measureAll(): Promise<void> {
+  const loader = await start('load');
+  const backend = await start('backend');
+  const startServer = (server: string): Promise<Child> => start(server, String(backend.port), GATEWAYS[server] ?? '');
+  const drive = ({ port }: Child, job: Partial<Job>): Promise<Told> =>
+    loader.ask({ port, request: SEND, connections: 32, megabytes: 0, expect: [201], count: 1e9, forMs: 1e9, ...job });
+  const memoryMiB = async ({ ask }: Child): Promise<number> => (await ask()).bytes / 2 ** 20;
 
-/** Longer than any run takes: a server that hangs must not hang the benchmark. */
-const PATIENCE_MS = 180_000;
-
-function stopAll(exitCode: number): never {
-  for (const child of running) child.stop();
-  process.exit(exitCode);
-}
-
-async function runBench(): Promise<never> {
-  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.once(signal, () => stopAll(130));
-  setTimeout(() => {
-    console.error('bench: it takes too long; something hangs');
-    stopAll(1);
-  }, PATIENCE_MS);
-  return main().then(() => stopAll(0), (error: Error) => {
-    console.error(`bench: ${error.message}`);
-    stopAll(1);
+  const fresh = await inRounds(RELAYS, async (server) => {
+    const startMs = performance.now();
+    const child = await startServer(server);
+    const tookMs = performance.now() - startMs;
+    await drive(child, { connections: 1, count: 1 });
+    await delay(200); // for what the start leaves behind
+    const values = [tookMs, await memoryMiB(child)];
+    child.stop();
+    return values;
   });
+  report('start, memory idle', ['ms', 'MiB'], fresh);
+
+  const children: Record<string, Child> = {};
+  for (const server of new Set([...RELAYS, ...REFUSERS])) children[server] = await startServer(server);
+  const loaded = await inRounds(RELAYS, async (server) => {
+    await drive(children[server]!, { count: SCALE.sends / (SCALE.rounds + 1) });
+    return [await memoryMiB(children[server]!)];
+  });
+  for (const server of RELAYS) loaded[server]!.splice(0, SCALE.rounds - 1); // what it holds in the end
+  report(`memory, ${SCALE.sends.toLocaleString('en')} sends`, ['MiB'], loaded);
+
+  for (const { name, servers = RELAYS, megabytes = 0, ...job } of ROWS) {
+    const bounds = megabytes ? { count: Math.ceil(SCALE.megabytes / megabytes) } : { forMs: SCALE.forMs };
+    const found = await inRounds(servers, async (server) => {
+      const before = await children[server]!.ask();
+      const { count, tookMs } = await drive(children[server]!, { megabytes, ...bounds, ...job });
+      const cpuUs = ((await children[server]!.ask()).cpuUs - before.cpuUs) / count;
+      return megabytes ? [cpuUs / 1000, count * megabytes * 1000 / tookMs] : [cpuUs, count * 1000 / tookMs];
+    });
+    report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found);
+  }
 }
 
-const [role = '', backendPort = ''] = process.argv.slice(2);
-if (role in SERVERS) await serve(await SERVERS[role as Server](backendPort));
+async function main(): Promise<never> {
+  const { bun, deno, node } = process.versions;
+  console.log(
+    `${bun ? `Bun ${bun}` : deno ? `Deno ${deno}` : `Node ${node}`}, ${platform()} ${arch()}, ` +
+      `${availableParallelism()} × ${cpus()[0]?.model}, ${new Date().toISOString()}\n` +
+      `${Object.entries(GATEWAYS).map((pair) => pair.join(': ')).join(', ')}\n`,
+  );
+  printRow(['', '', 'processor time, or as it says', 'ratio', 'throughput, or as it says', 'ratio']);
+  printRow(['---', '---', '---', '---', '---', '---']);
+  await measureAll();
+  process.exit(); // and with it all children
+}
+
+if (role in SERVERS) await serve(await SERVERS[role]!(port, file));
 else if (role === 'load') load();
-else await runBench();
+else await main();
