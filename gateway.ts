@@ -592,6 +592,8 @@ class Exchange {
   waits = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
+  /** It is an open WebSocket: nothing of HTTP is written any more. */
+  isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   ended: Problem | undefined;
   readonly #listeners: (() => void)[] = [];
@@ -1617,7 +1619,10 @@ class RequestBody {
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     this.#x.waitForNobody();
-    if (res.socket === null) return; // it is a WebSocket now, or gone
+    if (this.#x.isTunnel) return;
+    // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
+    if (!this.#ended) await undefined;
+    if (!this.#ended && req.readableLength === this.#declaredBytes) this.#ended = req.read() !== null;
     if (!this.#ended) await this.#discardRest();
     if (res.shouldKeepAlive && !this.#ended) req.socket.destroy();
     else res.end();
@@ -3059,6 +3064,7 @@ function openTunnel(x: Exchange, { headers }: AnswerHead, client: Side, backend:
   const lines = [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket'].map((text, i) =>
     text + (i % 2 ? '\r\n' : ': ')
   );
+  x.isTunnel = true;
   x.res.detachSocket(client[0] as Socket);
   client[0].write(Buffer.from(`HTTP/1.1 101 Switching Protocols\r\n${lines.join('')}\r\n`, 'latin1'));
   joinSockets(x, client, backend);
