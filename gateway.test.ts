@@ -1779,7 +1779,7 @@ test('a body of just the size that is allowed passes', async (t) => {
   }
 });
 
-test('an empty body is fine where the route needs none', async (t) => {
+relayTest('an empty body is fine where the route needs none', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
   assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
   assert.equal(
@@ -1807,7 +1807,7 @@ test('an empty body is fine where the route needs none', async (t) => {
   assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
 });
 
-test('the body of a GET authenticates it and goes no further', async (t) => {
+relayTest('the body of a GET authenticates it and goes no further', async (t) => {
   const { backend, gateway } = await startBoth(t);
   assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
   assert.equal(backend.seen[0]!.body.length, 0);
@@ -1848,7 +1848,7 @@ test('a body beyond the limit is 413: at once if it says so, and as soon as it i
   );
 });
 
-test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+relayTest('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
@@ -1860,32 +1860,35 @@ test('a chunked body beyond the limit that is already on its way is cut off and 
   assert.ok(backend.seen.every((seen) => !seen.complete));
 });
 
-test('small bodies arrive with their true length, chunked or not; large ones as they were announced', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const large = { ...MESSAGE, base64_attachments: ['A'.repeat(1_000_000)] };
-  const early = JSON.stringify({ auth: SECRET, ...large });
-  const late = JSON.stringify({ ...large, auth: SECRET });
-  const chunked = { 'transfer-encoding': 'chunked' };
-  const cases: [body: string, headers: http.OutgoingHttpHeaders, length: number | undefined][] = [
-    [JSON.stringify(MESSAGE), chunked, JSON.stringify(MESSAGE).length],
-    [JSON.stringify(large), {}, JSON.stringify(large).length],
-    [JSON.stringify(large), chunked, undefined],
-    [early, {}, JSON.stringify(large).length],
-    [late, {}, late.length], // announced before it was known: spaces take the place of auth
-  ];
-  for (const [body, headers, length] of cases) {
-    assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
-    const seen = backend.seen.at(-1)!;
-    const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno sends streams chunked, whatever their length
-    assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
-    assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
-    const { auth: _, ...expected } = JSON.parse(body);
-    assert.deepEqual(JSON.parse(seen.body.toString()), expected);
-    assert.ok(!seen.body.includes(SECRET));
-  }
-});
+relayTest(
+  'small bodies arrive with their true length, chunked or not; large ones as they were announced',
+  async (t) => {
+    const { backend, gateway } = await startBoth(t);
+    const large = { ...MESSAGE, base64_attachments: ['A'.repeat(1_000_000)] };
+    const early = JSON.stringify({ auth: SECRET, ...large });
+    const late = JSON.stringify({ ...large, auth: SECRET });
+    const chunked = { 'transfer-encoding': 'chunked' };
+    const cases: [body: string, headers: http.OutgoingHttpHeaders, length: number | undefined][] = [
+      [JSON.stringify(MESSAGE), chunked, JSON.stringify(MESSAGE).length],
+      [JSON.stringify(large), {}, JSON.stringify(large).length],
+      [JSON.stringify(large), chunked, undefined],
+      [early, {}, JSON.stringify(large).length],
+      [late, {}, late.length], // announced before it was known: spaces take the place of auth
+    ];
+    for (const [body, headers, length] of cases) {
+      assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
+      const seen = backend.seen.at(-1)!;
+      const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno sends streams chunked, whatever their length
+      assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
+      assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
+      const { auth: _, ...expected } = JSON.parse(body);
+      assert.deepEqual(JSON.parse(seen.body.toString()), expected);
+      assert.ok(!seen.body.includes(SECRET));
+    }
+  },
+);
 
-test('a large body without auth passes unchanged, byte for byte', async (t) => {
+relayTest('a large body without auth passes unchanged, byte for byte', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const body = Buffer.from(
     `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
@@ -1894,55 +1897,58 @@ test('a large body without auth passes unchanged, byte for byte', async (t) => {
   assert.ok(backend.seen[0]!.body.equals(body));
 });
 
-test('a large body that fails late never becomes a document, and the request to the backend breaks off', async (t) => {
-  const big = 'A'.repeat(300_000);
-  const start = `{"number":"${FROM}","recipients":["${TO}"],"base64_attachments":["${big}"]`;
-  for (
-    const [name, body, code] of [
-      ['a duplicate', `${start},"recipients":["+15559999999"]}`, 'bad_field'],
-      ['a second document', `${start}}{}`, 'bad_json'],
-      ['an early end', start, 'bad_json'],
-      ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
-      ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
-      ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
-      ['a late group', `${start},"recipient":"group.436641234567x"}`, 'bad_field'],
-      ['a late null for a sender', `${start.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
-      ['no sender at all', `${start.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
-    ] as const
-  ) {
-    await t.test(name, async (t) => {
-      let got = '';
-      let broke = false;
-      const server = net.createServer((socket) => {
-        socket.on('data', (chunk) => {
-          got += chunk.toString('latin1');
+relayTest(
+  'a large body that fails late never becomes a document, and the request to the backend breaks off',
+  async (t) => {
+    const big = 'A'.repeat(300_000);
+    const start = `{"number":"${FROM}","recipients":["${TO}"],"base64_attachments":["${big}"]`;
+    for (
+      const [name, body, code] of [
+        ['a duplicate', `${start},"recipients":["+15559999999"]}`, 'bad_field'],
+        ['a second document', `${start}}{}`, 'bad_json'],
+        ['an early end', start, 'bad_json'],
+        ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
+        ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
+        ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
+        ['a late group', `${start},"recipient":"group.436641234567x"}`, 'bad_field'],
+        ['a late null for a sender', `${start.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
+        ['no sender at all', `${start.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
+      ] as const
+    ) {
+      await t.test(name, async (t) => {
+        let got = '';
+        let broke = false;
+        const server = net.createServer((socket) => {
+          socket.on('data', (chunk) => {
+            got += chunk.toString('latin1');
+          });
+          socket.on('error', () => {});
+          socket.on('close', () => {
+            broke = true;
+          });
         });
-        socket.on('error', () => {});
-        socket.on('close', () => {
-          broke = true;
+        server.listen(0, '127.0.0.1');
+        await once(server, 'listening');
+        t.after(() => server.close());
+        const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }, {
+          tokens: { test: { secret: SECRET, senders: [FROM] } },
         });
+        const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
+        assert.equal(answer.status, 400);
+        assert.equal(answer.json.code, code);
+        await until(() => broke);
+        assert.match(got, /^POST \/v2\/send HTTP\/1\.1/);
+        assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
+        const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').replace(
+          /\r\n$/,
+          '',
+        );
+        assert.throws(() => JSON.parse(document), SyntaxError);
+        assert.ok(!document.trimEnd().endsWith('}'));
       });
-      server.listen(0, '127.0.0.1');
-      await once(server, 'listening');
-      t.after(() => server.close());
-      const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }, {
-        tokens: { test: { secret: SECRET, senders: [FROM] } },
-      });
-      const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
-      assert.equal(answer.status, 400);
-      assert.equal(answer.json.code, code);
-      await until(() => broke);
-      assert.match(got, /^POST \/v2\/send HTTP\/1\.1/);
-      assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
-      const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').replace(
-        /\r\n$/,
-        '',
-      );
-      assert.throws(() => JSON.parse(document), SyntaxError);
-      assert.ok(!document.trimEnd().endsWith('}'));
-    });
-  }
-});
+    }
+  },
+);
 
 test('Expect: 100-continue is answered when the body is wanted, and a refused client is not asked for it', async (t) => {
   const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
@@ -2946,6 +2952,42 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
   assert.equal(requests(gateway)[0].code, 'client_left');
   await closed(backend.sockets[0]!);
 });
+
+relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (
+    const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
+  ) {
+    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
+  }
+  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
+  if (isNode) assert.equal(backend.connections, 1);
+});
+
+relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
+  const backend = await startBackend(t);
+  const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
+  six.listen(0, '::1');
+  await once(six, 'listening');
+  t.after(() => void six.close().closeAllConnections());
+  const gateway = await startGateway(t, { url: `http://[::1]:${(six.address() as AddressInfo).port}` });
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.match(backend.seen[0]!.headers.host!, /^\[::1\]:\d+$/);
+});
+
+test(
+  'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
+  { skip: !isNode },
+  async (t) => {
+    const silent = await startRawBackend(t, () => {});
+    const url = silent.url.replace('http', 'https');
+    const gateway = await startGateway(t, { url }, { backend: { url, timeout: '300ms' } });
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
+    assert.equal(requests(gateway)[0].reason, 'timeout');
+    await closed(silent.sockets[0]!);
+  },
+);
 
 /** Answers that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */
 const LIES: [name: string, answer: string][] = [
@@ -7588,6 +7630,33 @@ test('a wish for another protocol over TLS is an ordinary request', async (t) =>
 });
 
 // Nothing else ended it, and a thousand of them kept everybody else out.
+relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+  const seen: string[] = [];
+  const server = https.createServer(CERTS[0], (req, res) => {
+    seen.push(req.url!);
+    req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => void server.close().closeAllConnections());
+  const url = `https://127.0.0.1:${(server.address() as AddressInfo).port}/prefix`;
+  const gateway = await startGateway(t, { url });
+  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+  assert.equal(answer.status, 502, answer.text);
+  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.deepEqual(seen, []);
+  // The certificate of an authority of one's own is believed by what the runtime has for that.
+  if (!isNode || WAYS.has(t)) return;
+  const file = join(folder(t), 'ca.pem');
+  writeFileSync(file, CERTS[0].cert);
+  const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: url, NODE_EXTRA_CA_CERTS: file });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+  for (let i = 0; i < 2; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
+});
+
 test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
   skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
 }, async (t) => {

@@ -1168,7 +1168,12 @@ function findCredential(req: http.IncomingMessage, target: Target): Credential |
 
 /** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
 function headerValues(req: http.IncomingMessage, name: string): string[] {
-  return req.rawHeaders.filter((_, i, raw) => i % 2 === 1 && raw[i - 1]?.toLowerCase() === name);
+  const values: string[] = [];
+  for (let i = 0; i < req.rawHeaders.length; i += 2) {
+    const field = req.rawHeaders[i]!;
+    if (field.length === name.length && field.toLowerCase() === name) values.push(req.rawHeaders[i + 1]!);
+  }
+  return values;
 }
 
 /** RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). */
@@ -2925,7 +2930,9 @@ const COPY_FROM_LENGTH = 16;
 /** Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of Basic. */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const plain = !value.includes('%')
+    ? value
+    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
   const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
   return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
 }
