@@ -657,7 +657,7 @@ test('without tokens, requests need no credential, and all else still applies', 
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
-  const both = await startBoth(t);
+  const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
   const socket = net.connect(both.gateway.port, '127.0.0.1');
   socket.on('error', () => {});
   let text = '';
@@ -1498,7 +1498,7 @@ const BAD_FIELDS = [
   `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
   `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
   `{"recipients":["${'1'.repeat(5000)}"]}`,
-  `{"auth":"${'\\u0041'.repeat(1000)}"}`,
+  `{"auth":"${'\\u0041'.repeat(700)}"}`,
 ];
 
 for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
@@ -1514,7 +1514,7 @@ for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_
             passed.push(...scan.end());
           },
           { code },
-          JSON.stringify(chunks.map(String)),
+          `cut into ${chunks.map(({ length }) => length)} bytes`,
         );
         assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
       }
@@ -2530,8 +2530,8 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    // Bun 1.4's fetch may lose what came before the end: a 502 then, or a head alone.
-    const isBroken = 'Bun' in globalThis ? /("code":"bad_backend_answer".*|\r\n\r\n)$/s : /half(\r\n)?$/;
+    // Bun 1.4's fetch may lose what came before the end, and does not always: a 502 then, or a head alone.
+    const isBroken = 'Bun' in globalThis ? /("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
     assert.match(response, isBroken);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
@@ -2666,7 +2666,7 @@ relayTest('an answer that comes before the upload ends is delivered', async (t) 
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
-  const gateway = await startGateway(t, backend);
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.request({
     host: '127.0.0.1',
     port: gateway.port,
@@ -2760,18 +2760,18 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
       finish = () => res.writeHead(201).end('[]');
     });
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   for (const [path, status] of [['/v2/send', 401], ['/healthz', 200]] as const) {
     const request = post(OTHER, 60_000).replace('POST /v2/send', path === '/healthz' ? 'GET /healthz' : '$&');
     const { socket, text } = open(t, gateway, `${request}[`);
     await until(() => text().endsWith('}') || text().endsWith('ok\n'));
     assert.equal(statusOf(text()), status);
     assert.match(text(), /^connection: keep-alive\r$/im);
-    await new Promise((resolve) => setTimeout(resolve, 700)); // longer than who is told to go may take
+    await new Promise((resolve) => setTimeout(resolve, 350)); // longer than who is told to go may take
     const seen = backend.seen.length;
     socket.write(`${' '.repeat(59_999)}${SEND}`);
     await until(() => backend.seen.length > seen);
-    await new Promise((resolve) => setTimeout(resolve, 2100)); // longer than the rest of that body could have taken
+    await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
     finish();
     await until(() => text().includes('[]'));
     assert.ok(!socket.destroyed);
@@ -2782,8 +2782,8 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
 test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 400 });
   const begun = 'POST /v2/send HTTP/1.1\r\nHost: x\r\n';
-  for (
-    const [status, request] of [
+  const clients = (
+    [
       [401, post(OTHER, 1_000_000)],
       [401, post(OTHER, 60_000)],
       [401, `${post(OTHER, 'chunked')}f4240\r\n`],
@@ -2793,14 +2793,15 @@ test('a client that is refused holds its connection no longer than a body may ta
       [408, `${begun}Content-Length: 60000\r\n\r\n{"message":"`],
       [408, `${begun}Content-Length: 1000000\r\n\r\n{"message":"`],
     ] as [number, string][]
-  ) {
+  ).map(async ([status, request]) => {
     const { socket, text } = open(t, both.gateway, request);
     const dribble = setInterval(() => socket.write('x'), 10);
     t.after(() => clearInterval(dribble));
     await closed(socket);
     clearInterval(dribble);
     assert.equal(statusOf(text()), status, request);
-  }
+  });
+  await Promise.all(clients);
   assert.equal(both.backend.connections, 0);
 });
 
@@ -3838,22 +3839,21 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   assert.ok(texts > 1500, String(texts));
 
   const [S] = CANARIES as [string];
-  for (
-    const args of [[`--${S}`], [`--${S}=x`], [`-${S}`], [`--check=${S}`], [`--config=${S}`], [
-      '--config',
-      'x',
-      `--${S}`,
-    ], [
-      '--listen',
-      S,
-      '--backend',
-      S,
-    ], ['token', `${S} `]]
-  ) {
+  const lines = [
+    `--${S}`,
+    `--config x --${S}`,
+    `--${S}=x`,
+    `-${S}`,
+    `--check=${S}`,
+    `--config=${S}`,
+    `--listen ${S} --backend ${S}`,
+  ];
+  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
     const { code, stdout, stderr } = await cli(args);
     assert.deepEqual([code, stdout], [2, ''], stderr);
     assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
-  }
+  });
+  await Promise.all(runs);
   const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
   writeFileSync(file, JSON.stringify(config));
   const child = start(['--config', file], { LOG_FORMAT: 'json' });
@@ -4261,14 +4261,15 @@ test("--help lists every setting and flag, --version is the package's", async ()
 });
 
 test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
-  for (
-    const [args, env, message] of [
+  const runs = (
+    [
       [['--confg', 'x'], {}, /Unknown option '--confg'/],
       [['--config'], {}, /--config/],
       [['frobnicate'], {}, /that is not a command/],
       [[SECRET], {}, /that is not a command/],
       [['hash', SECRET], {}, /not with these arguments/],
       [['render'], {}, /not with these arguments/],
+      [['render', 'hook', SECRET], {}, /not with these arguments/],
       [['token', 'a', 'b'], {}, /not with these arguments/],
       [['token', 'a b'], {}, /a name may have/],
       [['--config', '/no/such/file'], {}, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
@@ -4278,13 +4279,14 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
       [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
       [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
     ] as [string[], NodeJS.ProcessEnv, RegExp][]
-  ) {
+  ).map(async ([args, env, message]) => {
     const result = await cli(args, { env });
     assert.equal(result.code, 2, JSON.stringify(args));
     assert.equal(result.stdout, '');
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
-  }
+  });
+  await Promise.all(runs);
 });
 
 test('a port that is taken exits with 1', async (t) => {
@@ -4398,6 +4400,36 @@ backend http://backend:1/p
   );
 });
 
+test('--check reports each pattern that can never match, and no other', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const good = [
+    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
+    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
+    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
+    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
+    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
+  ];
+  const bad = [
+    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
+    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
+    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
+    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
+    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
+  ];
+  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
+    writeFileSync(
+      file,
+      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
+    );
+    const { code, stdout } = await cli(['--check', '--config', file]);
+    const found = Array.from(
+      stdout.matchAll(/^    warning      (.*) matches no route of the backend$/gm),
+      ([, it]) => it,
+    );
+    assert.deepEqual([code, found], [0, warned]);
+  }
+});
+
 test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
   const backend = await startBackend(t);
   const file = join(folder(t), 'gateway.json');
@@ -4430,8 +4462,8 @@ test('render prints the send that would be made of a payload, and sends nothing'
     JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout),
     made,
   );
-  for (
-    const [code, message, input, ...args] of [
+  const runs = (
+    [
       [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
       [
         1,
@@ -4456,16 +4488,14 @@ test('render prints the send that would be made of a payload, and sends nothing'
         '{}',
         'plain',
       ],
-      [2, /^gateway: that is not a command, or not with these arguments/, '{}'],
-      [2, /^gateway: that is not a command, or not with these arguments/, '{}', 'hook', SECRET],
-      [2, /--demo brings its own/, '{}', 'hook', '--demo'],
     ] as [number, RegExp, string, ...string[]][]
-  ) {
+  ).map(async ([code, message, input, ...args]) => {
     const result = await render(input, ...args);
     assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
-  }
+  });
+  await Promise.all(runs);
   assert.equal(backend.connections, 0);
 });
 
@@ -4548,12 +4578,13 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   const { child, socketPath } = await startUnread(t, await startBackend(t));
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
-  const total = 6000;
+  const total = 3500;
+  const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
   let asked = 0;
   const askMany = async (): Promise<void> => {
     while (asked < total) {
       asked++;
-      const [res] = await once(http.get({ socketPath, agent, path: '/v1/about' }), 'response') as [
+      const [res] = await once(http.get({ socketPath, agent, path }), 'response') as [
         http.IncomingMessage,
       ];
       await once(res.resume(), 'end');
@@ -5606,9 +5637,9 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-test('attack: wrong credentials from a million addresses do not fill the memory', () => {
+test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
-  for (let i = 0; i < 1_000_000; i++) {
+  for (let i = 0; i < 50_000; i++) {
     limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
   }
   assert.equal(limiter.size, 10_000);
@@ -6937,15 +6968,15 @@ test('a client that sends requests and never takes its answers loses its connect
 });
 
 test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
-  const size = 16 * 1024 * 1024;
+  const size = 12 * 1024 * 1024;
   const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   let got = 0;
   for await (const chunk of res) {
     got += (chunk as Buffer).length;
-    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 150)); // more in all than it may stall
+    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 100)); // more in all than it may stall
   }
   assert.equal(got, size);
 });
@@ -7074,7 +7105,7 @@ test("the backend's time stands still while the client is waited for", async (t)
   });
   req.write(body.slice(0, 200_000));
   await until(() => backend.seen.length === 1);
-  await new Promise((resolve) => setTimeout(resolve, 1600)); // longer than the backend may take
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
   req.end(body.slice(200_000));
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   assert.equal(res.resume().statusCode, 201);
@@ -7148,7 +7179,9 @@ test('an early answer that goes on for longer than the backend may take for its 
     res.write('begin,');
     finish = () => res.end('end');
   });
-  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } }, {
+    stallTimeoutMs: 2000,
+  });
   const req = http.request({
     host: '127.0.0.1',
     port: gateway.port,
@@ -7165,7 +7198,7 @@ test('an early answer that goes on for longer than the backend may take for its 
     text += chunk;
   });
   req.write('A'.repeat(200_000));
-  await new Promise((resolve) => setTimeout(resolve, 1600)); // longer than the backend may take
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
   finish();
   await once(res, 'end');
   assert.equal(text, 'begin,end');
@@ -7636,9 +7669,9 @@ async function startProcess(
 }
 
 const MIB = 1024 * 1024;
-const BIG_BYTES = 300 * MIB;
+const BIG_BYTES = 150 * MIB;
 
-/** Sends a document of 300 MiB with all that is judged at both its ends, and returns the status. */
+/** Sends a document of 150 MiB with all that is judged at both its ends, and returns the status. */
 async function sendBig(
   to: { port: number },
   { auth, chunked }: { readonly auth: boolean; readonly chunked: boolean; readonly slow: boolean },
@@ -7685,7 +7718,7 @@ for (
   ] as const
 ) {
   test(
-    `memory: a send of 300 MiB that authenticates ${name} costs no more than 64 MiB`,
+    `memory: a send of 150 MiB that authenticates ${name} costs no more than 64 MiB`,
     { skip: noProc },
     (t) =>
       assertMemory(t, async () => {
@@ -7712,7 +7745,7 @@ for (
 }
 
 test(
-  'memory: an answer of 300 MiB costs no more than 64 MiB, read slowly too',
+  'memory: an answer of 150 MiB costs no more than 64 MiB, read slowly too',
   { skip: noProc },
   (t) =>
     assertMemory(t, async () => {

@@ -948,16 +948,29 @@ function prefixOf(segments: readonly string[]): string {
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /** What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli of them. */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
-  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
-  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
+  [':number', [
+    (value) => NUMBER.test(value),
+    'the account in the path must be "+" and 5 to 15 digits',
+    '+15550100001',
+  ]],
+  [':groupid', [
+    isGroupId,
+    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
+    `group.${btoa(btoa('-'.repeat(32)))}`,
+  ]],
 ]);
+
+interface Pattern {
+  readonly method: string;
+  readonly parts: readonly string[];
+}
 
 /** What the owner allowed: groups by name, and single patterns. */
 interface Allow {
   readonly words: readonly string[];
   readonly groups: ReadonlySet<Group>;
-  readonly patterns: readonly { readonly method: string; readonly parts: readonly string[] }[];
+  readonly patterns: readonly Pattern[];
 }
 
 /**
@@ -1008,6 +1021,23 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
+}
+
+/** Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for each. */
+function canMatch(pattern: Pattern): boolean {
+  const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
+      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
+      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
+    });
+    try {
+      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
+      return target.route !== undefined && findGrant(allow, target) !== undefined;
+    } catch {
+      return false;
+    }
+  });
 }
 
 /** Makes a group, or changes who is in one or how one gets in. */
@@ -3660,7 +3690,7 @@ function readAllow(value: unknown, at: string, report: Report): Allow | undefine
 }
 
 /** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
-function readPattern(text: string): { method: string; parts: string[] } | undefined {
+function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
   const good = (method === '*' || METHODS.includes(method)) &&
@@ -4053,9 +4083,13 @@ function makeRules(settings: Settings): Rules {
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (set: ReadonlySet<string> | undefined, none: string): string => set ? [...set].join(', ') : none;
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   return [
     `  ${token.name}`,
     `    may call     ${token.allow.words.join(', ')}`,
+    ...idle.map(({ method, parts }) =>
+      `    warning      ${method} /${parts.join('/')} matches no route of the backend`
+    ),
     ...(token.digest ? [`    presented    as ${words(token.methods, '')}`] : []),
     `    sends from   ${words(token.senders, 'any account')}`,
     `    sends to     ${words(token.recipients, 'anybody')}`,
