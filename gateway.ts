@@ -467,20 +467,16 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
-  const scheme = tlsFiles(core.settings) ? 'https' : 'http';
+  const scheme = 'setSecureContext' in server ? 'https' : 'http';
   const url = typeof address === 'string'
     ? `unix:${address}`
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  logRules(core, 'listening', { listen: url, note: runtimeNote(core.settings) });
+  const isFixed = scheme === 'https' && 'Bun' in globalThis;
+  const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
+  logRules(core, 'listening', { listen: url, note });
   return url;
-}
-
-/** What this runtime cannot do of what is configured. */
-function runtimeNote(settings: Settings): string | undefined {
-  const isTls = tlsFiles(settings) !== undefined;
-  return isTls && 'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
 }
 
 /** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
@@ -1259,13 +1255,8 @@ function isExpired({ expiresMs }: Token, nowMs: number): boolean {
 /** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
-  const [head = '', tail] = address.split('::');
-  const left = head.split(':').filter(Boolean);
-  const right = (tail ?? '').split(':').filter(Boolean);
-  const full = tail === undefined
-    ? left
-    : [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right];
-  return full.slice(0, 4).join(':');
+  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
+  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
 }
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
@@ -3294,30 +3285,14 @@ interface Pem {
 }
 
 /** All settings, read and checked, by the path that they have in the file. */
-interface Settings {
-  'backend.url': Backend;
-  'backend.timeout': number;
-  'listen': Listen;
-  'tls.cert': Pem | undefined;
-  'tls.key': Pem | undefined;
-  'auth.methods': ReadonlySet<Form>;
-  'auth.anonymous': boolean;
+type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
-  'allow': Allow;
-  'rate': Rate | undefined;
-  'clients': AddressList | undefined;
-  'cors': ReadonlySet<string> | undefined;
-  'trustedProxies': AddressList | undefined;
-  'limits.body': number;
-  'limits.connections': number;
-  'shutdown': number;
-  'log.level': Level;
-  'log.format': 'text' | 'json' | undefined;
   /** What is no mistake, but may not be meant. */
   'warnings': readonly string[];
-}
+};
 
-type SettingPath = Exclude<keyof Settings, 'warnings'>;
+type SettingPath = keyof typeof SETTINGS;
+type SettingValue<S> = S extends { read: Reader<infer T> } ? S extends { default: string } ? T : T | undefined : never;
 
 interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly name: string;
@@ -3327,12 +3302,17 @@ interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
 
 /** Receives what is wrong, and where. */
 type Report = (at: string, message: string) => void;
+
+function reportTo(problems: string[]): Report {
+  return (at, message) => void problems.push(`${at}: ${message}`);
+}
+
 /** Reads a value from JSON or from an environment variable; undefined if it reported a mistake. */
 type Reader<T> = (value: unknown, at: string, report: Report) => T | undefined;
 
-interface Setting<T> {
+interface Setting {
   readonly env: string;
-  readonly read: Reader<T>;
+  readonly read: Reader<unknown>;
   /** As it would be written in the environment; absent where there is none. */
   readonly default?: string;
   readonly help: string;
@@ -3341,7 +3321,7 @@ interface Setting<T> {
 const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
-const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
+const SETTINGS = {
   'backend.url': {
     env: 'BACKEND_URL',
     read: readBackendUrl,
@@ -3446,7 +3426,7 @@ const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
     read: scalar(oneOf(['text', 'json']), 'text or json'),
     help: 'text or json; if absent, text on a terminal and json otherwise',
   },
-};
+} as const satisfies Record<string, Setting>;
 
 const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
 
@@ -3820,14 +3800,9 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 function reportUnknown(place: string, key: string, known: string[], report: Report): void {
-  const nearest =
-    known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) =>
-      a.far - b.far
-    )[0];
-  report(
-    place,
-    `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`,
-  );
+  const measured = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) }));
+  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
+  report(place, `is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
 /** Levenshtein's distance, by rows. */
@@ -3863,7 +3838,7 @@ function fileSources(config: unknown, problems: string[]): Sources {
         const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) =>
           name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!
         );
-        reportUnknown(placeOf(prefix, key, i), key, known, (at, message) => problems.push(`${at}: ${message}`));
+        reportUnknown(placeOf(prefix, key, i), key, known, reportTo(problems));
       }
     }
   };
@@ -3874,11 +3849,10 @@ function fileSources(config: unknown, problems: string[]): Sources {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MISSPELT = new Map([
-  ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
-  ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-  ['TLS_CRT', 'TLS_CERT'],
-]);
+const MISSPELT = new Map([['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'], ['GATEWAY_CONF', 'GATEWAY_CONFIG'], [
+  'TLS_CRT',
+  'TLS_CERT',
+]]);
 /** Another program's, perhaps. */
 const DOUBTFUL = new Map([
   ['RATE_LIMIT', '"RATE"'],
@@ -3890,7 +3864,7 @@ const DOUBTFUL = new Map([
 /** The settings in the environment. A variable that is set but empty is a mistake: it may have been meant to hold a secret. */
 function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string[]): Sources {
   const sources: Sources = new Map();
-  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  const report = reportTo(problems);
   for (const [path, { env: name }] of Object.entries(SETTINGS)) {
     if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
   }
@@ -3899,13 +3873,11 @@ function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string
     const text = env.API_TOKENS_FILE && readText(env.API_TOKENS_FILE, 'API_TOKENS_FILE', report);
     if (text !== undefined) sources.set('tokens', { value: text.replace(/^\s*#.*$/gm, ''), at: 'API_TOKENS_FILE' });
   }
-  for (const name of Object.keys(env)) {
-    const meant = MISSPELT.get(name) ??
-      RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && distance(name, known) === 1);
-    if (meant !== undefined) report(name, `is not a setting; did you mean "${meant}"?`);
-    if (DOUBTFUL.has(name)) {
-      warnings.push(`${name} is not a setting, and does nothing; is it meant as ${DOUBTFUL.get(name)}?`);
-    }
+  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
+    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
+    const other = DOUBTFUL.get(name);
+    if (meant) report(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
   for (const { value, at } of sources.values()) {
     if (value === '') report(at, 'is set but empty; unset it, or give it a value');
@@ -3987,7 +3959,7 @@ interface ConfigSources {
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const problems: string[] = [];
   const warnings: string[] = [];
-  const text = file && readText(file, 'configuration', (at, message) => problems.push(`${at}: ${message}`));
+  const text = file && readText(file, 'configuration', reportTo(problems));
   const config = text === undefined ? undefined : parseFile(text, showPath(file!), problems);
   const fromFile = config === undefined ? new Map() : fileSources(config, problems);
   const fromEnv = envSources(env, problems, warnings);
@@ -4010,10 +3982,10 @@ function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
 /** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
 function readSettings(sources: Sources, problems: string[], warnings: readonly string[] = []): Settings {
   const isAllRead = problems.length === 0; // else nobody can say that there are no tokens
-  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  const report = reportTo(problems);
   const settings: Partial<Record<keyof Settings, unknown>> = {};
   for (const path of Object.keys(SETTINGS) as SettingPath[]) {
-    const { read, default: fallback } = SETTINGS[path];
+    const { read, default: fallback }: Setting = SETTINGS[path];
     const { value, at } = sources.get(path) ?? { value: fallback, at: path };
     if (value === '' && at !== path) continue; // reported where it was found
     settings[path] = value === undefined ? undefined : read(value, at, report);
@@ -4051,17 +4023,11 @@ interface Rules {
 
 function makeRules(settings: Settings): Rules {
   const resolve = (token: TokenSettings): Token => ({
-    name: token.name,
-    digest: token.digest,
+    ...token as Token,
     methods: token.methods ?? settings['auth.methods'],
     allow: token.allow ?? settings.allow,
-    senders: token.senders,
-    recipients: token.recipients,
     rate: token.rate ?? settings.rate,
     clients: token.clients ?? settings.clients,
-    expiresMs: token.expiresMs,
-    defaults: token.defaults,
-    message: token.message,
   });
   const tokens = settings.tokens.map(resolve);
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -4136,13 +4102,7 @@ function refusalOfDefaults(token: Token): string | undefined {
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
     const answers: Record<string, [status: number, body?: unknown]> = {
-      'GET /v1/about': [200, {
-        versions: ['v1', 'v2'],
-        build: 2,
-        mode: 'json-rpc',
-        version: 'unset',
-        capabilities: {},
-      }],
+      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
@@ -4215,7 +4175,7 @@ const FLAGS = {
 } as const;
 
 function usage(): string {
-  const rows = Object.entries(SETTINGS).map(([path, { env, default: fallback, help }]) =>
+  const rows = Object.entries<Setting>(SETTINGS).map(([path, { env, default: fallback, help }]) =>
     `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
@@ -4281,13 +4241,8 @@ async function main(): Promise<void> {
   if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const configured = [
-      file,
-      values.backend,
-      process.env.BACKEND_URL,
-      process.env.API_TOKENS,
-      process.env.API_TOKENS_FILE,
-    ];
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
+    const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
     if (values.check || isRender || configured.some((value) => value !== undefined)) {
       throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
     }
@@ -4338,11 +4293,7 @@ function printToken(name: string | undefined, print: (text: string) => void): vo
 
 function hashStdin(): string {
   const problems: string[] = [];
-  const digest = readSecret(
-    readFileSync(0, 'utf8').replace(/\r?\n$/, ''),
-    'standard input',
-    (at, message) => problems.push(`${at}: ${message}`),
-  );
+  const digest = readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''), 'standard input', reportTo(problems));
   if (digest === undefined) throw new UsageError(problems.join('\n'));
   return digest;
 }
