@@ -937,6 +937,33 @@ test('what was checked is byte for byte what the backend gets', async (t) => {
   assert.equal(backend.seen.length, PASSED_TARGETS.length);
 });
 
+test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(204).end();
+  });
+  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
+  const ask = async (method: string, target: string): Promise<number> =>
+    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
+  for (const method of ['GET', 'DELETE']) {
+    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
+      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
+      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
+    }
+  }
+  const { length } = backend.seen;
+  for (
+    const [method, target] of [
+      ['GET', '/v1/attachments/-x/y'],
+      ['PUT', '/v1/attachments/-x'],
+      ['GET', '/v1/-x/y'],
+      ['GET', `/v1/groups/${FROM}/-x`],
+      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
+    ] as const
+  ) assert.equal(await ask(method, target), 400, target);
+  assert.equal(backend.seen.length, length);
+});
+
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
     const once = parseTarget('GET', sent);
@@ -1863,7 +1890,7 @@ test('small bodies arrive with their true length, chunked or not; large ones as 
   for (const [body, headers, length] of cases) {
     assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
     const seen = backend.seen.at(-1)!;
-    const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno sends streams chunked, whatever their length
+    const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno 2.9 sends streams chunked, whatever their length
     assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
     assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
     const { auth: _, ...expected } = JSON.parse(body);
@@ -2889,7 +2916,8 @@ for (const way of ['FIN', 'RST'] as const) {
       });
       const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
       for (const request of EACH_METHOD) {
-        for (cut = 0; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+        // Every third byte for each method, another third for the next.
+        for (cut = EACH_METHOD.indexOf(request) % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
           for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
         }
       }
@@ -3433,7 +3461,7 @@ function folder(t: TestContext): string {
   return path;
 }
 
-/** Who could not read a file; Deno tells that only with a permission of its own. */
+/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 
 /** The mistakes that a configuration is refused for. */
@@ -4206,10 +4234,10 @@ function start(args: string[], env: NodeJS.ProcessEnv = {}): ChildProcess & { ou
   return Object.assign(child, { output: () => output });
 }
 
-/** It ends by itself, and well. Deno's node:child_process has no exit code for a child that was sent a signal. */
+/** It ends by itself, and well. (It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code.) */
 async function assertExit(child: ReturnType<typeof start>): Promise<void> {
   const [code] = await once(child, 'close') as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0, child.output());
+  assert.equal(code, 0, child.output());
   assert.match(child.output(), /stopped/);
 }
 
@@ -4536,9 +4564,9 @@ test('a gateway whose log nobody reads any more goes on, and ends with 0', async
   const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
   child.stdout!.destroy();
   for (let i = 1; i <= 20; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
-  child.kill('SIGTERM');
+  process.kill(child.pid!, 'SIGTERM');
   const [code] = await once(child, 'exit') as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0, child.output());
+  assert.equal(code, 0, child.output());
   assert.doesNotMatch(child.output(), /EPIPE/);
 });
 
@@ -4571,7 +4599,7 @@ async function assertEnds(child: ChildProcess): Promise<void> {
   const ended = once(child, 'exit');
   process.kill(child.pid!, 'SIGTERM');
   const [code] = await ended as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0); // Deno's node:child_process has no exit code for a child that was sent a signal
+  assert.equal(code, 0);
 }
 
 // Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
@@ -4613,7 +4641,7 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
 }, async (t) => {
   const { child, socketPath } = await startUnread(t, await startBackend(t), '/dev/full');
   for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
-  process.kill(child.pid!, 'SIGHUP'); // Deno's child.kill works once
+  process.kill(child.pid!, 'SIGHUP');
   for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
   await assertEnds(child);
 });
@@ -4634,7 +4662,7 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
     const running = ask({ port }, { body: MESSAGE, headers: BEARER });
     await until(() => backend.seen.length === 1);
-    child.kill(signal);
+    process.kill(child.pid!, signal);
     // It refuses new connections as soon as it has heard of the signal.
     for (;;) {
       const refused = await ask({ port }, { path: '/healthz' }).then(() => false, () => true);
@@ -4684,7 +4712,7 @@ test('--demo: every curl line that it prints does what it says, and the token do
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
   assert.ok(!after.includes(secret));
-  child.kill('SIGINT');
+  process.kill(child.pid!, 'SIGINT');
   await assertExit(child);
 });
 
@@ -4819,6 +4847,10 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     [{ path: '/v1/accounts' }, 403, 'setup_blocked'],
     [{ path: '/v1/receive/%252B15550100001' }, 400, 'bad_target'],
     [{ path: '/v1/receive/../about' }, 400, 'bad_target'],
+    [{ path: `/v1/groups/${FROM}/group.QUJD` }, 400, 'bad_target'],
+    [{ headers: ['Host: other', `Authorization: Bearer ${SECRET}`] }, 400, 'bad_target'],
+    [{ path: '/api/v1/receive' }, 404, 'unknown_endpoint'],
+    [{ path: '/v2/send' }, 405, 'method_not_allowed'],
   ];
   for (const [at, status, code] of cases) {
     const { socket, text } = openWebSocket(t, gateway, at);
@@ -4826,8 +4858,9 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     const [head, body] = text().split('\r\n\r\n') as [string, string];
     assert.equal(statusOf(head), status, JSON.stringify(at));
     assert.equal(JSON.parse(body).code, code);
-    assert.match(head, new RegExp(`\\r\\nContent-Length: ${Buffer.byteLength(body)}\\r\\n`));
+    assert.match(head, new RegExp(`\\r\\nContent-Length: ${body.length}\\r\\n`));
     assert.match(head, /\r\nConnection: close/);
+    assert.equal(/\r\nAllow: POST\r\n/.test(head), status === 405);
     if (status === 401) {
       assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
     }
@@ -6034,6 +6067,16 @@ test('without tokens a Host that public DNS cannot hold is served, or one on cor
     ]
   ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
   assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
+  assert.equal(backend.seen.length, 22);
+  const receiving = await startGateway(t, backend, { ...OPEN, allow: ['receive'] });
+  for (const host of PUBLIC_HOSTS) {
+    const response = await raw(
+      receiving,
+      `GET /v1/receive/${FROM} HTTP/1.1\r\nHost: ${host}\r\nOrigin: http://${host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
+    );
+    assert.deepEqual([statusOf(response), codeOf(response)], [403, 'cross_site'], host);
+  }
+  assert.equal(backend.seen.length, 22);
   const kept = await startGateway(t, backend);
   for (const host of PUBLIC_HOSTS) {
     assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
@@ -7632,11 +7675,10 @@ test("a certificate without its key, with another's, or that is none, is a mista
   const [cert, key, rubbish] = [file('c', CERTS[0].cert), file('k', CERTS[1].key), file('r', 'rubbish')] as const;
   const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
-  for (const tls of 'Deno' in globalThis ? [] : [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
-    assert.match(
-      problemsOf(() => createGateway({ ...config, tls })).join(),
-      /^tls: its "cert" and "key" cannot be used together/,
-    );
+  // Deno 2.9 looks at them only when it listens: where that changes, this can go.
+  const found = 'Deno' in globalThis ? /^$/ : /^tls: its "cert" and "key" cannot be used together/;
+  for (const tls of [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
+    assert.match(problemsOf(() => createGateway({ ...config, tls })).join(), found);
   }
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
     `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,

@@ -3278,10 +3278,10 @@ interface Listen {
   readonly isLocal: boolean;
 }
 
-/** A certificate or a key: its file, and what was in it. */
-interface Pem {
+/** A file that a setting names, and what was in it. */
+interface NamedFile {
   readonly path: string;
-  readonly pem: string;
+  readonly text: string;
 }
 
 /** All settings, read and checked, by the path that they have in the file. */
@@ -3343,10 +3343,10 @@ const SETTINGS = {
   },
   'tls.cert': {
     env: 'TLS_CERT',
-    read: readPem,
+    read: readFile,
     help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
   },
-  'tls.key': { env: 'TLS_KEY', read: readPem, help: 'a file with the key of tls.cert in PEM' },
+  'tls.key': { env: 'TLS_KEY', read: readFile, help: 'a file with the key of tls.cert in PEM' },
   'auth.methods': {
     env: 'AUTH_METHODS',
     read: readForms,
@@ -3615,17 +3615,17 @@ function readListen(text: string): Listen | undefined {
   return { path: undefined, host, port, isLocal };
 }
 
-function readPem(value: unknown, at: string, report: Report): Pem | undefined {
+function readFile(value: unknown, at: string, report: Report): NamedFile | undefined {
   if (typeof value !== 'string') return void report(at, 'must be the path of a file');
-  const pem = readText(value, at, report);
-  return pem === undefined ? undefined : { path: value, pem };
+  const text = readText(value, at, report);
+  return text === undefined ? undefined : { path: value, text };
 }
 
 /** Certificate and key for node:https, if both are there. */
 function tlsFiles(
   { 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>,
 ): { cert: string; key: string } | undefined {
-  return cert && key && { cert: cert.pem, key: key.pem };
+  return cert && key && { cert: cert.text, key: key.text };
 }
 
 /** Says what node:https would only say on the first connection, or on start. */
@@ -3682,12 +3682,11 @@ function readPattern(text: string): Pattern | undefined {
 function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
   const owners = new Map<string, string>();
-  for (const [i, { name, digest }] of tokens?.entries() ?? []) {
-    if (digest === undefined) continue; // reported
+  tokens?.forEach(({ name, digest }, i) => {
     const [owner, here] = [owners.get(digest), show(name, `[${i}]`)];
     if (owner !== undefined) report(at, `${owner} and ${here} have the same secret`);
-    owners.set(digest, here);
-  }
+    if (digest !== undefined) owners.set(digest, here); // else reported
+  });
   tokens?.forEach(({ name }, i) => { // which every log line would show
     if (owners.has(digestOf(name))) report(`${at}[${i}]`, 'has a secret as its name');
   });
@@ -3756,10 +3755,8 @@ function readTokenSecret(config: Record<string, unknown>, at: string, report: Re
     return void report(at, 'needs either "secret" or "secretFile"');
   }
   if (secret !== undefined) return readSecret(secret, `${at}.secret`, report);
-  const text = typeof secretFile === 'string'
-    ? readText(secretFile, `${at}.secretFile`, report)
-    : report(`${at}.secretFile`, 'must be the path of a file');
-  return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report, QUOTED);
+  const file = readFile(secretFile, `${at}.secretFile`, report);
+  return file && readSecret(file.text.trim(), `${at}.secretFile`, report, QUOTED);
 }
 
 /** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
