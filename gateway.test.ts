@@ -6134,6 +6134,12 @@ for (
       message: 'hi',
     }],
     ['a number that is empty', { defaults: DEFAULTS }, { message: 'hi', number: '' }, { ...DEFAULTS, message: 'hi' }],
+    [
+      'keys given twice that are not its own',
+      { defaults: DEFAULTS },
+      '{"message":"x","message":"hi","a":{"a":1},"b":"\\"number\\":1,","number":1,"c":[{"recipients":1},{"recipients":2}]}',
+      { ...DEFAULTS, message: 'hi' },
+    ],
     ['fields that are null', { defaults: DEFAULTS }, {
       message: 'hi',
       number: null,
@@ -6250,7 +6256,7 @@ for (
       base64_attachments: ['QUJD'],
     }],
     ['a sticker without words', { defaults: DEFAULTS }, { sticker: 'a:1' }, { ...DEFAULTS, sticker: 'a:1' }],
-  ] as [string, TokenConfig, object, object][]
+  ] as [string, TokenConfig, object | string, object][]
 ) {
   test(`webhook, ${name}: a new send is made, and nothing else passes`, async (t) => {
     const { backend, gateway } = await startWebhook(t, token);
@@ -6306,6 +6312,16 @@ attack(
     ].flatMap((fields: object): Ask[] => [
       { body: { text: 'x', ...fields } },
       { body: { ...fields, text: 'x' }, headers: { 'content-type': 'text/plain' } },
+    ]),
+    // Of two JSON.parse takes the last, and null is none: the message would go to the default.
+    ...[
+      '"recipients":["+15550100003"],"recipients":null',
+      '"recipients":["+15550100003"],"\\u0072ecipients":["+15550100004"]',
+      '"number":"+15550100003","\\u006eumber":null',
+      '"base64_attachments":["QUJD"],"base64_attachments":null',
+    ].flatMap((fields): Ask[] => [
+      { body: `{"text":"x",${fields}}` },
+      { body: `payload=${encodeURIComponent(`{${fields},"text":"x"}`)}` },
     ]),
   ],
 );
@@ -6519,7 +6535,6 @@ const HOOKED: GatewayConfig = {
 
 attack('send from another account by a webhook', HOOKED, 403, 'sender_not_allowed', [
   { body: { text: 'x', number: STRANGER } },
-  { body: `{"text":"x","number":"${FROM}","\\u006eumber":"${STRANGER}"}` },
   { body: `payload=${encodeURIComponent(JSON.stringify({ text: 'x', number: STRANGER }))}` },
   multipart([['data', JSON.stringify({ text: 'x', number: STRANGER })]]),
 ]);
@@ -6528,7 +6543,6 @@ attack('send to another recipient by a webhook', HOOKED, 403, 'recipient_not_all
   { body: { text: 'x', recipients: [STRANGER] } },
   { body: { text: 'x', recipients: [TO, STRANGER] } },
   { body: { text: 'x', recipients: [GROUP] } },
-  { body: `{"text":"x","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
   { body: { text: 'x', recipients: STRANGER } },
 ]);
 

@@ -1752,12 +1752,14 @@ async function makeSend(
 
 /**
  * The JSON object that a webhook posted, whatever its Content-Type, as it is or as the one field of a form.
- * @throws {Problem} bad_json.
+ * @throws {Problem} bad_json, bad_field for one that is given twice and must not be lost.
  */
 async function readPayload(body: Buffer, contentType: string | undefined): Promise<Record<string, unknown>> {
   const json = isForm(body, contentType) ? Buffer.from(await readForm(body, contentType)) : body;
   scanWhole(json, 'none'); // stricter than JSON.parse: encoding, depth
-  const payload = JSON.parse(json.toString()) as Record<string, unknown>;
+  const text = json.toString();
+  for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  const payload = JSON.parse(text) as Record<string, unknown>;
   // A credential, right or wrong, must not get into the text.
   for (const key of Object.keys(payload)) if (/^auth$/iu.test(key)) delete payload[key];
   return payload;
@@ -3926,7 +3928,9 @@ function parseFile(text: string, at: string, problems: string[]): unknown {
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
   const open: Set<string>[] = [];
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("(?:[^"\\]|\\.)*")(\s*:)?/g)) {
+  for (
+    const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g)
+  ) {
     if (token === '{') open.push(new Set());
     else if (token === '}') open.pop();
     else if (colon !== undefined) {
