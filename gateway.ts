@@ -38,6 +38,7 @@ import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { text as readAll } from 'node:stream/consumers';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
@@ -764,9 +765,8 @@ function parseTarget(method: string, raw: string): Target {
   }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter((segment) => segment !== '').map(decode);
-  const pathSecret = takeSecret(
-    segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)),
-  );
+  const credentials = segments.filter((segment) => segment.startsWith('@auth='));
+  const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
@@ -2101,9 +2101,8 @@ interface KeyRules {
 }
 
 function keysWithin(within?: BodyKey): string[] {
-  return Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map((
-    [key],
-  ) => key);
+  const entries = Object.entries<{ role: string; within?: string }>(BODY_KEYS);
+  return entries.flatMap(([key, rule]) => rule.within === within ? key : []);
 }
 
 function keyRules(keys: string[]): KeyRules {
@@ -3826,19 +3825,16 @@ type Sources = Map<string, { value: unknown; at: string }>;
 function fileSources(config: unknown, problems: string[]): Sources {
   const sources: Sources = new Map();
   const paths = Object.keys(SETTINGS);
-  const walk = (value: unknown, prefix: string): void => {
-    if (!isObject(value)) return void problems.push(`${prefix || 'the file'}: must be an object`);
+  const walk = (value: unknown, at: string): void => {
+    if (!isObject(value)) return void problems.push(`${at || 'the file'}: must be an object`);
+    const before = at && `${at}.`;
+    const known = paths.flatMap((path) => path.startsWith(before) ? path.slice(before.length).split('.')[0]! : []);
     for (const [i, [key, inner]] of Object.entries(value).entries()) {
-      const path = prefix ? `${prefix}.${key}` : key;
+      const path = before + key;
       if (inner === undefined) continue; // from a program, not from a file
       if (paths.includes(path)) sources.set(path, { value: inner, at: path });
       else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
-      else {
-        const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) =>
-          name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!
-        );
-        reportUnknown(placeOf(prefix, key, i), key, known, reportTo(problems));
-      }
+      else reportUnknown(placeOf(at, key, i), key, known, reportTo(problems));
     }
   };
   walk(config, '');
@@ -4050,6 +4046,7 @@ function makeRules(settings: Settings): Rules {
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (set: ReadonlySet<string> | undefined, none: string): string => set ? [...set].join(', ') : none;
+  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   return [
     `  ${token.name}`,
@@ -4063,11 +4060,7 @@ function describeToken(token: Token, nowMs: number): string {
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
     ...(makesSends(token) ? [`    webhooks     ${describeWebhook(token)}`] : []),
-    `    expires      ${
-      token.expiresMs === undefined
-        ? 'never'
-        : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')
-    }`,
+    `    expires      ${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`,
   ].join('\n');
 }
 
@@ -4107,18 +4100,13 @@ function startDemoBackend(show: (line: string) => void): http.Server {
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
-    const chunks: Uint8Array[] = [];
-    try {
-      for await (const chunk of req) chunks.push(chunk);
-    } catch {
-      return;
-    } // the client left in the middle
-    const text = Buffer.concat(chunks).toString();
-    const [status, body] = answers[`${req.method} ${req.url}`] ??
+    const body = await readAll(req).catch(() => undefined);
+    if (body === undefined) return; // the client left in the middle
+    const [status, answer] = answers[`${req.method} ${req.url}`] ??
       [404, { error: 'this stand-in backend has no such route' }];
-    show(`backend got   ${req.method} ${req.url} ${text.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, body === undefined ? {} : { 'Content-Type': 'application/json' }).end(
-      body && JSON.stringify(body),
+    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    res.writeHead(status, answer === undefined ? {} : { 'Content-Type': 'application/json' }).end(
+      answer && JSON.stringify(answer),
     );
   });
 }
