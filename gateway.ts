@@ -53,7 +53,7 @@ type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
 
 /**
  * The configuration, in the shape of the JSON file. Every field is optional; what each means, its
- * default and its dangers stand once, in `SETTINGS` below, which `--help` prints.
+ * default and its dangers stand once, in `SETTINGS` and `HELP` below, which `--help` prints.
  * Durations are strings with a unit (`150s`), sizes too (`150MiB`).
  */
 interface GatewayConfig {
@@ -3316,118 +3316,69 @@ interface Setting {
   readonly read: Reader<unknown>;
   /** As it would be written in the environment; absent where there is none. */
   readonly default?: string;
-  readonly help: string;
 }
 
 const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
+const ORIGIN = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
+
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
 const SETTINGS = {
-  'backend.url': {
-    env: 'BACKEND_URL',
-    read: readBackendUrl,
-    default: 'http://127.0.0.1:8080',
-    help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
-  },
-  'backend.timeout': {
-    env: 'BACKEND_TIMEOUT',
-    read: scalar(readDuration, 'a duration such as 150s'),
-    default: '150s',
-    help:
-      "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
-  },
+  'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080' },
+  'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s' },
   'listen': {
     env: 'LISTEN',
     read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'),
     default: '127.0.0.1:8880',
-    help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
   },
-  'tls.cert': {
-    env: 'TLS_CERT',
-    read: readFile,
-    help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
-  },
-  'tls.key': { env: 'TLS_KEY', read: readFile, help: 'a file with the key of tls.cert in PEM' },
-  'auth.methods': {
-    env: 'AUTH_METHODS',
-    read: readForms,
-    default: 'bearer,basic,body',
-    help:
-      'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
-  },
-  'auth.anonymous': {
-    env: 'AUTH_ANONYMOUS',
-    read: scalar(readBoolean, 'true or false'),
-    default: 'false',
-    help:
-      'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
-  },
-  'tokens': {
-    env: 'API_TOKENS',
-    read: readTokens,
-    help:
-      'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
-  },
-  'allow': {
-    env: 'ALLOW',
-    read: readAllow,
-    default: 'send,info',
-    help:
-      'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
-  },
-  'rate': {
-    env: 'RATE',
-    read: scalar(readRate, 'a rate such as 30/1m'),
-    help: 'requests per time for each token, such as 30/1m',
-  },
-  'clients': {
-    env: 'ALLOW_CLIENTS',
-    read: readAddresses,
-    help: 'addresses and CIDR ranges that may connect; any if absent',
-  },
-  'cors': {
-    env: 'CORS_ORIGINS',
-    read: list(
-      scalar(readOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
-    ),
-    help: 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
-  },
-  'trustedProxies': {
-    env: 'TRUSTED_PROXIES',
-    read: readAddresses,
-    help: 'addresses and CIDR ranges whose X-Forwarded-For is believed',
-  },
-  'limits.body': {
-    env: 'MAX_BODY',
-    read: scalar(readSize, 'a size such as 150MiB'),
-    default: '150MiB',
-    help: 'the largest request body; 413 beyond it',
-  },
+  'tls.cert': { env: 'TLS_CERT', read: readFile },
+  'tls.key': { env: 'TLS_KEY', read: readFile },
+  'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body' },
+  'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false' },
+  'tokens': { env: 'API_TOKENS', read: readTokens },
+  'allow': { env: 'ALLOW', read: readAllow, default: 'send,info' },
+  'rate': { env: 'RATE', read: scalar(readRate, 'a rate such as 30/1m') },
+  'clients': { env: 'ALLOW_CLIENTS', read: readAddresses },
+  'cors': { env: 'CORS_ORIGINS', read: list(scalar(readOrigin, ORIGIN)) },
+  'trustedProxies': { env: 'TRUSTED_PROXIES', read: readAddresses },
+  'limits.body': { env: 'MAX_BODY', read: scalar(readSize, 'a size such as 150MiB'), default: '150MiB' },
   'limits.connections': {
     env: 'MAX_CONNECTIONS',
     read: scalar(readCount, 'a whole number of at least 1'),
     default: '1024',
-    help:
-      'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
   },
-  'shutdown': {
-    env: 'SHUTDOWN_TIMEOUT',
-    read: scalar(readDuration, 'a duration such as 10s'),
-    default: '8s',
-    help: 'how long running requests may finish after SIGTERM',
-  },
-  'log.level': {
-    env: 'LOG_LEVEL',
-    read: scalar(oneOf(LEVELS), LEVELS.join(', ')),
-    default: 'info',
-    help: 'the least that is logged: debug, info, warn, error',
-  },
-  'log.format': {
-    env: 'LOG_FORMAT',
-    read: scalar(oneOf(['text', 'json']), 'text or json'),
-    help: 'text or json; if absent, text on a terminal and json otherwise',
-  },
+  'shutdown': { env: 'SHUTDOWN_TIMEOUT', read: scalar(readDuration, 'a duration such as 10s'), default: '8s' },
+  'log.level': { env: 'LOG_LEVEL', read: scalar(oneOf(LEVELS), LEVELS.join(', ')), default: 'info' },
+  'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json') },
 } as const satisfies Record<string, Setting>;
+
+/** Each in one sentence, for `--help` and the README. */
+const HELP: Record<SettingPath, string> = {
+  'backend.url': 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
+  'backend.timeout':
+    "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
+  'listen': 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
+  'tls.cert': 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
+  'tls.key': 'a file with the key of tls.cert in PEM',
+  'auth.methods':
+    'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
+  'auth.anonymous':
+    'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
+  'tokens':
+    'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
+  'allow':
+    'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
+  'rate': 'requests per time for each token, such as 30/1m',
+  'clients': 'addresses and CIDR ranges that may connect; any if absent',
+  'cors': 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
+  'trustedProxies': 'addresses and CIDR ranges whose X-Forwarded-For is believed',
+  'limits.body': 'the largest request body; 413 beyond it',
+  'limits.connections':
+    'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
+  'shutdown': 'how long running requests may finish after SIGTERM',
+  'log.level': 'the least that is logged: debug, info, warn, error',
+  'log.format': 'text or json; if absent, text on a terminal and json otherwise',
+};
 
 const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
 
@@ -4164,8 +4115,10 @@ const FLAGS = {
 } as const;
 
 function usage(): string {
-  const rows = Object.entries<Setting>(SETTINGS).map(([path, { env, default: fallback, help }]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`
+  const rows = Object.entries<Setting>(SETTINGS).map(([path, { env, default: fallback }]) =>
+    `  ${path.padEnd(19)} ${env.padEnd(17)} ${HELP[path as SettingPath]}${
+      fallback === undefined ? '' : ` [${fallback}]`
+    }`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
