@@ -2557,8 +2557,8 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    // Bun 1.4's fetch may lose what came before the end, and does not always: a 502 then, or a head alone.
-    const isBroken = 'Bun' in globalThis ? /("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
+    // Bun 1.4 may lose what came before the end: a 502 then, a head alone, or nothing.
+    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
     assert.match(response, isBroken);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
@@ -2953,14 +2953,16 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
     socket.on('drain', fill);
     fill();
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 500 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const socket = net.connect(gateway.port, '127.0.0.1');
   t.after(() => socket.destroy());
   socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
   socket.pause();
   await until(() => requests(gateway).length === 1);
   assert.equal(requests(gateway)[0].code, 'client_left');
-  await closed(backend.sockets[0]!);
+  // At once, and not when somebody collects garbage: on Deno 2.9 that took half a minute.
+  const late = new Promise((resolve) => setTimeout(resolve, 5000, 'late').unref());
+  assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
 /** Answers that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */

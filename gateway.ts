@@ -148,10 +148,7 @@ const PROBLEMS = {
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
   too_many_headers: [431, 'The request has more than 200 header fields.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
-  too_many_failures: [
-    429,
-    'Too many wrong credentials came from this address; try again after the time in Retry-After.',
-  ],
+  too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
   internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
@@ -468,7 +465,7 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
   const address = server.address() as AddressInfo | string;
-  const scheme = 'setSecureContext' in server ? 'https' : 'http';
+  const scheme = tlsFiles(core.settings) ? 'https' : 'http';
   const url = typeof address === 'string'
     ? `unix:${address}`
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
