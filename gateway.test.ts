@@ -657,7 +657,7 @@ test('without tokens, requests need no credential, and all else still applies', 
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
-  const both = await startBoth(t);
+  const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
   const socket = net.connect(both.gateway.port, '127.0.0.1');
   socket.on('error', () => {});
   let text = '';
@@ -935,6 +935,33 @@ test('what was checked is byte for byte what the backend gets', async (t) => {
     assert.equal(backend.seen.at(-1)?.url, sent, target);
   }
   assert.equal(backend.seen.length, PASSED_TARGETS.length);
+});
+
+test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(204).end();
+  });
+  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
+  const ask = async (method: string, target: string): Promise<number> =>
+    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
+  for (const method of ['GET', 'DELETE']) {
+    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
+      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
+      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
+    }
+  }
+  const { length } = backend.seen;
+  for (
+    const [method, target] of [
+      ['GET', '/v1/attachments/-x/y'],
+      ['PUT', '/v1/attachments/-x'],
+      ['GET', '/v1/-x/y'],
+      ['GET', `/v1/groups/${FROM}/-x`],
+      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
+    ] as const
+  ) assert.equal(await ask(method, target), 400, target);
+  assert.equal(backend.seen.length, length);
 });
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
@@ -1498,7 +1525,7 @@ const BAD_FIELDS = [
   `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
   `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
   `{"recipients":["${'1'.repeat(5000)}"]}`,
-  `{"auth":"${'\\u0041'.repeat(1000)}"}`,
+  `{"auth":"${'\\u0041'.repeat(700)}"}`,
 ];
 
 for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
@@ -1514,7 +1541,7 @@ for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_
             passed.push(...scan.end());
           },
           { code },
-          JSON.stringify(chunks.map(String)),
+          `cut into ${chunks.map(({ length }) => length)} bytes`,
         );
         assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
         // While its sender is not known, it waits for who asks for the fields; but broken JSON does not.
@@ -1878,7 +1905,7 @@ relayTest(
     for (const [body, headers, length] of cases) {
       assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
       const seen = backend.seen.at(-1)!;
-      const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno sends streams chunked, whatever their length
+      const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno 2.9 sends streams chunked, whatever their length
       assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
       assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
@@ -2522,21 +2549,20 @@ relayTest('a backend that closes without an answer, or answers rubbish, is 502, 
 relayTest(
   'a slow backend is 504, which says that the message may have been sent; its request is aborted',
   async (t) => {
-    let aborted = false;
+    let aborted = 0;
     const backend = await startBackend(t, (req) => {
       req.resume();
       req.socket.on('close', () => {
-        aborted = true;
+        aborted++;
       });
     });
-    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '50ms' } });
-    for (const message of ['short', 'x'.repeat(200_000)]) {
-      aborted = false;
+    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '400ms' } });
+    await Promise.all(['short', 'x'.repeat(200_000)].map(async (message) => {
       const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
       assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
       assert.match(answer.json.error, /may have been sent/);
-      await until(() => aborted);
-    }
+    }));
+    await until(() => aborted > 0 && aborted === backend.seen.length); // on a loaded machine one may be too slow to get there
   },
 );
 
@@ -2685,7 +2711,7 @@ relayTest('an answer that comes before the upload ends is delivered', async (t) 
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
-  const gateway = await startGateway(t, backend);
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.request({
     host: '127.0.0.1',
     port: gateway.port,
@@ -2779,18 +2805,18 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
       finish = () => res.writeHead(201).end('[]');
     });
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   for (const [path, status] of [['/v2/send', 401], ['/healthz', 200]] as const) {
     const request = post(OTHER, 60_000).replace('POST /v2/send', path === '/healthz' ? 'GET /healthz' : '$&');
     const { socket, text } = open(t, gateway, `${request}[`);
     await until(() => text().endsWith('}') || text().endsWith('ok\n'));
     assert.equal(statusOf(text()), status);
     assert.match(text(), /^connection: keep-alive\r$/im);
-    await new Promise((resolve) => setTimeout(resolve, 700)); // longer than who is told to go may take
+    await new Promise((resolve) => setTimeout(resolve, 350)); // longer than who is told to go may take
     const seen = backend.seen.length;
     socket.write(`${' '.repeat(59_999)}${SEND}`);
     await until(() => backend.seen.length > seen);
-    await new Promise((resolve) => setTimeout(resolve, 2100)); // longer than the rest of that body could have taken
+    await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
     finish();
     await until(() => text().includes('[]'));
     assert.ok(!socket.destroyed);
@@ -2801,8 +2827,8 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
 test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 400 });
   const begun = 'POST /v2/send HTTP/1.1\r\nHost: x\r\n';
-  for (
-    const [status, request] of [
+  const clients = (
+    [
       [401, post(OTHER, 1_000_000)],
       [401, post(OTHER, 60_000)],
       [401, `${post(OTHER, 'chunked')}f4240\r\n`],
@@ -2812,14 +2838,15 @@ test('a client that is refused holds its connection no longer than a body may ta
       [408, `${begun}Content-Length: 60000\r\n\r\n{"message":"`],
       [408, `${begun}Content-Length: 1000000\r\n\r\n{"message":"`],
     ] as [number, string][]
-  ) {
+  ).map(async ([status, request]) => {
     const { socket, text } = open(t, both.gateway, request);
     const dribble = setInterval(() => socket.write('x'), 10);
     t.after(() => clearInterval(dribble));
     await closed(socket);
     clearInterval(dribble);
     assert.equal(statusOf(text()), status, request);
-  }
+  });
+  await Promise.all(clients);
   assert.equal(both.backend.connections, 0);
 });
 
@@ -2907,7 +2934,8 @@ for (const way of ['FIN', 'RST'] as const) {
       });
       const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
       for (const request of EACH_METHOD) {
-        for (cut = 0; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+        // Every third byte for each method, another third for the next.
+        for (cut = EACH_METHOD.indexOf(request) % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
           for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
         }
       }
@@ -2943,14 +2971,16 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
     socket.on('drain', fill);
     fill();
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 500 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const socket = net.connect(gateway.port, '127.0.0.1');
   t.after(() => socket.destroy());
   socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
   socket.pause();
   await until(() => requests(gateway).length === 1);
   assert.equal(requests(gateway)[0].code, 'client_left');
-  await closed(backend.sockets[0]!);
+  // At once, and not when somebody collects garbage: on Deno 2.9 that took half a minute.
+  const late = new Promise((resolve) => setTimeout(resolve, 5000, 'late').unref());
+  assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
 relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
@@ -3239,7 +3269,7 @@ test('headers that do not arrive end in 408, and a body that makes no progress d
     (await startBoth(t, {}, { headersTimeoutMs: 100 })).gateway,
     'GET /v1/about HTTP/1.1\r\nHost: x\r\n',
   );
-  const both = await startBoth(t, {}, { stallTimeoutMs: 100 });
+  const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
   assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
   for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
     const slowBody = await raw(
@@ -3487,7 +3517,7 @@ function folder(t: TestContext): string {
   return path;
 }
 
-/** Who could not read a file; Deno tells that only with a permission of its own. */
+/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 
 /** The mistakes that a configuration is refused for. */
@@ -3878,6 +3908,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     for (const config of configs) {
       // Where a secret passes for what it is not, nothing is wrong and nothing is said.
       assertSilent(S, () => createGateway(config));
+      if (S !== CANARIES[0]) continue; // what is read of a file is read like that
       assertSilent(S, () => loadFile(JSON.stringify(config)));
       assertSilent(S, () => loadFile(JSON.stringify(config).slice(0, -1)));
     }
@@ -3893,22 +3924,21 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   assert.ok(texts > 1500, String(texts));
 
   const [S] = CANARIES as [string];
-  for (
-    const args of [[`--${S}`], [`--${S}=x`], [`-${S}`], [`--check=${S}`], [`--config=${S}`], [
-      '--config',
-      'x',
-      `--${S}`,
-    ], [
-      '--listen',
-      S,
-      '--backend',
-      S,
-    ], ['token', `${S} `]]
-  ) {
+  const lines = [
+    `--${S}`,
+    `--config x --${S}`,
+    `--${S}=x`,
+    `-${S}`,
+    `--check=${S}`,
+    `--config=${S}`,
+    `--listen ${S} --backend ${S}`,
+  ];
+  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
     const { code, stdout, stderr } = await cli(args);
     assert.deepEqual([code, stdout], [2, ''], stderr);
     assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
-  }
+  });
+  await Promise.all(runs);
   const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
   writeFileSync(file, JSON.stringify(config));
   const child = start(['--config', file], { LOG_FORMAT: 'json' });
@@ -4260,10 +4290,10 @@ function start(args: string[], env: NodeJS.ProcessEnv = {}): ChildProcess & { ou
   return Object.assign(child, { output: () => output });
 }
 
-/** It ends by itself, and well. Deno's node:child_process has no exit code for a child that was sent a signal. */
+/** It ends by itself, and well. (It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code.) */
 async function assertExit(child: ReturnType<typeof start>): Promise<void> {
   const [code] = await once(child, 'close') as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0, child.output());
+  assert.equal(code, 0, child.output());
   assert.match(child.output(), /stopped/);
 }
 
@@ -4316,14 +4346,15 @@ test("--help lists every setting and flag, --version is the package's", async ()
 });
 
 test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
-  for (
-    const [args, env, message] of [
+  const runs = (
+    [
       [['--confg', 'x'], {}, /Unknown option '--confg'/],
       [['--config'], {}, /--config/],
       [['frobnicate'], {}, /that is not a command/],
       [[SECRET], {}, /that is not a command/],
       [['hash', SECRET], {}, /not with these arguments/],
       [['render'], {}, /not with these arguments/],
+      [['render', 'hook', SECRET], {}, /not with these arguments/],
       [['token', 'a', 'b'], {}, /not with these arguments/],
       [['token', 'a b'], {}, /a name may have/],
       [['--config', '/no/such/file'], {}, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
@@ -4333,13 +4364,14 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
       [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
       [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
     ] as [string[], NodeJS.ProcessEnv, RegExp][]
-  ) {
+  ).map(async ([args, env, message]) => {
     const result = await cli(args, { env });
     assert.equal(result.code, 2, JSON.stringify(args));
     assert.equal(result.stdout, '');
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
-  }
+  });
+  await Promise.all(runs);
 });
 
 test('a port that is taken exits with 1', async (t) => {
@@ -4453,6 +4485,36 @@ backend http://backend:1/p
   );
 });
 
+test('--check reports each pattern that can never match, and no other', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const good = [
+    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
+    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
+    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
+    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
+    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
+  ];
+  const bad = [
+    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
+    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
+    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
+    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
+    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
+  ];
+  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
+    writeFileSync(
+      file,
+      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
+    );
+    const { code, stdout } = await cli(['--check', '--config', file]);
+    const found = Array.from(
+      stdout.matchAll(/^    warning      (.*) matches no route of the backend$/gm),
+      ([, it]) => it,
+    );
+    assert.deepEqual([code, found], [0, warned]);
+  }
+});
+
 test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
   const backend = await startBackend(t);
   const file = join(folder(t), 'gateway.json');
@@ -4485,8 +4547,8 @@ test('render prints the send that would be made of a payload, and sends nothing'
     JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout),
     made,
   );
-  for (
-    const [code, message, input, ...args] of [
+  const runs = (
+    [
       [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
       [
         1,
@@ -4511,16 +4573,14 @@ test('render prints the send that would be made of a payload, and sends nothing'
         '{}',
         'plain',
       ],
-      [2, /^gateway: that is not a command, or not with these arguments/, '{}'],
-      [2, /^gateway: that is not a command, or not with these arguments/, '{}', 'hook', SECRET],
-      [2, /--demo brings its own/, '{}', 'hook', '--demo'],
     ] as [number, RegExp, string, ...string[]][]
-  ) {
+  ).map(async ([code, message, input, ...args]) => {
     const result = await render(input, ...args);
     assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
-  }
+  });
+  await Promise.all(runs);
   assert.equal(backend.connections, 0);
 });
 
@@ -4560,9 +4620,9 @@ test('a gateway whose log nobody reads any more goes on, and ends with 0', async
   const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
   child.stdout!.destroy();
   for (let i = 1; i <= 20; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
-  child.kill('SIGTERM');
+  process.kill(child.pid!, 'SIGTERM');
   const [code] = await once(child, 'exit') as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0, child.output());
+  assert.equal(code, 0, child.output());
   assert.doesNotMatch(child.output(), /EPIPE/);
 });
 
@@ -4595,7 +4655,7 @@ async function assertEnds(child: ChildProcess): Promise<void> {
   const ended = once(child, 'exit');
   process.kill(child.pid!, 'SIGTERM');
   const [code] = await ended as [number | null];
-  if (!('Deno' in globalThis)) assert.equal(code, 0); // Deno's node:child_process has no exit code for a child that was sent a signal
+  assert.equal(code, 0);
 }
 
 // Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
@@ -4603,12 +4663,13 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   const { child, socketPath } = await startUnread(t, await startBackend(t));
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
-  const total = 6000;
+  const total = 3500;
+  const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
   let asked = 0;
   const askMany = async (): Promise<void> => {
     while (asked < total) {
       asked++;
-      const [res] = await once(http.get({ socketPath, agent, path: '/v1/about' }), 'response') as [
+      const [res] = await once(http.get({ socketPath, agent, path }), 'response') as [
         http.IncomingMessage,
       ];
       await once(res.resume(), 'end');
@@ -4636,7 +4697,7 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
 }, async (t) => {
   const { child, socketPath } = await startUnread(t, await startBackend(t), '/dev/full');
   for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
-  process.kill(child.pid!, 'SIGHUP'); // Deno's child.kill works once
+  process.kill(child.pid!, 'SIGHUP');
   for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
   await assertEnds(child);
 });
@@ -4657,7 +4718,7 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
     const running = ask({ port }, { body: MESSAGE, headers: BEARER });
     await until(() => backend.seen.length === 1);
-    child.kill(signal);
+    process.kill(child.pid!, signal);
     // It refuses new connections as soon as it has heard of the signal.
     for (;;) {
       const refused = await ask({ port }, { path: '/healthz' }).then(() => false, () => true);
@@ -4707,7 +4768,7 @@ test('--demo: every curl line that it prints does what it says, and the token do
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
   assert.ok(!after.includes(secret));
-  child.kill('SIGINT');
+  process.kill(child.pid!, 'SIGINT');
   await assertExit(child);
 });
 
@@ -4842,6 +4903,10 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     [{ path: '/v1/accounts' }, 403, 'setup_blocked'],
     [{ path: '/v1/receive/%252B15550100001' }, 400, 'bad_target'],
     [{ path: '/v1/receive/../about' }, 400, 'bad_target'],
+    [{ path: `/v1/groups/${FROM}/group.QUJD` }, 400, 'bad_target'],
+    [{ headers: ['Host: other', `Authorization: Bearer ${SECRET}`] }, 400, 'bad_target'],
+    [{ path: '/api/v1/receive' }, 404, 'unknown_endpoint'],
+    [{ path: '/v2/send' }, 405, 'method_not_allowed'],
   ];
   for (const [at, status, code] of cases) {
     const { socket, text } = openWebSocket(t, gateway, at);
@@ -4849,8 +4914,9 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     const [head, body] = text().split('\r\n\r\n') as [string, string];
     assert.equal(statusOf(head), status, JSON.stringify(at));
     assert.equal(JSON.parse(body).code, code);
-    assert.match(head, new RegExp(`\\r\\nContent-Length: ${Buffer.byteLength(body)}\\r\\n`));
+    assert.match(head, new RegExp(`\\r\\nContent-Length: ${body.length}\\r\\n`));
     assert.match(head, /\r\nConnection: close/);
+    assert.equal(/\r\nAllow: POST\r\n/.test(head), status === 405);
     if (status === 401) {
       assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
     }
@@ -5661,9 +5727,9 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-test('attack: wrong credentials from a million addresses do not fill the memory', () => {
+test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
-  for (let i = 0; i < 1_000_000; i++) {
+  for (let i = 0; i < 50_000; i++) {
     limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
   }
   assert.equal(limiter.size, 10_000);
@@ -6057,6 +6123,16 @@ test('without tokens a Host that public DNS cannot hold is served, or one on cor
     ]
   ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
   assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
+  assert.equal(backend.seen.length, 22);
+  const receiving = await startGateway(t, backend, { ...OPEN, allow: ['receive'] });
+  for (const host of PUBLIC_HOSTS) {
+    const response = await raw(
+      receiving,
+      `GET /v1/receive/${FROM} HTTP/1.1\r\nHost: ${host}\r\nOrigin: http://${host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
+    );
+    assert.deepEqual([statusOf(response), codeOf(response)], [403, 'cross_site'], host);
+  }
+  assert.equal(backend.seen.length, 22);
   const kept = await startGateway(t, backend);
   for (const host of PUBLIC_HOSTS) {
     assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
@@ -6114,6 +6190,12 @@ for (
       message: 'hi',
     }],
     ['a number that is empty', { defaults: DEFAULTS }, { message: 'hi', number: '' }, { ...DEFAULTS, message: 'hi' }],
+    [
+      'keys given twice that are not its own',
+      { defaults: DEFAULTS },
+      '{"message":"x","message":"hi","a":{"a":1},"b":"\\"number\\":1,","number":1,"c":[{"recipients":1},{"recipients":2}]}',
+      { ...DEFAULTS, message: 'hi' },
+    ],
     ['fields that are null', { defaults: DEFAULTS }, {
       message: 'hi',
       number: null,
@@ -6230,7 +6312,7 @@ for (
       base64_attachments: ['QUJD'],
     }],
     ['a sticker without words', { defaults: DEFAULTS }, { sticker: 'a:1' }, { ...DEFAULTS, sticker: 'a:1' }],
-  ] as [string, TokenConfig, object, object][]
+  ] as [string, TokenConfig, object | string, object][]
 ) {
   test(`webhook, ${name}: a new send is made, and nothing else passes`, async (t) => {
     const { backend, gateway } = await startWebhook(t, token);
@@ -6286,6 +6368,16 @@ attack(
     ].flatMap((fields: object): Ask[] => [
       { body: { text: 'x', ...fields } },
       { body: { ...fields, text: 'x' }, headers: { 'content-type': 'text/plain' } },
+    ]),
+    // Of two JSON.parse takes the last, and null is none: the message would go to the default.
+    ...[
+      '"recipients":["+15550100003"],"recipients":null',
+      '"recipients":["+15550100003"],"\\u0072ecipients":["+15550100004"]',
+      '"number":"+15550100003","\\u006eumber":null',
+      '"base64_attachments":["QUJD"],"base64_attachments":null',
+    ].flatMap((fields): Ask[] => [
+      { body: `{"text":"x",${fields}}` },
+      { body: `payload=${encodeURIComponent(`{${fields},"text":"x"}`)}` },
     ]),
   ],
 );
@@ -6499,7 +6591,6 @@ const HOOKED: GatewayConfig = {
 
 attack('send from another account by a webhook', HOOKED, 403, 'sender_not_allowed', [
   { body: { text: 'x', number: STRANGER } },
-  { body: `{"text":"x","number":"${FROM}","\\u006eumber":"${STRANGER}"}` },
   { body: `payload=${encodeURIComponent(JSON.stringify({ text: 'x', number: STRANGER }))}` },
   multipart([['data', JSON.stringify({ text: 'x', number: STRANGER })]]),
 ]);
@@ -6508,7 +6599,6 @@ attack('send to another recipient by a webhook', HOOKED, 403, 'recipient_not_all
   { body: { text: 'x', recipients: [STRANGER] } },
   { body: { text: 'x', recipients: [TO, STRANGER] } },
   { body: { text: 'x', recipients: [GROUP] } },
-  { body: `{"text":"x","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
   { body: { text: 'x', recipients: STRANGER } },
 ]);
 
@@ -6614,7 +6704,7 @@ test('a webhook without a credential, or with a wrong one, is 401 whatever it ho
 test('a form without a credential is 401 in any chunks, and what else is wrong with it is said', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, {
-    stallTimeoutMs: 50,
+    stallTimeoutMs: 250,
   });
   const chunked = (...chunks: string[]): Promise<string> =>
     raw(
@@ -6717,7 +6807,7 @@ test("a webhook's body may come in any pieces", async (t) => {
 test('a webhook that is compressed is 415, and one that stops in the middle is 408', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, {
-    stallTimeoutMs: 50,
+    stallTimeoutMs: 250,
   });
   const both = { backend, gateway };
   assertDenied(
@@ -6992,15 +7082,15 @@ test('a client that sends requests and never takes its answers loses its connect
 });
 
 test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
-  const size = 16 * 1024 * 1024;
+  const size = 12 * 1024 * 1024;
   const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   let got = 0;
   for await (const chunk of res) {
     got += (chunk as Buffer).length;
-    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 150)); // more in all than it may stall
+    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 100)); // more in all than it may stall
   }
   assert.equal(got, size);
 });
@@ -7129,7 +7219,7 @@ test("the backend's time stands still while the client is waited for", async (t)
   });
   req.write(body.slice(0, 200_000));
   await until(() => backend.seen.length === 1);
-  await new Promise((resolve) => setTimeout(resolve, 1600)); // longer than the backend may take
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
   req.end(body.slice(200_000));
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   assert.equal(res.resume().statusCode, 201);
@@ -7203,7 +7293,9 @@ test('an early answer that goes on for longer than the backend may take for its 
     res.write('begin,');
     finish = () => res.end('end');
   });
-  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } }, {
+    stallTimeoutMs: 2000,
+  });
   const req = http.request({
     host: '127.0.0.1',
     port: gateway.port,
@@ -7220,7 +7312,7 @@ test('an early answer that goes on for longer than the backend may take for its 
     text += chunk;
   });
   req.write('A'.repeat(200_000));
-  await new Promise((resolve) => setTimeout(resolve, 1600)); // longer than the backend may take
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
   finish();
   await once(res, 'end');
   assert.equal(text, 'begin,end');
@@ -7680,11 +7772,10 @@ test("a certificate without its key, with another's, or that is none, is a mista
   const [cert, key, rubbish] = [file('c', CERTS[0].cert), file('k', CERTS[1].key), file('r', 'rubbish')] as const;
   const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
-  for (const tls of 'Deno' in globalThis ? [] : [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
-    assert.match(
-      problemsOf(() => createGateway({ ...config, tls })).join(),
-      /^tls: its "cert" and "key" cannot be used together/,
-    );
+  // Deno 2.9 looks at them only when it listens: where that changes, this can go.
+  const found = 'Deno' in globalThis ? /^$/ : /^tls: its "cert" and "key" cannot be used together/;
+  for (const tls of [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
+    assert.match(problemsOf(() => createGateway({ ...config, tls })).join(), found);
   }
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
     `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
@@ -7718,9 +7809,9 @@ async function startProcess(
 }
 
 const MIB = 1024 * 1024;
-const BIG_BYTES = 300 * MIB;
+const BIG_BYTES = 150 * MIB;
 
-/** Sends a document of 300 MiB with all that is judged at both its ends, and returns the status. */
+/** Sends a document of 150 MiB with all that is judged at both its ends, and returns the status. */
 async function sendBig(
   to: { port: number },
   { auth, chunked }: { readonly auth: boolean; readonly chunked: boolean; readonly slow: boolean },
@@ -7767,7 +7858,7 @@ for (
   ] as const
 ) {
   test(
-    `memory: a send of 300 MiB that authenticates ${name} costs no more than 64 MiB`,
+    `memory: a send of 150 MiB that authenticates ${name} costs no more than 64 MiB`,
     { skip: noProc },
     (t) =>
       assertMemory(t, async () => {
@@ -7794,7 +7885,7 @@ for (
 }
 
 test(
-  'memory: an answer of 300 MiB costs no more than 64 MiB, read slowly too',
+  'memory: an answer of 150 MiB costs no more than 64 MiB, read slowly too',
   { skip: noProc },
   (t) =>
     assertMemory(t, async () => {

@@ -38,6 +38,7 @@ import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex, Writable } from 'node:stream';
+import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -51,7 +52,7 @@ type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
 
 /**
  * The configuration, in the shape of the JSON file. Every field is optional; what each means, its
- * default and its dangers stand once, in `SETTINGS` below, which `--help` prints.
+ * default and its dangers stand once, in `SETTINGS` and `HELP` below, which `--help` prints.
  * Durations are strings with a unit (`150s`), sizes too (`150MiB`).
  */
 interface GatewayConfig {
@@ -146,10 +147,7 @@ const PROBLEMS = {
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
   too_many_headers: [431, 'The request has more than 200 header fields.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
-  too_many_failures: [
-    429,
-    'Too many wrong credentials came from this address; try again after the time in Retry-After.',
-  ],
+  too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
   internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
@@ -473,14 +471,10 @@ async function listen(server: http.Server | https.Server, core: Core): Promise<s
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  logRules(core, 'listening', { listen: url, note: runtimeNote(core.settings) });
+  const isFixed = scheme === 'https' && 'Bun' in globalThis;
+  const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
+  logRules(core, 'listening', { listen: url, note });
   return url;
-}
-
-/** What this runtime cannot do of what is configured. */
-function runtimeNote(settings: Settings): string | undefined {
-  const isTls = tlsFiles(settings) !== undefined;
-  return isTls && 'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
 }
 
 /** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
@@ -801,9 +795,8 @@ function parseTarget(method: string, raw: string): Target {
   }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter((segment) => segment !== '').map(decode);
-  const pathSecret = takeSecret(
-    segments.filter((segment) => segment.startsWith('@auth=')).map((segment) => segment.slice('@auth='.length)),
-  );
+  const credentials = segments.filter((segment) => segment.startsWith('@auth='));
+  const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
@@ -981,16 +974,29 @@ function prefixOf(segments: readonly string[]): string {
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /** What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli of them. */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
-  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
-  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
+  [':number', [
+    (value) => NUMBER.test(value),
+    'the account in the path must be "+" and 5 to 15 digits',
+    '+15550100001',
+  ]],
+  [':groupid', [
+    isGroupId,
+    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
+    `group.${btoa(btoa('-'.repeat(32)))}`,
+  ]],
 ]);
+
+interface Pattern {
+  readonly method: string;
+  readonly parts: readonly string[];
+}
 
 /** What the owner allowed: groups by name, and single patterns. */
 interface Allow {
   readonly words: readonly string[];
   readonly groups: ReadonlySet<Group>;
-  readonly patterns: readonly { readonly method: string; readonly parts: readonly string[] }[];
+  readonly patterns: readonly Pattern[];
 }
 
 /**
@@ -1041,6 +1047,23 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
+}
+
+/** Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for each. */
+function canMatch(pattern: Pattern): boolean {
+  const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
+      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
+      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
+    });
+    try {
+      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
+      return target.route !== undefined && findGrant(allow, target) !== undefined;
+    } catch {
+      return false;
+    }
+  });
 }
 
 /** Makes a group, or changes who is in one or how one gets in. */
@@ -1268,13 +1291,8 @@ function isExpired({ expiresMs }: Token, nowMs: number): boolean {
 /** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
-  const [head = '', tail] = address.split('::');
-  const left = head.split(':').filter(Boolean);
-  const right = (tail ?? '').split(':').filter(Boolean);
-  const full = tail === undefined
-    ? left
-    : [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right];
-  return full.slice(0, 4).join(':');
+  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
+  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
 }
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
@@ -1812,12 +1830,14 @@ async function makeSend(
 
 /**
  * The JSON object that a webhook posted, whatever its Content-Type, as it is or as the one field of a form.
- * @throws {Problem} bad_json.
+ * @throws {Problem} bad_json, bad_field for one that is given twice and must not be lost.
  */
 async function readPayload(body: Buffer, contentType: string | undefined): Promise<Record<string, unknown>> {
   const json = isForm(body, contentType) ? Buffer.from(await readForm(body, contentType)) : body;
   scanWhole(json, 'none'); // stricter than JSON.parse: encoding, depth
-  const payload = JSON.parse(json.toString()) as Record<string, unknown>;
+  const text = json.toString();
+  for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  const payload = JSON.parse(text) as Record<string, unknown>;
   // A credential, right or wrong, must not get into the text.
   for (const key of Object.keys(payload)) if (/^auth$/iu.test(key)) delete payload[key];
   return payload;
@@ -2161,9 +2181,8 @@ interface KeyRules {
 }
 
 function keysWithin(within?: BodyKey): string[] {
-  return Object.entries(BODY_KEYS).filter(([, rule]) => ('within' in rule ? rule.within : undefined) === within).map((
-    [key],
-  ) => key);
+  const entries = Object.entries<{ role: string; within?: string }>(BODY_KEYS);
+  return entries.flatMap(([key, rule]) => rule.within === within ? key : []);
 }
 
 function keyRules(keys: string[]): KeyRules {
@@ -3226,37 +3245,21 @@ interface Listen {
   readonly isLocal: boolean;
 }
 
-/** A certificate or a key: its file, and what was in it. */
-interface Pem {
+/** A file that a setting names, and what was in it. */
+interface NamedFile {
   readonly path: string;
-  readonly pem: string;
+  readonly text: string;
 }
 
 /** All settings, read and checked, by the path that they have in the file. */
-interface Settings {
-  'backend.url': Backend;
-  'backend.timeout': number;
-  'listen': Listen;
-  'tls.cert': Pem | undefined;
-  'tls.key': Pem | undefined;
-  'auth.methods': ReadonlySet<Form>;
-  'auth.anonymous': boolean;
+type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
-  'allow': Allow;
-  'rate': Rate | undefined;
-  'clients': AddressList | undefined;
-  'cors': ReadonlySet<string> | undefined;
-  'trustedProxies': AddressList | undefined;
-  'limits.body': number;
-  'limits.connections': number;
-  'shutdown': number;
-  'log.level': Level;
-  'log.format': 'text' | 'json' | undefined;
   /** What is no mistake, but may not be meant. */
   'warnings': readonly string[];
-}
+};
 
-type SettingPath = Exclude<keyof Settings, 'warnings'>;
+type SettingPath = keyof typeof SETTINGS;
+type SettingValue<S> = S extends { read: Reader<infer T> } ? S extends { default: string } ? T : T | undefined : never;
 
 interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly name: string;
@@ -3266,125 +3269,81 @@ interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
 
 /** Receives what is wrong, and where. */
 type Report = (at: string, message: string) => void;
+
+function reportTo(problems: string[]): Report {
+  return (at, message) => void problems.push(`${at}: ${message}`);
+}
+
 /** Reads a value from JSON or from an environment variable; undefined if it reported a mistake. */
 type Reader<T> = (value: unknown, at: string, report: Report) => T | undefined;
 
-interface Setting<T> {
+interface Setting {
   readonly env: string;
-  readonly read: Reader<T>;
+  readonly read: Reader<unknown>;
   /** As it would be written in the environment; absent where there is none. */
   readonly default?: string;
-  readonly help: string;
 }
 
 const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
 
+const ORIGIN = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
+
 /** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
-const SETTINGS: { readonly [P in SettingPath]: Setting<Settings[P]> } = {
-  'backend.url': {
-    env: 'BACKEND_URL',
-    read: readBackendUrl,
-    default: 'http://127.0.0.1:8080',
-    help: 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
-  },
-  'backend.timeout': {
-    env: 'BACKEND_TIMEOUT',
-    read: scalar(readDuration, 'a duration such as 150s'),
-    default: '150s',
-    help:
-      "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
-  },
+const SETTINGS = {
+  'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080' },
+  'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s' },
   'listen': {
     env: 'LISTEN',
     read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'),
     default: '127.0.0.1:8880',
-    help: 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
   },
-  'tls.cert': {
-    env: 'TLS_CERT',
-    read: readPem,
-    help: 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
-  },
-  'tls.key': { env: 'TLS_KEY', read: readPem, help: 'a file with the key of tls.cert in PEM' },
-  'auth.methods': {
-    env: 'AUTH_METHODS',
-    read: readForms,
-    default: 'bearer,basic,body',
-    help:
-      'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
-  },
-  'auth.anonymous': {
-    env: 'AUTH_ANONYMOUS',
-    read: scalar(readBoolean, 'true or false'),
-    default: 'false',
-    help:
-      'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
-  },
-  'tokens': {
-    env: 'API_TOKENS',
-    read: readTokens,
-    help:
-      'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
-  },
-  'allow': {
-    env: 'ALLOW',
-    read: readAllow,
-    default: 'send,info',
-    help:
-      'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
-  },
-  'rate': {
-    env: 'RATE',
-    read: scalar(readRate, 'a rate such as 30/1m'),
-    help: 'requests per time for each token, such as 30/1m',
-  },
-  'clients': {
-    env: 'ALLOW_CLIENTS',
-    read: readAddresses,
-    help: 'addresses and CIDR ranges that may connect; any if absent',
-  },
-  'cors': {
-    env: 'CORS_ORIGINS',
-    read: list(
-      scalar(readOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
-    ),
-    help: 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
-  },
-  'trustedProxies': {
-    env: 'TRUSTED_PROXIES',
-    read: readAddresses,
-    help: 'addresses and CIDR ranges whose X-Forwarded-For is believed',
-  },
-  'limits.body': {
-    env: 'MAX_BODY',
-    read: scalar(readSize, 'a size such as 150MiB'),
-    default: '150MiB',
-    help: 'the largest request body; 413 beyond it',
-  },
+  'tls.cert': { env: 'TLS_CERT', read: readFile },
+  'tls.key': { env: 'TLS_KEY', read: readFile },
+  'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body' },
+  'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false' },
+  'tokens': { env: 'API_TOKENS', read: readTokens },
+  'allow': { env: 'ALLOW', read: readAllow, default: 'send,info' },
+  'rate': { env: 'RATE', read: scalar(readRate, 'a rate such as 30/1m') },
+  'clients': { env: 'ALLOW_CLIENTS', read: readAddresses },
+  'cors': { env: 'CORS_ORIGINS', read: list(scalar(readOrigin, ORIGIN)) },
+  'trustedProxies': { env: 'TRUSTED_PROXIES', read: readAddresses },
+  'limits.body': { env: 'MAX_BODY', read: scalar(readSize, 'a size such as 150MiB'), default: '150MiB' },
   'limits.connections': {
     env: 'MAX_CONNECTIONS',
     read: scalar(readCount, 'a whole number of at least 1'),
     default: '1024',
-    help:
-      'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
   },
-  'shutdown': {
-    env: 'SHUTDOWN_TIMEOUT',
-    read: scalar(readDuration, 'a duration such as 10s'),
-    default: '8s',
-    help: 'how long running requests may finish after SIGTERM',
-  },
-  'log.level': {
-    env: 'LOG_LEVEL',
-    read: scalar(oneOf(LEVELS), LEVELS.join(', ')),
-    default: 'info',
-    help: 'the least that is logged: debug, info, warn, error',
-  },
-  'log.format': {
-    env: 'LOG_FORMAT',
-    read: scalar(oneOf(['text', 'json']), 'text or json'),
-    help: 'text or json; if absent, text on a terminal and json otherwise',
-  },
+  'shutdown': { env: 'SHUTDOWN_TIMEOUT', read: scalar(readDuration, 'a duration such as 10s'), default: '8s' },
+  'log.level': { env: 'LOG_LEVEL', read: scalar(oneOf(LEVELS), LEVELS.join(', ')), default: 'info' },
+  'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json') },
+} as const satisfies Record<string, Setting>;
+
+/** Each in one sentence, for `--help` and the README. */
+const HELP: Record<SettingPath, string> = {
+  'backend.url': 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
+  'backend.timeout':
+    "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
+  'listen': 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
+  'tls.cert': 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
+  'tls.key': 'a file with the key of tls.cert in PEM',
+  'auth.methods':
+    'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
+  'auth.anonymous':
+    'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
+  'tokens':
+    'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
+  'allow':
+    'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
+  'rate': 'requests per time for each token, such as 30/1m',
+  'clients': 'addresses and CIDR ranges that may connect; any if absent',
+  'cors': 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
+  'trustedProxies': 'addresses and CIDR ranges whose X-Forwarded-For is believed',
+  'limits.body': 'the largest request body; 413 beyond it',
+  'limits.connections':
+    'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
+  'shutdown': 'how long running requests may finish after SIGTERM',
+  'log.level': 'the least that is logged: debug, info, warn, error',
+  'log.format': 'text or json; if absent, text on a terminal and json otherwise',
 };
 
 const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
@@ -3574,17 +3533,17 @@ function readListen(text: string): Listen | undefined {
   return { path: undefined, host, port, isLocal };
 }
 
-function readPem(value: unknown, at: string, report: Report): Pem | undefined {
+function readFile(value: unknown, at: string, report: Report): NamedFile | undefined {
   if (typeof value !== 'string') return void report(at, 'must be the path of a file');
-  const pem = readText(value, at, report);
-  return pem === undefined ? undefined : { path: value, pem };
+  const text = readText(value, at, report);
+  return text === undefined ? undefined : { path: value, text };
 }
 
 /** Certificate and key for node:https, if both are there. */
 function tlsFiles(
   { 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>,
 ): { cert: string; key: string } | undefined {
-  return cert && key && { cert: cert.pem, key: key.pem };
+  return cert && key && { cert: cert.text, key: key.text };
 }
 
 /** Says what node:https would only say on the first connection, or on start. */
@@ -3629,7 +3588,7 @@ function readAllow(value: unknown, at: string, report: Report): Allow | undefine
 }
 
 /** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
-function readPattern(text: string): { method: string; parts: string[] } | undefined {
+function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
   const good = (method === '*' || METHODS.includes(method)) &&
@@ -3641,12 +3600,11 @@ function readPattern(text: string): { method: string; parts: string[] } | undefi
 function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
   const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
   const owners = new Map<string, string>();
-  for (const [i, { name, digest }] of tokens?.entries() ?? []) {
-    if (digest === undefined) continue; // reported
+  tokens?.forEach(({ name, digest }, i) => {
     const [owner, here] = [owners.get(digest), show(name, `[${i}]`)];
     if (owner !== undefined) report(at, `${owner} and ${here} have the same secret`);
-    owners.set(digest, here);
-  }
+    if (digest !== undefined) owners.set(digest, here); // else reported
+  });
   tokens?.forEach(({ name }, i) => { // which every log line would show
     if (owners.has(digestOf(name))) report(`${at}[${i}]`, 'has a secret as its name');
   });
@@ -3715,10 +3673,8 @@ function readTokenSecret(config: Record<string, unknown>, at: string, report: Re
     return void report(at, 'needs either "secret" or "secretFile"');
   }
   if (secret !== undefined) return readSecret(secret, `${at}.secret`, report);
-  const text = typeof secretFile === 'string'
-    ? readText(secretFile, `${at}.secretFile`, report)
-    : report(`${at}.secretFile`, 'must be the path of a file');
-  return text === undefined ? undefined : readSecret(text.trim(), `${at}.secretFile`, report, QUOTED);
+  const file = readFile(secretFile, `${at}.secretFile`, report);
+  return file && readSecret(file.text.trim(), `${at}.secretFile`, report, QUOTED);
 }
 
 /** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
@@ -3759,14 +3715,9 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 function reportUnknown(place: string, key: string, known: string[], report: Report): void {
-  const nearest =
-    known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) })).sort((a, b) =>
-      a.far - b.far
-    )[0];
-  report(
-    place,
-    `is not a setting${nearest && nearest.far < Math.min(4, key.length) ? `; did you mean "${nearest.name}"?` : ''}`,
-  );
+  const measured = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) }));
+  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
+  report(place, `is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
 /** Levenshtein's distance, by rows. */
@@ -3791,19 +3742,16 @@ type Sources = Map<string, { value: unknown; at: string }>;
 function fileSources(config: unknown, problems: string[]): Sources {
   const sources: Sources = new Map();
   const paths = Object.keys(SETTINGS);
-  const walk = (value: unknown, prefix: string): void => {
-    if (!isObject(value)) return void problems.push(`${prefix || 'the file'}: must be an object`);
+  const walk = (value: unknown, at: string): void => {
+    if (!isObject(value)) return void problems.push(`${at || 'the file'}: must be an object`);
+    const before = at && `${at}.`;
+    const known = paths.flatMap((path) => path.startsWith(before) ? path.slice(before.length).split('.')[0]! : []);
     for (const [i, [key, inner]] of Object.entries(value).entries()) {
-      const path = prefix ? `${prefix}.${key}` : key;
+      const path = before + key;
       if (inner === undefined) continue; // from a program, not from a file
       if (paths.includes(path)) sources.set(path, { value: inner, at: path });
       else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
-      else {
-        const known = paths.filter((name) => name.startsWith(prefix ? `${prefix}.` : '')).map((name) =>
-          name.slice(prefix ? prefix.length + 1 : 0).split('.')[0]!
-        );
-        reportUnknown(placeOf(prefix, key, i), key, known, (at, message) => problems.push(`${at}: ${message}`));
-      }
+      else reportUnknown(placeOf(at, key, i), key, known, reportTo(problems));
     }
   };
   walk(config, '');
@@ -3813,11 +3761,10 @@ function fileSources(config: unknown, problems: string[]): Sources {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MISSPELT = new Map([
-  ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
-  ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-  ['TLS_CRT', 'TLS_CERT'],
-]);
+const MISSPELT = new Map([['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'], ['GATEWAY_CONF', 'GATEWAY_CONFIG'], [
+  'TLS_CRT',
+  'TLS_CERT',
+]]);
 /** Another program's, perhaps. */
 const DOUBTFUL = new Map([
   ['RATE_LIMIT', '"RATE"'],
@@ -3829,7 +3776,7 @@ const DOUBTFUL = new Map([
 /** The settings in the environment. A variable that is set but empty is a mistake: it may have been meant to hold a secret. */
 function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string[]): Sources {
   const sources: Sources = new Map();
-  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  const report = reportTo(problems);
   for (const [path, { env: name }] of Object.entries(SETTINGS)) {
     if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
   }
@@ -3838,13 +3785,11 @@ function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string
     const text = env.API_TOKENS_FILE && readText(env.API_TOKENS_FILE, 'API_TOKENS_FILE', report);
     if (text !== undefined) sources.set('tokens', { value: text.replace(/^\s*#.*$/gm, ''), at: 'API_TOKENS_FILE' });
   }
-  for (const name of Object.keys(env)) {
-    const meant = MISSPELT.get(name) ??
-      RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && distance(name, known) === 1);
-    if (meant !== undefined) report(name, `is not a setting; did you mean "${meant}"?`);
-    if (DOUBTFUL.has(name)) {
-      warnings.push(`${name} is not a setting, and does nothing; is it meant as ${DOUBTFUL.get(name)}?`);
-    }
+  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
+    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
+    const other = DOUBTFUL.get(name);
+    if (meant) report(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
   for (const { value, at } of sources.values()) {
     if (value === '') report(at, 'is set but empty; unset it, or give it a value');
@@ -3896,7 +3841,9 @@ function parseFile(text: string, at: string, problems: string[]): unknown {
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
   const open: Set<string>[] = [];
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("(?:[^"\\]|\\.)*")(\s*:)?/g)) {
+  for (
+    const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g)
+  ) {
     if (token === '{') open.push(new Set());
     else if (token === '}') open.pop();
     else if (colon !== undefined) {
@@ -3926,7 +3873,7 @@ interface ConfigSources {
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const problems: string[] = [];
   const warnings: string[] = [];
-  const text = file && readText(file, 'configuration', (at, message) => problems.push(`${at}: ${message}`));
+  const text = file && readText(file, 'configuration', reportTo(problems));
   const config = text === undefined ? undefined : parseFile(text, showPath(file!), problems);
   const fromFile = config === undefined ? new Map() : fileSources(config, problems);
   const fromEnv = envSources(env, problems, warnings);
@@ -3949,10 +3896,10 @@ function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
 /** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
 function readSettings(sources: Sources, problems: string[], warnings: readonly string[] = []): Settings {
   const isAllRead = problems.length === 0; // else nobody can say that there are no tokens
-  const report: Report = (at, message) => void problems.push(`${at}: ${message}`);
+  const report = reportTo(problems);
   const settings: Partial<Record<keyof Settings, unknown>> = {};
   for (const path of Object.keys(SETTINGS) as SettingPath[]) {
-    const { read, default: fallback } = SETTINGS[path];
+    const { read, default: fallback }: Setting = SETTINGS[path];
     const { value, at } = sources.get(path) ?? { value: fallback, at: path };
     if (value === '' && at !== path) continue; // reported where it was found
     settings[path] = value === undefined ? undefined : read(value, at, report);
@@ -3990,17 +3937,11 @@ interface Rules {
 
 function makeRules(settings: Settings): Rules {
   const resolve = (token: TokenSettings): Token => ({
-    name: token.name,
-    digest: token.digest,
+    ...token as Token,
     methods: token.methods ?? settings['auth.methods'],
     allow: token.allow ?? settings.allow,
-    senders: token.senders,
-    recipients: token.recipients,
     rate: token.rate ?? settings.rate,
     clients: token.clients ?? settings.clients,
-    expiresMs: token.expiresMs,
-    defaults: token.defaults,
-    message: token.message,
   });
   const tokens = settings.tokens.map(resolve);
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -4022,20 +3963,21 @@ function makeRules(settings: Settings): Rules {
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (set: ReadonlySet<string> | undefined, none: string): string => set ? [...set].join(', ') : none;
+  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   return [
     `  ${token.name}`,
     `    may call     ${token.allow.words.join(', ')}`,
+    ...idle.map(({ method, parts }) =>
+      `    warning      ${method} /${parts.join('/')} matches no route of the backend`
+    ),
     ...(token.digest ? [`    presented    as ${words(token.methods, '')}`] : []),
     `    sends from   ${words(token.senders, 'any account')}`,
     `    sends to     ${words(token.recipients, 'anybody')}`,
     `    rate         ${token.rate?.words ?? 'no limit'}`,
     `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
     ...(makesSends(token) ? [`    webhooks     ${describeWebhook(token)}`] : []),
-    `    expires      ${
-      token.expiresMs === undefined
-        ? 'never'
-        : new Date(token.expiresMs).toISOString() + (isExpired(token, nowMs) ? ' (it has)' : '')
-    }`,
+    `    expires      ${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`,
   ].join('\n');
 }
 
@@ -4071,28 +4013,17 @@ function refusalOfDefaults(token: Token): string | undefined {
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
     const answers: Record<string, [status: number, body?: unknown]> = {
-      'GET /v1/about': [200, {
-        versions: ['v1', 'v2'],
-        build: 2,
-        mode: 'json-rpc',
-        version: 'unset',
-        capabilities: {},
-      }],
+      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
-    const chunks: Uint8Array[] = [];
-    try {
-      for await (const chunk of req) chunks.push(chunk);
-    } catch {
-      return;
-    } // the client left in the middle
-    const text = Buffer.concat(chunks).toString();
-    const [status, body] = answers[`${req.method} ${req.url}`] ??
+    const body = await readAll(req).catch(() => undefined);
+    if (body === undefined) return; // the client left in the middle
+    const [status, answer] = answers[`${req.method} ${req.url}`] ??
       [404, { error: 'this stand-in backend has no such route' }];
-    show(`backend got   ${req.method} ${req.url} ${text.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, body === undefined ? {} : { 'Content-Type': 'application/json' }).end(
-      body && JSON.stringify(body),
+    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    res.writeHead(status, answer === undefined ? {} : { 'Content-Type': 'application/json' }).end(
+      answer && JSON.stringify(answer),
     );
   });
 }
@@ -4150,8 +4081,10 @@ const FLAGS = {
 } as const;
 
 function usage(): string {
-  const rows = Object.entries(SETTINGS).map(([path, { env, default: fallback, help }]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback === undefined ? '' : ` [${fallback}]`}`
+  const rows = Object.entries<Setting>(SETTINGS).map(([path, { env, default: fallback }]) =>
+    `  ${path.padEnd(19)} ${env.padEnd(17)} ${HELP[path as SettingPath]}${
+      fallback === undefined ? '' : ` [${fallback}]`
+    }`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
@@ -4216,13 +4149,8 @@ async function main(): Promise<void> {
   if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const configured = [
-      file,
-      values.backend,
-      process.env.BACKEND_URL,
-      process.env.API_TOKENS,
-      process.env.API_TOKENS_FILE,
-    ];
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
+    const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
     if (values.check || isRender || configured.some((value) => value !== undefined)) {
       throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
     }
@@ -4273,11 +4201,7 @@ function printToken(name: string | undefined, print: (text: string) => void): vo
 
 function hashStdin(): string {
   const problems: string[] = [];
-  const digest = readSecret(
-    readFileSync(0, 'utf8').replace(/\r?\n$/, ''),
-    'standard input',
-    (at, message) => problems.push(`${at}: ${message}`),
-  );
+  const digest = readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''), 'standard input', reportTo(problems));
   if (digest === undefined) throw new UsageError(problems.join('\n'));
   return digest;
 }
