@@ -2556,7 +2556,7 @@ relayTest(
         aborted++;
       });
     });
-    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '400ms' } });
+    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '1s' } });
     await Promise.all(['short', 'x'.repeat(200_000)].map(async (message) => {
       const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
       assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
