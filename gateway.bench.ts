@@ -7,12 +7,12 @@
  *
  * `npm run bench` measures the compiled file on the Node that runs it. Everything else measures the gateway beside this
  * file: `node gateway.bench.ts` (22.18 and newer), `deno run -A gateway.bench.ts`, `bun gateway.bench.ts`.
- * GATEWAY_FILE names another file, and `--beside FILE` a second one that is measured with it in the same rounds: another
- * version (compiled, for Node 20).
+ * GATEWAY_FILE names another file, and `--beside FILE` a second one that is measured with it in the same rounds:
+ * another version (compiled, for Node 20).
  *
  * Only ratios mean anything, and those of processor time (user and system, as each server's own process counts it) more
  * than those of throughput, for the load, the backend and other work on the machine want its cores too. Servers take
- * turns in rounds, each with connections of its own; the first round of a row warms up and counts nowhere. Of the others
+ * turns in rounds, each with connections of its own; the first round of a row warms up and counts nowhere. Of the rest
  * the medians are printed, with the least and the greatest; a ratio is the median of the rounds' ratios, for what slows
  * a round slows all its servers. 0.55 says that this server takes 0.55 of the gateway's processor time (or of its
  * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one.

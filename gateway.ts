@@ -3642,7 +3642,7 @@ function readTokenObject(value: unknown, at: string, report: Report): TokenSetti
       return { name };
     }
     const digest = readTokenSecret(config, here, report);
-    const { secret, secretFile, ...settings } = config;
+    const { secret: _, secretFile, ...settings } = config;
     const { expires: expiresMs, ...read } = readMembers(TOKEN_SETTINGS, settings, here, report, [
       'secret',
       'secretFile',
