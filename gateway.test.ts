@@ -4308,7 +4308,7 @@ function start(
   return Object.assign(child, { output: () => output });
 }
 
-/** It ends by itself, and well. (It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code.) */
+/** It ends by itself, and well. It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code. */
 async function assertExit(child: ReturnType<typeof start>): Promise<void> {
   const [code] = await once(child, 'close') as [number | null];
   assert.equal(code, 0, child.output());
@@ -4525,7 +4525,7 @@ test('--check reports each pattern that can never match, and no other', async (t
     );
     const { code, stdout } = await cli(['--check', '--config', file]);
     const found = Array.from(
-      stdout.matchAll(/^    warning      (.*) matches no route of the backend$/gm),
+      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
       ([, it]) => it,
     );
     assert.deepEqual([code, found], [0, warned]);

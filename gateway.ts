@@ -206,10 +206,10 @@ function describeProblem(
   };
 }
 
-function answerProblem(res: http.ServerResponse, problem: Problem, requestId: string): void {
-  const { headers, body } = describeProblem(problem, requestId, res.req);
-  for (const name of res.getHeaderNames()) res.removeHeader(name); // of an answer that broke off before its first byte
-  res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers).write(body); // RequestBody ends it
+function answerProblem(x: Exchange, problem: Problem): void {
+  const { headers, body } = describeProblem(problem, x.requestId, x.req);
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers);
+  x.rest = body;
 }
 
 /** The head of an answer on a socket that is not, or no longer, a request's of node:http. */
@@ -586,6 +586,8 @@ class Exchange {
   waits = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
+  /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
+  rest: Uint8Array | string | undefined;
   /** It is an open WebSocket: nothing of HTTP is written any more. */
   isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
@@ -703,7 +705,8 @@ function checkRules(token: Token, target: Target, client: string): void {
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 }).write('ok\n');
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 });
+  x.rest = 'ok\n';
 }
 
 /** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
@@ -711,7 +714,7 @@ function refuse(x: Exchange, error: unknown): void {
   const problem = noteProblem(x, error);
   if (x.core.draining) x.res.shouldKeepAlive = false;
   if (x.res.headersSent) x.req.socket.destroy();
-  else answerProblem(x.res, problem, x.requestId);
+  else answerProblem(x, problem);
 }
 
 /** Turns whatever was thrown into a problem, and notes it for the log. */
@@ -1646,9 +1649,13 @@ class RequestBody {
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
     if (!this.#ended) await undefined;
     if (!this.#ended && req.readableLength === this.#declaredBytes) this.#ended = req.read() !== null;
-    if (!this.#ended) await this.#discardRest();
+    if (!this.#ended) {
+      if (this.#x.rest !== undefined) res.write(this.#x.rest);
+      this.#x.rest = undefined;
+      await this.#discardRest();
+    }
     if (res.shouldKeepAlive && !this.#ended) req.socket.destroy();
-    else res.end();
+    else res.end(this.#x.rest);
   }
 
   #discardRest(): Promise<void> {
@@ -2916,7 +2923,8 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
       throw new Problem('bad_backend_answer', { reason: 'bad_length' });
     }
     collectSoon(chunk);
-    if (res.write(chunk) || x.bytesOut === length) continue;
+    if (x.bytesOut === length) x.rest = chunk;
+    if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
     await (room ??= roomIn(x, res))();
     if (x.ended) throw x.ended;
