@@ -10,7 +10,7 @@
  *   A request:  target made canonical, or 400      →  client's address
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
- *            →  body scanned while it streams,     →  relayed by fetch, answered, logged
+ *            →  body scanned while it streams,     →  relayed once, answered, logged
  *               or a webhook's made into a send
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
