@@ -2760,7 +2760,8 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
         upgraded,
         next: () => reader.next(backendTimeoutMs, 'backend_timeout'),
         finish: () => incoming.removeAllListeners('readable').resume(),
-        destroy: () => (upgraded?.[0] ?? outgoing).destroy(),
+        // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
+        destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
       };
     };
     outgoing.on('response', (incoming) => {
@@ -2845,7 +2846,10 @@ async function sendByFetch(
       return (await reader?.read())?.value;
     },
     finish: () => void reader?.read().catch(() => {}),
-    destroy: () => abort.abort(),
+    destroy: () => {
+      abort.abort();
+      void reader?.cancel().catch(() => {}); // else Deno 2.9 keeps the connection until it collects garbage
+    },
   };
 }
 
