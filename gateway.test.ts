@@ -1955,7 +1955,8 @@ relayTest(
     for (const [body, headers, length] of cases) {
       assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
       const seen = backend.seen.at(-1)!;
-      const streamed = body.length > 65_536 && 'Deno' in globalThis; // Deno 2.9 sends streams chunked, whatever their length
+      // Deno 2.9 sends streams chunked, whatever their length.
+      const streamed = body.length > 65_536 && 'Deno' in globalThis;
       assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
       assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
@@ -2606,7 +2607,8 @@ relayTest(
       assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
       assert.match(answer.json.error, /may have been sent/);
     }));
-    await until(() => aborted > 0 && aborted === backend.seen.length); // on a loaded machine one may be too slow to get there
+    // On a loaded machine one may be too slow to get there.
+    await until(() => aborted > 0 && aborted === backend.seen.length);
   },
 );
 
@@ -5401,7 +5403,8 @@ const NO_GROUPS = [
   `${GROUP} `,
   GROUP.replace('=', ''),
   GROUP.replace('=', '=='),
-  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`), // the same 32 bytes, written otherwise
+  // The same 32 bytes, written otherwise.
+  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`),
   `group.${Buffer.from(Buffer.alloc(31).toString('base64')).toString('base64')}`,
   `group.${Buffer.from(Buffer.alloc(33).toString('base64')).toString('base64')}`,
   `group.${Buffer.from(INTERNAL_ID.replace('=', '')).toString('base64')}`,
