@@ -2139,11 +2139,13 @@ const CLOSE_OBJECT = 0x7d;
 
 /** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
 const NESTING_LIMIT = 64;
-/** No credential and no recipient comes near it, nor does a key that matters, each of whose letters may be written `\u0000`. */
-const TEXT_LIMIT_BYTES = 4096;
-/** How much of an attachment may come before its data: a type and a file's name. */
+/** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
+const KEY_LIMIT_BYTES = 256;
+/** No credential, no account, no group's id and no answer of a poll comes near it. */
+const VALUE_LIMIT_BYTES = 4096;
+/** How much of an attachment may come before its data: its type and the name of its file. */
 const META_LIMIT_BYTES = 1024;
-/** Longer than any number that a double can tell from its neighbours. */
+/** Far longer than any number of this API; the decimals of a double that tell it from its neighbours are 17. */
 const BARE_LIMIT_BYTES = 256;
 
 /** Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no end of. */
@@ -2219,8 +2221,8 @@ class BodyScan {
   #state: (i: number) => number = this.#readStructure; // returns where the next one begins
   #expected: (i: number, byte: number) => void = this.#readStart; // what reads the next byte that is not white space
   #scope: Scope = { depth: 0 };
-  #isKey = false;
   #text: string | undefined; // as it is written, one character per byte
+  #limitBytes = 0; // at which no more of it matters
   #escape = ''; // what has been read of it, without its backslash
   #anyMember = false; // a member has been passed on: the next one needs its comma
 
@@ -2404,12 +2406,13 @@ class BodyScan {
     this.#scope.key = undefined;
   }
 
-  // Strings and bare values. Of a string, only the text of a key or of a value that matters is kept.
+  // Strings and bare values. Only the text of a key that may matter, and of the value of one that does, is kept.
 
   #openString(isKey: boolean): void {
     this.#state = this.#readString;
-    this.#isKey = isKey;
+    this.#expected = isKey ? this.#readColon : this.#readAfter;
     this.#text = (isKey ? this.#scope.keys : this.#scope.key) && '';
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#inAttachment ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
   }
 
   /** The string is an attachment: its metadata while there is a text, and its data from then on. */
@@ -2458,53 +2461,54 @@ class BodyScan {
   /** An attachment's metadata ends at its first "base64,". The backend looks for the last: so none may follow. */
   #readSeparator(byte: number): void {
     if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
-    else if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#report();
+    else if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#endText();
     else this.#keep(String.fromCharCode(byte));
   }
 
   /** Reads one byte of what follows a backslash. */
   #readEscape(i: number): number {
-    const escape = this.#escape + String.fromCharCode(this.#chunk[i]!);
-    if (!ESCAPE.test(escape)) {
-      this.#fail(i, this.#escape === '' ? 'an unknown escape' : 'four hexadecimal digits are expected');
-    }
-    const isOpen = escape[0] === 'u' && escape.length < 5;
-    this.#escape = isOpen ? escape : '';
-    if (isOpen) return i + 1;
+    const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
+    const why = escape.length === 1 ? 'an unknown escape' : 'four hexadecimal digits are expected';
+    if (!ESCAPE.test(escape)) this.#fail(i, why);
+    if (escape[0] === 'u' && escape.length < 5) return i + 1;
     if (this.#inAttachment && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
+    this.#escape = '';
     this.#state = this.#readString;
     return i + 1;
   }
 
-  get #limitBytes(): number {
-    return this.#inAttachment ? META_LIMIT_BYTES : TEXT_LIMIT_BYTES + 1;
-  }
-
-  /** Adds to the text that is kept, if any is, which ends where it reaches the limit. */
+  /** Adds to the text that is kept, if any is. */
   #keep(text: string): void {
     if (this.#text === undefined) return;
     this.#text += text;
     if (this.#text.length < this.#limitBytes) return;
-    if (this.#isKey) this.#endKey();
-    else if (this.#inAttachment) this.#report();
-    else this.#refuse(`may not be longer than ${TEXT_LIMIT_BYTES} bytes`);
-    this.#text = undefined;
+    if (this.#scope.key === undefined || this.#inAttachment) this.#endText();
+    else this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
   }
 
   #endString(end: number): void {
-    if (!this.#isKey) {
-      if (this.#text !== undefined) this.#report();
-      return this.#endValue(end);
-    }
-    if (this.#text !== undefined) this.#endKey(this.#decodeText());
     this.#state = this.#readStructure;
-    this.#expected = this.#readColon;
+    if (this.#text !== undefined) this.#endText();
+    if (this.#expected === this.#readAfter) this.#endValue(end); // and not of a key
+  }
+
+  /** Decodes the text, of which the rest flows by: a key, or what is reported under the key that matters. */
+  #endText(): void {
+    const { key } = this.#scope;
+    const text = this.#text!;
+    const isPlain = /^[ -[\]-~]*$/.test(text); // ASCII without an escape
+    const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
+    this.#text = undefined;
+    if (key === undefined) return this.#endKey(value);
+    if (key === 'auth') this.auth = value;
+    else this.#fields.push({ key, value });
+    if (key === 'number') this.#lacksNumber = false;
   }
 
   /** Decides what a key means; a member of the top level other than `auth` may pass from here on. */
-  #endKey(name = ''): void {
-    // As Go's encoding/json compares: to ASCII letters, only the long s and the Kelvin sign fold beside their own capitals.
+  #endKey(name: string): void {
+    // As Go's encoding/json compares: beside their capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     if (this.#scope.keys!.has(key)) {
       this.#scope.key = key;
@@ -2517,22 +2521,6 @@ class BodyScan {
     this.#anyMember = true;
   }
 
-  /** Reports the text, of which nothing more is read. */
-  #report(): void {
-    const key = this.#scope.key!;
-    const value = this.#decodeText();
-    if (key === 'auth') this.auth = value;
-    else this.#fields.push({ key, value });
-    if (key === 'number') this.#lacksNumber = false;
-    this.#text = undefined;
-  }
-
-  #decodeText(): string {
-    const text = this.#text!;
-    if (/^[ -[\]-~]*$/.test(text)) return text; // ASCII without an escape
-    return JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
-  }
-
   /** Reads as much of a number or word as the chunk has; returns where it stopped. */
   #readBare(i: number): number {
     let end = i;
@@ -2541,7 +2529,7 @@ class BodyScan {
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
     if (!BARE.test(this.#text!)) this.#fail(i, 'a value is expected');
-    if (this.#scope.key !== undefined && this.#text !== 'null') this.#report();
+    if (this.#scope.key !== undefined && this.#text !== 'null') this.#endText();
     this.#endValue(end);
     return end;
   }
