@@ -2179,11 +2179,11 @@ const INNER_KEYS = keysWithin('link_preview');
 
 /** An object or array that is open, or the document around them. */
 interface Scope {
-  readonly outer?: Scope;
+  readonly outer: Scope | undefined;
   readonly depth: number;
-  readonly close?: number; // the byte that closes it
-  readonly keys?: ReadonlySet<string> | undefined; // which of an object's keys matter, if any can
-  key?: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
+  readonly close: number; // the byte that closes it
+  readonly keys: ReadonlySet<string> | undefined; // which of an object's keys matter, if any can
+  key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
 }
 
 /**
@@ -2220,7 +2220,7 @@ class BodyScan {
 
   #state: (i: number) => number = this.#readStructure; // returns where the next one begins
   #expected: (i: number, byte: number) => void = this.#readStart; // what reads the next byte that is not white space
-  #scope: Scope = { depth: 0 };
+  #scope: Scope = { outer: undefined, depth: 0, close: 0, keys: undefined, key: undefined };
   #text: string | undefined; // as it is written, one character per byte
   #limitBytes = 0; // at which no more of it matters
   #escape = ''; // what has been read of it, without its backslash
@@ -2377,10 +2377,12 @@ class BodyScan {
   }
 
   #open(i: number, byte: number, keys?: ReadonlySet<string>): void {
-    const { depth, key } = this.#scope;
-    if (depth === NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    const inner = byte === OPEN_OBJECT ? { close: CLOSE_OBJECT, keys } : { close: CLOSE_ARRAY, key };
-    this.#scope = { outer: this.#scope, depth: depth + 1, ...inner };
+    const outer = this.#scope;
+    const depth = outer.depth + 1;
+    if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
+    // Written out, for the engine gives both one shape: spreading what differs doubled the time of a document of brackets.
+    if (byte === OPEN_ARRAY) this.#scope = { outer, depth, close: CLOSE_ARRAY, keys: undefined, key: outer.key };
+    else this.#scope = { outer, depth, close: CLOSE_OBJECT, keys, key: undefined };
     this.#expected = this.#readFirst;
   }
 
