@@ -3295,31 +3295,7 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
 
-/** The backend's address in the parts that a request needs. */
-interface Backend {
-  /** Without userinfo. */
-  readonly origin: string;
-  /** Of the path, without a slash at the end. */
-  readonly prefix: string;
-  readonly host: string;
-  /** For node:http's client. */
-  readonly options: http.RequestOptions;
-  readonly authorization: string | undefined;
-}
-
-interface Listen {
-  readonly host: string | undefined;
-  readonly port: number | undefined;
-  readonly path: string | undefined;
-  /** Only programs on this machine can connect. */
-  readonly isLocal: boolean;
-}
-
-/** A file that a setting names, and what was in it. */
-interface NamedFile {
-  readonly path: string;
-  readonly text: string;
-}
+type Backend = ReturnType<typeof readBackend>;
 
 /** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
 type PathOf<C> = {
@@ -3393,6 +3369,10 @@ interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
 
+function ensure(isRight: boolean, otherwise: string): asserts isRight {
+  if (!isRight) throw new UsageError(otherwise);
+}
+
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
 class ConfigError extends UsageError {
   readonly problems: readonly string[];
@@ -3403,6 +3383,9 @@ class ConfigError extends UsageError {
   }
 }
 
+/** The place of what is at the top of a configuration. */
+const THE_FILE = 'the file';
+
 /** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
 class Mistakes {
   readonly found: string[] = [];
@@ -3410,9 +3393,10 @@ class Mistakes {
   /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
   add(at: string, error: UsageError): void {
     const below = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
-    this.found.push(
-      ...below.map((problem) => /^[[:]/.test(problem) ? (at || 'the file') + problem : `${at && `${at}.`}${problem}`),
-    );
+    const isRoot = at === THE_FILE;
+    const join = (problem: string): string =>
+      /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
+    this.found.push(...below.map(join));
   }
 
   /** What `read` returns, or undefined if it threw. */
@@ -3450,7 +3434,7 @@ function placeOf(key: string, index: number): string {
 /** Reads a single value. `expected` completes the sentence "… is not …". */
 function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
   const parsed = typeof value === 'object' ? undefined : parse(String(value));
-  if (parsed === undefined) throw new UsageError(`${showValue(value, 'the value')} is not ${expected}`);
+  ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
   return parsed;
 }
 
@@ -3458,7 +3442,7 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
-    if (!Array.isArray(items) || items.length === 0) throw new UsageError('must be a list with at least one entry');
+    ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
     return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
   };
@@ -3485,9 +3469,7 @@ function distance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (let i = 0; i < a.length; i++) {
     const next = [i + 1];
-    for (let j = 0; j < b.length; j++) {
-      next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + (a[i] === b[j] ? 0 : 1)));
-    }
+    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + +(a[i] !== b[j])));
     row = next;
   }
   return row[b.length]!;
@@ -3505,9 +3487,13 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
+/** A reader of texts that are taken as they are. */
+function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
+  return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+}
+
 function readCount(value: unknown): number {
-  const parse = (text: string): number | undefined => /^[1-9][0-9]{0,8}$/.test(text) ? Number(text) : undefined;
-  return readScalar(value, 'a whole number of at least 1', parse);
+  return Number(textThat((text) => /^[1-9][0-9]{0,8}$/.test(text), 'a whole number of at least 1')(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -3553,37 +3539,36 @@ function readExpiry(value: unknown): number {
 }
 
 function readNumber(value: unknown): string {
-  return readScalar(value, '"+" and 5 to 15 digits', (text) => NUMBER.test(text) ? text : undefined);
+  return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
 /** A UUID, or a user name: what begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
 /** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
-function readRecipient(value: unknown, isRule = true): string {
-  const groups = isRule ? ', group.… or group.*' : ' or group.…';
-  return readScalar(value, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${groups}`, (text) => {
-    const isAnyGroup = isRule && text === 'group.*';
-    return isAnyGroup || NUMBER.test(text) || PERSON.test(text) || isGroupId(text) ? text : undefined;
-  });
+function readRecipient(value: unknown): string {
+  return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
+}
+
+function recipientOr(group: string): Reader<string> {
+  const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
 /** The readers of a token's `defaults`. */
 const DEFAULTS_READERS: { readonly [P in keyof SendDefaults]-?: Reader<SendDefaults[P]> } = {
   number: readNumber,
-  recipients: (value) => [...listOf((item) => readRecipient(item, false))(value)],
+  recipients: (value) => [...listOf(recipientOr(' or group.…'))(value)],
   text_mode: wordOf(TEXT_MODES),
 };
 
 function readDefaults(value: unknown): SendDefaults {
-  if (isObject(value)) return readMembers(DEFAULTS_READERS, value);
-  throw new UsageError(`must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
+  ensure(isObject(value), `must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
+  return readMembers(DEFAULTS_READERS, value);
 }
 
 function readTemplate(value: unknown): Template {
-  if (typeof value !== 'string' || value.trim() === '') {
-    throw new UsageError('must be a template: text with {{names}} in it');
-  }
+  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   try {
     return new Template(value);
   } catch (error) {
@@ -3591,63 +3576,64 @@ function readTemplate(value: unknown): Template {
   }
 }
 
-/** Does not show the value: there may be a password in it. */
-function readBackend(value: unknown): Backend {
+/** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
+function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
-  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) {
-    throw new UsageError('must be an http or https URL without a query');
-  }
+  const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
+  ensure(isUsable, 'must be an http or https URL without a query');
   const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
-  if (/%(?![0-9a-f]{2})/i.test(userinfo)) throw new UsageError('has a "%" in its userinfo that must be written "%25"');
+  ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
   return {
+    /** Without userinfo. */
     origin: url.origin,
+    /** Of the path, without a slash at the end. */
     prefix: url.pathname.replace(/\/+$/, ''),
     host: url.host,
+    /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
     authorization: userinfo ? `Basic ${Buffer.from(decodeURIComponent(userinfo)).toString('base64')}` : undefined,
-  };
+  } as const;
 }
 
 /** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
 function readOrigins(value: unknown): ReadonlySet<string> {
-  const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   const isOrigin = (text: string): boolean =>
     /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
-  return listOf((item) => readScalar(item, expected, (text) => isOrigin(text) ? text : undefined))(value);
+  const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
+  return listOf(textThat(isOrigin, expected))(value);
 }
 
-function readListen(value: unknown): Listen {
+/** Where to listen; `isLocal` says that only programs on this machine can connect. */
+function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
-    const [, path] = /^unix:(\/.+)$/.exec(text) ?? [];
-    if (path !== undefined) return { path, host: undefined, port: undefined, isLocal: true };
-    const [, v6, name, digits = ''] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
-    const port = Number(digits || NaN);
-    if (!(port <= 65535) || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+    const [, path, v6, name, digits] =
+      /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
+    const port = digits === undefined ? undefined : Number(digits);
     const host = v6 ?? (name || undefined);
-    const isLocal = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
-    return { path: undefined, host, port, isLocal };
+    if ((path ?? port) === undefined || port! > 65535 || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+    const isLoopback = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
+    return { path, host, port, isLocal: path !== undefined || isLoopback };
   });
 }
 
-function readFile(value: unknown): NamedFile {
-  if (typeof value !== 'string') throw new UsageError('must be the path of a file');
+/** A file that a setting names, and what is in it. */
+function readFile(value: unknown): { path: string; text: string } {
+  ensure(typeof value === 'string', 'must be the path of a file');
   return { path: value, text: readText(value) };
 }
 
 /** Certificate and key for node:https, if both are there. */
-function tlsFiles(
-  { 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>,
-): { cert: string; key: string } | undefined {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
 /** Says what node:https would only say on the first connection, or on start. */
 function checkTls(settings: Settings): void {
-  const tls = tlsFiles(settings);
-  if (!tls && (settings['tls.cert'] ?? settings['tls.key'])) throw new UsageError('needs both "cert" and "key"');
+  const { 'tls.cert': cert, 'tls.key': key } = settings;
+  ensure(!cert === !key, 'needs both "cert" and "key"');
   try {
-    if (tls) createSecureContext(tls);
+    if (cert) createSecureContext(tlsFiles(settings));
   } catch (error) {
     throw new UsageError(`its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
   }
@@ -3670,7 +3656,7 @@ function readAddresses(value: unknown): AddressList {
 function readAllow(value: unknown): Allow {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
-  const words = [...listOf((item) => readScalar(item, expected, (text) => isKnown(text) ? text : undefined))(value)];
+  const words = [...listOf(textThat(isKnown, expected))(value)];
   return {
     words,
     groups: new Set(words.flatMap((word) => GROUPS[word as Group] ?? [])),
@@ -3691,7 +3677,7 @@ function readPattern(text: string): Pattern | undefined {
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
-  if (tokens.length === 0) throw new UsageError('holds no token; leave it out to run without tokens');
+  ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
   for (const [i, { name, digest }] of tokens.entries()) {
     if (digest === undefined) continue; // reported
@@ -3706,8 +3692,8 @@ function readTokens(value: unknown): TokenSettings[] {
 }
 
 function checkTokenName(name: string): void {
-  if (/^[A-Za-z0-9][\w.-]{0,63}$/.test(name)) return;
-  throw new UsageError('a name may have letters, digits, "_", "-" and ".", 64 at most');
+  const isName = /^[A-Za-z0-9][\w.-]{0,63}$/.test(name);
+  ensure(isName, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
@@ -3716,10 +3702,9 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
-      if (/^=*$/.test(secret)) {
-        throw new UsageError('is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      }
-      if (names.has(name)) throw new UsageError('has the name of an earlier one');
+      const isPair = !/^=*$/.test(secret);
+      ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
+      ensure(!names.has(name), 'has the name of an earlier one');
       names.add(name);
       return readSecret(secret, QUOTED);
     });
@@ -3728,7 +3713,7 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
 }
 
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
-  if (!isObject(value)) throw new UsageError('must be an object, name to settings');
+  ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     if (!isObject(config)) { // by position: the name may be meant as the secret
@@ -3748,7 +3733,7 @@ type SecretSource = Pick<TokenSettings, 'digest' | 'secretFile'>;
 
 function readSource(members: Record<string, unknown>): SecretSource {
   const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
-  if (!given || more.length > 0) throw new UsageError('needs either "secret" or "secretFile"');
+  ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
   return readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]] as SecretSource;
 }
 
@@ -3773,24 +3758,18 @@ const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /** A secret's digest. A message never shows any of it. */
 function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] = SPACED): string {
-  if (typeof secret !== 'string') throw new UsageError('must be a string');
-  const [, hashed] = /^sha256:(.*)$/is.exec(secret.toLowerCase()) ?? [];
-  const faults: [boolean, string][] = hashed === undefined
-    ? [
-      [/\p{Cc}/u.test(secret), 'holds a control character'],
-      [mistake.test(secret), why],
-      [
-        secret.length < SECRET_MIN_LENGTH,
-        'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
-      ],
-    ]
-    : [
-      [NO_DIGESTS.includes(hashed), 'is the digest of nothing: there was no secret to hash'],
-      [!/^[0-9a-f]{64}$/.test(hashed), 'after "sha256:" there must be 64 hexadecimal digits'],
-    ];
-  const [fault] = faults.filter(([isAtFault]) => isAtFault);
-  if (fault) throw new UsageError(fault[1]);
-  return hashed ?? digestOf(secret);
+  ensure(typeof secret === 'string', 'must be a string');
+  if (/^sha256:/i.test(secret)) {
+    const digest = secret.slice('sha256:'.length).toLowerCase();
+    ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
+    ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
+    return digest;
+  }
+  ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
+  ensure(!mistake.test(secret), why);
+  const isLong = secret.length >= SECRET_MIN_LENGTH;
+  ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
+  return digestOf(secret);
 }
 
 function isObject(value: unknown): value is Record<string, unknown> {
@@ -3804,7 +3783,7 @@ type Sources = Map<string, { value: unknown; at: string }>;
 
 /** Notes the settings in a parsed file, or in the object below `before` in it. @throws {UsageError} for all that is none. */
 function noteFile(sources: Sources, config: unknown, before = ''): void {
-  if (!isObject(config)) throw new UsageError('must be an object');
+  ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
     const at = before + path.slice(before.length).split('.')[0]!;
     return [at.slice(before.length), (value: unknown): void => {
@@ -3837,13 +3816,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, w
   for (const [path, [name]] of GATEWAY_ROWS) {
     if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
   }
-  const { API_TOKENS: tokens, API_TOKENS_FILE: file } = env;
-  if (file !== undefined) {
-    mistakes.collect('API_TOKENS_FILE', () => {
-      if (tokens !== undefined) throw new UsageError('is set, and API_TOKENS too; use one of them');
-      const value = file && readText(file).replace(/^\s*#.*$/gm, '');
-      sources.set('tokens', { value, at: 'API_TOKENS_FILE' });
-    });
+  const at = 'API_TOKENS_FILE';
+  if (env[at] !== undefined) {
+    if (sources.get('tokens')?.at === 'API_TOKENS') {
+      mistakes.add(at, new UsageError('is set, and API_TOKENS too; use one of them'));
+    }
+    const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
+    sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
@@ -3942,7 +3921,7 @@ function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: 
   if (text === undefined) return;
   mistakes.collect(showPath(file), () => {
     const config = parseFile(text);
-    mistakes.collect('', () => noteFile(sources, config));
+    mistakes.collect(THE_FILE, () => noteFile(sources, config));
     if (holdsPlainSecret(config) && statSync(file).mode & 0o004) {
       warnings.push(`${showPath(file)} holds plain secrets and can be read by everybody (chmod o-r)`);
     }
@@ -3957,7 +3936,7 @@ function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: 
 function embeddedSettings(config: GatewayConfig): Settings {
   const mistakes = new Mistakes();
   const sources: Sources = new Map();
-  mistakes.collect('', () => noteFile(sources, config));
+  mistakes.collect(THE_FILE, () => noteFile(sources, config));
   return readSettings(sources, mistakes);
 }
 
@@ -4044,17 +4023,13 @@ function describeToken(token: Token, nowMs: number): string {
 
 function describeWebhook(token: Token): string {
   const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = [
-    number && `from ${number}`,
-    recipients && `to ${recipients.join(', ')}`,
-    mode && `with text_mode ${mode}`,
-  ].filter(Boolean);
+  const defaults = `${number ? ` from ${number}` : ''}${recipients ? ` to ${recipients.join(', ')}` : ''}${
+    mode ? ` with text_mode ${mode}` : ''
+  }`;
   const refusal = refusalOfDefaults(token);
-  return [
-    `become sends${message ? ', the message by a template' : ''}`,
-    defaults.length > 0 && `unless they say otherwise ${defaults.join(' ')}`,
-    refusal && `which will be refused: ${refusal}`,
-  ].filter(Boolean).join('; ');
+  return `become sends${message ? ', the message by a template' : ''}${
+    defaults && `; unless they say otherwise${defaults}`
+  }${refusal ? `; which will be refused: ${refusal}` : ''}`;
 }
 
 /** Why a send with a token's own defaults would be refused, if it would. */
@@ -4073,19 +4048,17 @@ function refusalOfDefaults(token: Token): string | undefined {
 /** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
-    const answers: Record<string, [status: number, body?: unknown]> = {
+    const answers: Record<string, [status: number, body?: object]> = {
       'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left in the middle
-    const [status, answer] = answers[`${req.method} ${req.url}`] ??
-      [404, { error: 'this stand-in backend has no such route' }];
+    const unknown = [404, { error: 'this stand-in backend has no such route' }] as const;
+    const [status, answer] = answers[`${req.method} ${req.url}`] ?? unknown;
     show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, answer === undefined ? {} : { 'Content-Type': 'application/json' }).end(
-      answer && JSON.stringify(answer),
-    );
+    res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
   });
 }
 
@@ -4104,10 +4077,9 @@ async function runDemo(flags: Record<string, string | undefined>, show: (line: s
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, target: string, more = '', auth = {}): string => {
-    const message = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${
-      JSON.stringify(message)
-    }'\n`;
+    const body = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
+    const json = JSON.stringify(body);
+    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${json}'\n`;
   };
   show([
     '',
@@ -4203,19 +4175,17 @@ async function main(): Promise<void> {
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  if (command !== undefined && !isRender) {
-    throw new UsageError('that is not a command, or not with these arguments; --help lists what there is');
-  }
+  const isKnown = command === undefined || isRender;
+  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
-  if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
+  ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
     const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
     const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
-    if (values.check || isRender || configured.some((value) => value !== undefined)) {
-      throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
-    }
+    const isAlone = !values.check && !isRender && configured.every((value) => value === undefined);
+    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
     return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -4236,16 +4206,10 @@ async function main(): Promise<void> {
 async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
-  if (token === undefined) {
-    throw new UsageError(
-      `there is no token of that name; there are ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none'}`,
-    );
-  }
-  if (!makesSends(token)) {
-    throw new UsageError(
-      `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`,
-    );
-  }
+  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
+  ensure(token !== undefined, `there is no token of that name; there are ${names}`);
+  const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
+  ensure(makesSends(token), why);
   checkEndpoint(token, SEND_TARGET);
   if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
