@@ -8345,7 +8345,7 @@ test("the README's table of settings, and the manual at the fields of the config
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
     assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
-    assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path);
+    assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
   }
 });
 

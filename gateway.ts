@@ -3391,8 +3391,9 @@ class Mistakes {
   readonly found: string[] = [];
 
   /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
-  add(at: string, error: UsageError): void {
-    const below = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+  add(at: string, wrong: UsageError | string): void {
+    const sentence = wrong instanceof Error ? wrong.message : wrong;
+    const below = wrong instanceof ConfigError ? wrong.problems : [`: ${sentence}`];
     const isRoot = at === THE_FILE;
     const join = (problem: string): string =>
       /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
@@ -3530,8 +3531,7 @@ const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a tim
 /** Milliseconds since the epoch. A date alone means the end of that day. */
 function readExpiry(value: unknown): number {
   return readScalar(value, EXPIRY, (text) => {
-    const [, day, time] = /^(\d{4}-\d{2}-\d{2})(T\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:\d{2}))?$/.exec(text) ??
-      [];
+    const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
     const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
     // Date.parse takes the 31st of February for the 3rd of March.
     return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
@@ -3682,11 +3682,11 @@ function readTokens(value: unknown): TokenSettings[] {
   for (const [i, { name, digest }] of tokens.entries()) {
     if (digest === undefined) continue; // reported
     const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
-    if (owner !== undefined) mistakes.add('', new UsageError(`${owner} and ${here} have the same secret`));
+    if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
     owners.set(digest, here);
   }
   tokens.forEach(({ name }, i) => { // which every log line would show
-    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, new UsageError('has a secret as its name'));
+    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
@@ -3717,7 +3717,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     if (!isObject(config)) { // by position: the name may be meant as the secret
-      mistakes.add(`[${i}]`, new UsageError('must be an object with "secret" or "secretFile"'));
+      mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
       return { name };
     }
     const { secret, secretFile, ...others } = config;
@@ -3798,11 +3798,9 @@ function noteFile(sources: Sources, config: unknown, before = ''): void {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MISSPELT = new Map(Object.entries({
-  ALLOWED_CLIENTS: 'ALLOW_CLIENTS',
-  GATEWAY_CONF: 'GATEWAY_CONFIG',
-  TLS_CRT: 'TLS_CERT',
-}));
+const MISSPELT = new Map(
+  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
+);
 /** Another program's, perhaps. */
 const DOUBTFUL = new Map(Object.entries({
   RATE_LIMIT: '"RATE"',
@@ -3819,7 +3817,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, w
   const at = 'API_TOKENS_FILE';
   if (env[at] !== undefined) {
     if (sources.get('tokens')?.at === 'API_TOKENS') {
-      mistakes.add(at, new UsageError('is set, and API_TOKENS too; use one of them'));
+      mistakes.add(at, 'is set, and API_TOKENS too; use one of them');
     }
     const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
     sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
@@ -3827,7 +3825,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, w
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
     const other = DOUBTFUL.get(name);
-    if (meant) mistakes.add(name, new UsageError(`is not a setting; did you mean "${meant}"?`));
+    if (meant) mistakes.add(name, `is not a setting; did you mean "${meant}"?`);
     if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
 }
@@ -3927,7 +3925,7 @@ function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: 
     }
     for (const { key, index } of repeatedKeys(text)) {
       const what = `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`;
-      mistakes.add(showPath(file), new UsageError(what));
+      mistakes.add(showPath(file), what);
     }
   });
 }
@@ -3945,7 +3943,7 @@ function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly s
   // A variable or a flag that is set but empty may have been meant to hold a secret.
   for (const [path, { value, at }] of sources) {
     if (value !== '' || at === path) continue;
-    mistakes.add(at, new UsageError('is set but empty; unset it, or give it a value'));
+    mistakes.add(at, 'is set but empty; unset it, or give it a value');
     sources.delete(path);
   }
   const isAllRead = mistakes.found.length === 0; // else nobody can say that there are no tokens
@@ -3957,10 +3955,7 @@ function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly s
   const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
   if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    mistakes.add(
-      'tokens',
-      new UsageError(`there is none, and other machines can reach the address to listen on: ${cure}`),
-    );
+    mistakes.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
   if (mistakes.found.length === 0) mistakes.collect('tls', () => checkTls(settings as Settings));
   return mistakes.end({ ...settings, tokens, warnings } as Settings);
@@ -4002,12 +3997,12 @@ function makeRules(settings: Settings) {
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> | undefined, none: string): string => list ? [...list].join(', ') : none;
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern)).map(({ method, parts }) =>
+    `${method} /${parts.join('/')}`
+  );
   const rows: [name: string, said: string | false][] = [
     ['may call', words(token.allow.words, '')],
-    ...idle.map((
-      { method, parts },
-    ): [string, string] => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ...idle.map((words): [string, string] => ['warning', `${words} matches no route of the backend`]),
     ['presented', token.digest !== '' && `as ${words(token.methods, '')}`],
     ['sends from', words(token.senders, 'any account')],
     ['sends to', words(token.recipients, 'anybody')],
@@ -4016,20 +4011,24 @@ function describeToken(token: Token, nowMs: number): string {
     ['webhooks', makesSends(token) && describeWebhook(token)],
     ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
   ];
-  return [`  ${token.name}`, ...rows.flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : [])].join(
-    '\n',
-  );
+  const lines = rows.map(([name, said]) => said && `    ${name.padEnd(12)} ${said}`).filter(Boolean);
+  return [`  ${token.name}`, ...lines].join('\n');
 }
 
 function describeWebhook(token: Token): string {
   const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = `${number ? ` from ${number}` : ''}${recipients ? ` to ${recipients.join(', ')}` : ''}${
-    mode ? ` with text_mode ${mode}` : ''
-  }`;
+  const defaults = [
+    number && `from ${number}`,
+    recipients && `to ${recipients.join(', ')}`,
+    mode && `with text_mode ${mode}`,
+  ];
+  const said = defaults.filter(Boolean).join(' ');
   const refusal = refusalOfDefaults(token);
-  return `become sends${message ? ', the message by a template' : ''}${
-    defaults && `; unless they say otherwise${defaults}`
-  }${refusal ? `; which will be refused: ${refusal}` : ''}`;
+  return [
+    `become sends${message ? ', the message by a template' : ''}`,
+    said && `unless they say otherwise ${said}`,
+    refusal && `which will be refused: ${refusal}`,
+  ].filter(Boolean).join('; ');
 }
 
 /** Why a send with a token's own defaults would be refused, if it would. */
