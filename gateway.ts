@@ -3321,7 +3321,7 @@ const SETTINGS = {
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
   'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': ['AUTH_METHODS', 'both', readForms, 'bearer,basic,body', 'or query and path, which others log'],
+  'auth.methods': ['AUTH_METHODS', 'both', readForms, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
   'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
   'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
@@ -3334,10 +3334,10 @@ const SETTINGS = {
   'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
   'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS, LEVELS.join(', ')), 'info', 'debug, info, warn or error'],
   'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
-  'secret': ['', 'token', readPlainSecret, '', 'plain, or sha256:<64 hex>'],
+  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
   'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
   'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
-  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to; group.* is any group; any if absent'],
+  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
   'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
   'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
   'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
@@ -3722,28 +3722,21 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     }
     const { secret, secretFile, ...others } = config;
     const at = placeOf(name, i);
-    const source = mistakes.collect(at, () => readSource({ secret, secretFile }));
+    const digest = mistakes.collect(at, () => readDigest({ secret, secretFile }));
     const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { name, ...source, ...read, expiresMs };
+    return { name, digest, secretFile, ...read, expiresMs };
   }) as TokenSettings[];
 }
 
-/** Where a token's secret is from. */
-type SecretSource = Pick<TokenSettings, 'digest' | 'secretFile'>;
-
-function readSource(members: Record<string, unknown>): SecretSource {
+/** The digest of a token's secret, of which there is one, or one file. */
+function readDigest(members: Record<string, unknown>): string {
   const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
   ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
-  return readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]] as SecretSource;
+  return String(readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]]);
 }
 
-function readPlainSecret(value: unknown): SecretSource {
-  return { digest: readSecret(value) };
-}
-
-function readSecretFile(value: unknown): SecretSource {
-  const { path, text } = readFile(value);
-  return { digest: readSecret(text.trim(), QUOTED), secretFile: path };
+function readSecretFile(value: unknown): string {
+  return readSecret(readFile(value).text.trim(), QUOTED);
 }
 
 /** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
