@@ -4369,6 +4369,7 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
     [
       [['--confg', 'x'], {}, /Unknown option '--confg'/],
       [['--config'], {}, /--config/],
+      [['--listen', ''], {}, /--listen: is set but empty/],
       [['frobnicate'], {}, /that is not a command/],
       [[SECRET], {}, /that is not a command/],
       [['hash', SECRET], {}, /not with these arguments/],
@@ -8333,16 +8334,19 @@ function blocks(language: string): string[] {
   return Array.from(README.matchAll(new RegExp('^```' + language + '\\n([^]*?)^```$', 'gm')), (match) => match[1]!);
 }
 
-test("the README's table of settings is the code's", async () => {
+test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
-  const code = Array.from(
-    stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+) +(.*?)(?: \[([^\]]+)\])?$/gm),
-    ([, path, env, help, fallback]) =>
-      `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help} |`,
-  );
+  const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+) +(.*?)(?: \[([^\]]+)\])?$/gm));
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.equal(code.length, 18);
-  assert.deepEqual(readme, code);
+  assert.deepEqual([rows.length, readme.length], [18, 18]);
+  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
+  const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(source)!;
+  for (const [i, [, path, env, help, fallback]] of rows.entries()) {
+    const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
+    assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
+    const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
+    assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
+  }
 });
 
 test('the README names every code of an error, with its status, and the settings of a token', () => {

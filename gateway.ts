@@ -47,40 +47,115 @@ const VERSION = '1.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
-/** A place where a client can put its token. */
-type Form = 'bearer' | 'basic' | 'query' | 'path' | 'body';
+/** The places where a client can put its token. */
+const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
+type Form = (typeof FORMS)[number];
 
 /**
- * The configuration, in the shape of the JSON file. Every field is optional; what each means, its
- * default and its dangers stand once, in `SETTINGS` and `HELP` below, which `--help` prints.
- * Durations are strings with a unit (`150s`), sizes too (`150MiB`).
+ * The configuration, in the shape of the JSON file, and its manual. Every field is optional. Durations are strings
+ * with a unit (`250ms 30s 5m 1h 7d`), sizes too (`64KiB 150MiB`). Each has a row in `SETTINGS` below.
  */
 interface GatewayConfig {
-  backend?: { url?: string; timeout?: string };
+  backend?: {
+    /**
+     * The http or https URL of the backend. It may carry a path prefix, and userinfo, which is sent to the backend as
+     * Basic. Whoever reaches this address without the gateway is not asked for a token.
+     * @default http://127.0.0.1:8080
+     */
+    url?: string;
+    /**
+     * Until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no
+     * progress. `0` is no limit. A message whose answer comes too late may have been sent all the same.
+     * @default 150s
+     */
+    timeout?: string;
+  };
+  /**
+   * Where to listen: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. Beyond this machine,
+   * tokens are readable on the way unless there is `tls`, here or in a proxy.
+   * @default 127.0.0.1:8880
+   */
   listen?: string;
-  tls?: { cert?: string; key?: string };
-  auth?: { methods?: Form[]; anonymous?: boolean };
+  tls?: {
+    /** A file with a certificate and its chain in PEM. With `key`, the gateway speaks https. It is read again when it changes. */
+    cert?: string;
+    /** A file with the key of `cert` in PEM. */
+    key?: string;
+  };
+  auth?: {
+    /**
+     * The forms in which a token is accepted, of bearer, basic, query, path, body. `query` and `path` put it into URLs,
+     * which proxies and browsers log.
+     * @default bearer,basic,body
+     */
+    methods?: Form[];
+    /**
+     * Lets everybody in. Without any token the gateway is open, so it starts only on a loopback address or a unix
+     * socket, or if this is true. It has no effect once there is a token.
+     * @default false
+     */
+    anonymous?: boolean;
+  };
+  /** The tokens, by name. Names are logged, secrets are not. If absent, nobody is asked for one; an empty object is a mistake. */
   tokens?: Record<string, TokenConfig>;
+  /**
+   * What may be called: the groups send, info, receive, messaging, setup, and patterns such as `GET /v1/groups/:number`
+   * or `* /v1/groups/*`. Whoever may call `setup` can take over the account.
+   * @default send,info
+   */
   allow?: string[];
+  /** Requests per time for each token, such as `30/1m`. If absent, there is no limit. */
   rate?: string;
+  /** Addresses and CIDR ranges that may connect. If absent, any. */
   clients?: string[];
+  /**
+   * Origins such as `https://dash.example:8443`, whose pages may use the gateway and read its answers. If absent, none.
+   * A script of such a page has what the tokens have that it gets hold of.
+   */
   cors?: string[];
+  /**
+   * Addresses and CIDR ranges whose X-Forwarded-For is believed. If absent, nobody's. Whoever has one of them can claim
+   * any address, also one on `clients`.
+   */
   trustedProxies?: string[];
-  limits?: { body?: string; connections?: number };
+  limits?: {
+    /** The largest request body; 413 beyond it. @default 150MiB */
+    body?: string;
+    /**
+     * Connections at the same time. Beyond it, the one that has gone longest without a good token is closed for a new one.
+     * @default 1024
+     */
+    connections?: number;
+  };
+  /** How long running requests may finish after SIGTERM, and in `close()`. @default 8s */
   shutdown?: string;
-  log?: { level?: Level; format?: 'text' | 'json' };
+  log?: {
+    /** The least that is logged: debug, info, warn, error. @default info */
+    level?: Level;
+    /** `text` or `json`. If absent, text on a terminal and json otherwise. */
+    format?: 'text' | 'json';
+  };
 }
 
 /** One token. A field that the top level has too replaces that one whole; if absent, it falls back to it. */
 interface TokenConfig {
+  /** At least 16 characters, or `sha256:` and the 64 hexadecimal digits of their digest, which is no use to a thief. */
   secret?: string;
+  /** A file with the secret, in the place of `secret`. It is read again when it changes. */
   secretFile?: string;
+  /** As `auth.methods`. */
   methods?: Form[];
+  /** As the top-level one. */
   allow?: string[];
+  /** The accounts that the token may send from and read, each `+` and digits. If absent, all that the backend has. */
   senders?: string[];
+  /** Whom it may write to: numbers, user names, UUIDs, `group.…` ids; `group.*` is any group. If absent, anybody. */
   recipients?: string[];
+  /** As the top-level one. */
   rate?: string;
+  /** As the top-level one. */
   clients?: string[];
+  /** Valid through that day, UTC (`2027-06-30`), or until that time (`2027-06-30T12:00:00Z`). If absent, for ever. */
   expires?: string;
   /**
    * With `defaults` or `message`, a POST to /v2/send is not passed on: a new send is made of its body. These fill
@@ -267,11 +342,6 @@ interface Core {
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
   return startGateway(embeddedSettings(config), options);
-}
-
-function embeddedSettings(config: GatewayConfig): Settings {
-  const problems: string[] = [];
-  return readSettings(fileSources(config, problems), problems);
 }
 
 /** A gateway as the command line has it, whose settings come from more than one place. */
@@ -3176,41 +3246,70 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
 
-/** The backend's address in the parts that a request needs. */
-interface Backend {
-  /** Without userinfo. */
-  readonly origin: string;
-  /** Of the path, without a slash at the end. */
-  readonly prefix: string;
-  readonly host: string;
-  /** For node:http's client. */
-  readonly options: http.RequestOptions;
-  readonly authorization: string | undefined;
-}
+type Backend = ReturnType<typeof readBackend>;
 
-interface Listen {
-  readonly host: string | undefined;
-  readonly port: number | undefined;
-  readonly path: string | undefined;
-  /** Only programs on this machine can connect. */
-  readonly isLocal: boolean;
-}
+/** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
+type PathOf<C> = {
+  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
+    : `${K}.${keyof NonNullable<C[K]> & string}`;
+}[keyof C & string];
+type GatewayPath = PathOf<GatewayConfig>;
+type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
 
-/** A file that a setting names, and what was in it. */
-interface NamedFile {
-  readonly path: string;
-  readonly text: string;
-}
+/** Reads a value from JSON or from an environment variable. @throws {UsageError} that says what is wrong, and no secret. */
+type Reader<T> = (value: unknown) => T;
+
+/** `where` it stands: at the top of the file, in a token, or in both. No default, and no variable, is ''. */
+type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+
+/**
+ * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
+ * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ */
+const SETTINGS = {
+  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
+  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
+  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
+  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
+  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
+  'auth.methods': ['AUTH_METHODS', 'both', readForms, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
+  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
+  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
+  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
+  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
+  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
+  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
+  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
+  'limits.connections': ['MAX_CONNECTIONS', 'top', readCount, '1024', 'connections at the same time'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
+  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS, LEVELS.join(', ')), 'info', 'debug, info, warn or error'],
+  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
+  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
+  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
+  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
+  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
+  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
+  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
+  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
+} as const satisfies Record<SettingPath, Setting>;
+
+const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
+const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
+
+/** The readers of what may stand in a token, by its name there. */
+const TOKEN_READERS = Object.fromEntries(
+  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
+);
 
 /** All settings, read and checked, by the path that they have in the file. */
-type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
+type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
   /** What is no mistake, but may not be meant. */
   'warnings': readonly string[];
 };
 
-type SettingPath = keyof typeof SETTINGS;
-type SettingValue<S> = S extends { read: Reader<infer T> } ? S extends { default: string } ? T : T | undefined : never;
+type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
 interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly name: string;
@@ -3218,107 +3317,12 @@ interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
   readonly secretFile?: string;
 }
 
-/** Receives what is wrong, and where. */
-type Report = (at: string, message: string) => void;
-
-function reportTo(problems: string[]): Report {
-  return (at, message) => void problems.push(`${at}: ${message}`);
-}
-
-/** Reads a value from JSON or from an environment variable; undefined if it reported a mistake. */
-type Reader<T> = (value: unknown, at: string, report: Report) => T | undefined;
-
-interface Setting {
-  readonly env: string;
-  readonly read: Reader<unknown>;
-  /** As it would be written in the environment; absent where there is none. */
-  readonly default?: string;
-}
-
-const FORMS: readonly Form[] = ['bearer', 'basic', 'query', 'path', 'body'];
-
-const ORIGIN = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
-
-/** Every setting, once: the validator, `--help` and the README's table come from here or are checked against it. */
-const SETTINGS = {
-  'backend.url': { env: 'BACKEND_URL', read: readBackendUrl, default: 'http://127.0.0.1:8080' },
-  'backend.timeout': { env: 'BACKEND_TIMEOUT', read: scalar(readDuration, 'a duration such as 150s'), default: '150s' },
-  'listen': {
-    env: 'LISTEN',
-    read: scalar(readListen, 'host:port, :port, [::]:port or unix:/path.sock'),
-    default: '127.0.0.1:8880',
-  },
-  'tls.cert': { env: 'TLS_CERT', read: readFile },
-  'tls.key': { env: 'TLS_KEY', read: readFile },
-  'auth.methods': { env: 'AUTH_METHODS', read: readForms, default: 'bearer,basic,body' },
-  'auth.anonymous': { env: 'AUTH_ANONYMOUS', read: scalar(readBoolean, 'true or false'), default: 'false' },
-  'tokens': { env: 'API_TOKENS', read: readTokens },
-  'allow': { env: 'ALLOW', read: readAllow, default: 'send,info' },
-  'rate': { env: 'RATE', read: scalar(readRate, 'a rate such as 30/1m') },
-  'clients': { env: 'ALLOW_CLIENTS', read: readAddresses },
-  'cors': { env: 'CORS_ORIGINS', read: list(scalar(readOrigin, ORIGIN)) },
-  'trustedProxies': { env: 'TRUSTED_PROXIES', read: readAddresses },
-  'limits.body': { env: 'MAX_BODY', read: scalar(readSize, 'a size such as 150MiB'), default: '150MiB' },
-  'limits.connections': {
-    env: 'MAX_CONNECTIONS',
-    read: scalar(readCount, 'a whole number of at least 1'),
-    default: '1024',
-  },
-  'shutdown': { env: 'SHUTDOWN_TIMEOUT', read: scalar(readDuration, 'a duration such as 10s'), default: '8s' },
-  'log.level': { env: 'LOG_LEVEL', read: scalar(oneOf(LEVELS), LEVELS.join(', ')), default: 'info' },
-  'log.format': { env: 'LOG_FORMAT', read: scalar(oneOf(['text', 'json']), 'text or json') },
-} as const satisfies Record<string, Setting>;
-
-/** Each in one sentence, for `--help` and the README. */
-const HELP: Record<SettingPath, string> = {
-  'backend.url': 'the backend; may carry a path prefix, and userinfo (sent to the backend as Basic)',
-  'backend.timeout':
-    "until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no progress; 0 = none",
-  'listen': 'where to listen: host:port, :port (every interface), [::]:port or unix:/path.sock',
-  'tls.cert': 'a file with a certificate and its chain in PEM; with tls.key the gateway speaks https',
-  'tls.key': 'a file with the key of tls.cert in PEM',
-  'auth.methods':
-    'the forms in which a token is accepted, of bearer, basic, query, path, body; query and path put it into URLs, which others log',
-  'auth.anonymous':
-    'without any token the gateway is open, so it starts only on a loopback address or a unix socket, or if this is true; no effect once there is a token',
-  'tokens':
-    'in the environment SECRET or name=SECRET, separated by commas or white space (API_TOKENS_FILE names a file with one per line); in the file an object, name to settings',
-  'allow':
-    'what may be called: the groups send, info, receive, messaging, setup, and patterns such as "GET /v1/groups/:number" or "* /v1/groups/*"',
-  'rate': 'requests per time for each token, such as 30/1m',
-  'clients': 'addresses and CIDR ranges that may connect; any if absent',
-  'cors': 'origins such as https://dash.example:8443, whose pages may use the gateway and read its answers',
-  'trustedProxies': 'addresses and CIDR ranges whose X-Forwarded-For is believed',
-  'limits.body': 'the largest request body; 413 beyond it',
-  'limits.connections':
-    'connections at the same time; beyond it the one that has gone longest without a good token is closed for a new one',
-  'shutdown': 'how long running requests may finish after SIGTERM',
-  'log.level': 'the least that is logged: debug, info, warn, error',
-  'log.format': 'text or json; if absent, text on a terminal and json otherwise',
-};
-
-const PHONE_NUMBER = scalar((text) => NUMBER.test(text) ? text : undefined, '"+" and 5 to 15 digits');
-
-/** A token's own settings, besides its secret; the readers are those of the top-level ones. */
-const TOKEN_SETTINGS: { readonly [P in Exclude<keyof TokenConfig, 'secret' | 'secretFile'>]: Reader<unknown> } = {
-  methods: readForms,
-  allow: readAllow,
-  senders: list(PHONE_NUMBER),
-  recipients: list(
-    scalar(readRecipient, 'a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*'),
-  ),
-  rate: SETTINGS.rate.read,
-  clients: readAddresses,
-  defaults: readDefaults,
-  message: readTemplate,
-  expires: scalar(
-    readExpiry,
-    'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
-  ),
-};
-
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
+
+function ensure(isRight: boolean, otherwise: string): asserts isRight {
+  if (!isRight) throw new UsageError(otherwise);
+}
 
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
 class ConfigError extends UsageError {
@@ -3330,211 +3334,284 @@ class ConfigError extends UsageError {
   }
 }
 
-/** A reader of single values; `expected` completes the sentence "… is not …". */
-function scalar<T>(parse: (text: string) => T | undefined, expected: string): Reader<T> {
-  return (value, at, report) => {
-    const parsed = typeof value === 'object' ? undefined : parse(String(value));
-    if (parsed === undefined) report(at, `${show(value, 'the value')} is not ${expected}`);
-    return parsed;
-  };
+/** The place of what is at the top of a configuration. */
+const THE_FILE = 'the file';
+
+/** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
+class Mistakes {
+  readonly found: string[] = [];
+
+  /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
+  add(at: string, wrong: UsageError | string): void {
+    const sentence = wrong instanceof Error ? wrong.message : wrong;
+    const below = wrong instanceof ConfigError ? wrong.problems : [`: ${sentence}`];
+    const isRoot = at === THE_FILE;
+    const join = (problem: string): string =>
+      /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
+    this.found.push(...below.map(join));
+  }
+
+  /** What `read` returns, or undefined if it threw. */
+  collect<T>(at: string, read: () => T): T | undefined {
+    try {
+      return read();
+    } catch (error) {
+      if (!(error instanceof UsageError)) throw error;
+      this.add(at, error);
+      return undefined;
+    }
+  }
+
+  /** Passes on what was read. @throws {ConfigError} if anything was wrong. */
+  end<T>(value: T): T {
+    if (this.found.length > 0) throw new ConfigError(this.found);
+    return value;
+  }
 }
 
 /** A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place. */
 const SECRET_MIN_LENGTH = 16;
 
 /** A value for a message, or words in its stead. */
-function show(value: unknown, instead: string): string {
+function showValue(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
 /** Where a member of an object is: by its key, or by its position if the key may be a secret. */
-function placeOf(at: string, key: string, index: number): string {
-  const isShort = key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key);
-  return isShort ? `${at && `${at}.`}${key}` : `${at || 'the file'}[${index}]`;
+function placeOf(key: string, index: number): string {
+  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? key : `[${index}]`;
+}
+
+/** Reads a single value. `expected` completes the sentence "… is not …". */
+function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
+  const parsed = typeof value === 'object' ? undefined : parse(String(value));
+  ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
+  return parsed;
 }
 
 /** A reader of sets: an array in JSON, a text separated by commas in the environment. */
-function list<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
-  return (value, at, report) => {
+function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
+  return (value) => {
     const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
-    if (!Array.isArray(items) || items.length === 0) return void report(at, 'must be a list with at least one entry');
-    return new Set(items.flatMap((item, i) => read(item, `${at}[${i}]`, report) ?? []));
+    ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
+    const mistakes = new Mistakes();
+    return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
   };
 }
 
-function oneOf<T extends string>(words: readonly T[]): (text: string) => T | undefined {
-  return (text) => words.find((word) => word === text);
+/** Reads each member of an object by its own reader; one that has none is a mistake, with what may be meant. */
+function readMembers(readers: Record<string, Reader<unknown>>, value: object): Record<string, unknown> {
+  const mistakes = new Mistakes();
+  const members = Object.entries(value).map(([key, inner], i) => {
+    const read = Object.hasOwn(readers, key) ? readers[key]! : () => refuseSetting(key, Object.keys(readers));
+    return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
+  });
+  return mistakes.end(Object.fromEntries(members));
 }
 
-function readForms(value: unknown, at: string, report: Report): ReadonlySet<Form> | undefined {
-  return list(scalar(oneOf(FORMS), `one of ${FORMS.join(', ')}`))(value, at, report);
+function refuseSetting(key: string, known: string[]): never {
+  const measured = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) }));
+  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
+  throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
-function readRecipient(text: string): string | undefined {
-  return NUMBER.test(text) || PERSON.test(text) || text === 'group.*' || isGroupId(text) ? text : undefined;
+/** Levenshtein's distance, by rows. */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 0; i < a.length; i++) {
+    const next = [i + 1];
+    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + +(a[i] !== b[j])));
+    row = next;
+  }
+  return row[b.length]!;
+}
+
+function wordOf<T extends string>(words: readonly T[], expected = words.join(' or ')): Reader<T> {
+  return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
+}
+
+function readForms(value: unknown): ReadonlySet<Form> {
+  return listOf(wordOf(FORMS, `one of ${FORMS.join(', ')}`))(value);
+}
+
+function readBoolean(value: unknown): boolean {
+  return wordOf(['true', 'false'])(value) === 'true';
+}
+
+/** A reader of texts that are taken as they are. */
+function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
+  return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+}
+
+function readCount(value: unknown): number {
+  return Number(textThat((text) => /^[1-9][0-9]{0,8}$/.test(text), 'a whole number of at least 1')(value));
+}
+
+const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** Milliseconds. The unit is needed, except for 0; timers take no more than 24 days. */
+function parseDuration(text: string): number | undefined {
+  const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
+  const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
+  return ms <= 2 ** 31 - 1 ? ms : undefined;
+}
+
+function duration(example: string): Reader<number> {
+  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
+}
+
+/** Bytes. */
+function readSize(value: unknown): number {
+  return readScalar(value, 'a size such as 150MiB', (text) => {
+    const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
+    return count && Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined;
+  });
+}
+
+function readRate(value: unknown): Rate {
+  return readScalar(value, 'a rate such as 30/1m', (text) => {
+    const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
+    const perMs = parseDuration(time);
+    return perMs ? { count: Number(count), perMs, words: text } : undefined;
+  });
+}
+
+const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
+
+/** Milliseconds since the epoch. A date alone means the end of that day. */
+function readExpiry(value: unknown): number {
+  return readScalar(value, EXPIRY, (text) => {
+    const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
+    const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
+    // Date.parse takes the 31st of February for the 3rd of March.
+    return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
+  });
+}
+
+function readNumber(value: unknown): string {
+  return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
 /** A UUID, or a user name: what begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** The readers of a token's `defaults`. */
-const SEND_DEFAULTS: { readonly [P in keyof SendDefaults]-?: Reader<unknown> } = {
-  number: PHONE_NUMBER,
-  recipients: list(
-    scalar(
-      (text) => text === 'group.*' ? undefined : readRecipient(text),
-      'a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…',
-    ),
-  ),
-  text_mode: scalar(oneOf(TEXT_MODES), TEXT_MODES.join(' or ')),
-};
-
-function readDefaults(value: unknown, at: string, report: Report): SendDefaults | undefined {
-  if (!isObject(value)) return void report(at, `must be an object with ${Object.keys(SEND_DEFAULTS).join(', ')}`);
-  const { recipients, ...others } = readMembers(SEND_DEFAULTS, value, at, report);
-  return { ...others, ...(recipients instanceof Set && { recipients: [...recipients] }) };
+/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
+function readRecipient(value: unknown): string {
+  return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
-function readTemplate(value: unknown, at: string, report: Report): Template | undefined {
-  if (typeof value !== 'string' || value.trim() === '') {
-    return void report(at, 'must be a template: text with {{names}} in it');
-  }
+function recipientOr(group: string): Reader<string> {
+  const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
+}
+
+/** The readers of a token's `defaults`. */
+const DEFAULTS_READERS: { readonly [P in keyof SendDefaults]-?: Reader<SendDefaults[P]> } = {
+  number: readNumber,
+  recipients: (value) => [...listOf(recipientOr(' or group.…'))(value)],
+  text_mode: wordOf(TEXT_MODES),
+};
+
+function readDefaults(value: unknown): SendDefaults {
+  ensure(isObject(value), `must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
+  return readMembers(DEFAULTS_READERS, value);
+}
+
+function readTemplate(value: unknown): Template {
+  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   try {
     return new Template(value);
   } catch (error) {
-    return void report(at, (error as SyntaxError).message);
+    throw new UsageError((error as SyntaxError).message);
   }
 }
 
-function readBoolean(text: string): boolean | undefined {
-  return text === 'true' ? true : text === 'false' ? false : undefined;
-}
-
-function readCount(text: string): number | undefined {
-  return /^[1-9][0-9]{0,8}$/.test(text) ? Number(text) : undefined;
-}
-
-/** Milliseconds. The unit is needed, except for 0; timers take no more than 24 days. */
-function readDuration(text: string): number | undefined {
-  const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
-  const ms = text === '0'
-    ? 0
-    : Number(count || NaN) * ({ ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit] ?? NaN);
-  return ms <= 2 ** 31 - 1 ? ms : undefined;
-}
-
-/** Bytes. */
-function readSize(text: string): number | undefined {
-  const [, count = '', unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
-  return count === '' ? undefined : Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit);
-}
-
-function readRate(text: string): Rate | undefined {
-  const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
-  const perMs = readDuration(time);
-  return perMs ? { count: Number(count), perMs, words: text } : undefined;
-}
-
-/** Milliseconds since the epoch. A date alone means the end of that day. */
-function readExpiry(text: string): number | undefined {
-  const isDate = /^\d{4}-\d{2}-\d{2}$/.test(text);
-  if (!isDate && !/^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})$/.test(text)) return undefined;
-  const [day, ms] = [Date.parse(text.slice(0, 10)), Date.parse(isDate ? `${text}T23:59:59.999Z` : text)];
-  // Date.parse takes the 31st of February for the 3rd of March.
-  return Number.isNaN(day + ms) || !new Date(day).toISOString().startsWith(text.slice(0, 10)) ? undefined : ms;
-}
-
-/** Does not show the value: there may be a password in it. */
-function readBackendUrl(value: unknown, at: string, report: Report): Backend | undefined {
+/** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
+function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
-  if (!url || !/^https?:$/.test(url.protocol) || url.search || url.hash) {
-    return void report(at, 'must be an http or https URL without a query');
-  }
-  if (/%(?![0-9a-f]{2})/i.test(url.username + url.password)) {
-    return void report(at, 'has a "%" in its userinfo that must be written "%25"');
-  }
-  const userinfo = url.username || url.password
-    ? `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
-    : undefined;
+  const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
+  ensure(isUsable, 'must be an http or https URL without a query');
+  const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
+  ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
   return {
+    /** Without userinfo. */
     origin: url.origin,
+    /** Of the path, without a slash at the end. */
     prefix: url.pathname.replace(/\/+$/, ''),
     host: url.host,
+    /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
-  };
+    authorization: userinfo ? `Basic ${Buffer.from(decodeURIComponent(userinfo)).toString('base64')}` : undefined,
+  } as const;
 }
 
-/** It is compared as it is written: whatever a browser would write otherwise would never match. */
-function readOrigin(text: string): string | undefined {
-  return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text ? text : undefined;
+/** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
+function readOrigins(value: unknown): ReadonlySet<string> {
+  const isOrigin = (text: string): boolean =>
+    /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
+  const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
+  return listOf(textThat(isOrigin, expected))(value);
 }
 
-function readListen(text: string): Listen | undefined {
-  const [, path] = /^unix:(\/.+)$/.exec(text) ?? [];
-  if (path !== undefined) return { path, host: undefined, port: undefined, isLocal: true };
-  const [, v6, name, digits = ''] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
-  const port = Number(digits || NaN);
-  if (!(port <= 65535) || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
-  const host = v6 ?? (name || undefined);
-  const isLocal = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
-  return { path: undefined, host, port, isLocal };
+/** Where to listen; `isLocal` says that only programs on this machine can connect. */
+function readListen(value: unknown) {
+  return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
+    const [, path, v6, name, digits] =
+      /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
+    const port = digits === undefined ? undefined : Number(digits);
+    const host = v6 ?? (name || undefined);
+    if ((path ?? port) === undefined || port! > 65535 || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+    const isLoopback = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
+    return { path, host, port, isLocal: path !== undefined || isLoopback };
+  });
 }
 
-function readFile(value: unknown, at: string, report: Report): NamedFile | undefined {
-  if (typeof value !== 'string') return void report(at, 'must be the path of a file');
-  const text = readText(value, at, report);
-  return text === undefined ? undefined : { path: value, text };
+/** A file that a setting names, and what is in it. */
+function readFile(value: unknown): { path: string; text: string } {
+  ensure(typeof value === 'string', 'must be the path of a file');
+  return { path: value, text: readText(value) };
 }
 
 /** Certificate and key for node:https, if both are there. */
-function tlsFiles(
-  { 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>,
-): { cert: string; key: string } | undefined {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
 /** Says what node:https would only say on the first connection, or on start. */
-function checkTls(settings: Settings, report: Report): void {
-  const tls = tlsFiles(settings);
-  if (!tls && (settings['tls.cert'] ?? settings['tls.key'])) report('tls', 'needs both "cert" and "key"');
+function checkTls(settings: Settings): void {
+  const { 'tls.cert': cert, 'tls.key': key } = settings;
+  ensure(!cert === !key, 'needs both "cert" and "key"');
   try {
-    if (tls) createSecureContext(tls);
+    if (cert) createSecureContext(tlsFiles(settings));
   } catch (error) {
-    report('tls', `its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
+    throw new UsageError(`its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
   }
 }
 
-function readAddresses(value: unknown, at: string, report: Report): AddressList | undefined {
-  const blockList = new BlockList();
-  const words = list(scalar((text) => {
-    const [address = '', bits, more] = text.split('/');
-    const size = { 4: 32, 6: 128 }[isIP(address)];
-    if (
-      size === undefined || more !== undefined ||
-      (bits !== undefined && !(/^[0-9]{1,3}$/.test(bits) && Number(bits) <= size))
-    ) return undefined;
-    blockList.addSubnet(address, Number(bits ?? size), size === 32 ? 'ipv4' : 'ipv6');
-    return text;
-  }, 'an address or a CIDR range'))(value, at, report);
-  return words && { words: [...words], list: blockList };
+function readAddresses(value: unknown): AddressList {
+  const list = new BlockList();
+  const words = listOf((item) =>
+    readScalar(item, 'an address or a CIDR range', (text) => {
+      const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
+      const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
+      if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
+      list.addSubnet(address, Number(bits ?? size), type);
+      return text;
+    })
+  )(value);
+  return { words: [...words], list };
 }
 
-function readAllow(value: unknown, at: string, report: Report): Allow | undefined {
-  const words = list(
-    scalar(
-      (text) => Object.hasOwn(GROUPS, text) || readPattern(text) ? text : undefined,
-      `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
-    ),
-  )(value, at, report);
-  if (words === undefined) return undefined;
+function readAllow(value: unknown): Allow {
+  const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
+  const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
+  const words = [...listOf(textThat(isKnown, expected))(value)];
   return {
-    words: [...words],
-    groups: new Set([...words].flatMap((word) => GROUPS[word as Group] ?? [])),
-    patterns: [...words].flatMap((word) => readPattern(word) ?? []),
+    words,
+    groups: new Set(words.flatMap((word) => GROUPS[word as Group] ?? [])),
+    patterns: words.flatMap((word) => readPattern(word) ?? []),
   };
 }
 
@@ -3548,84 +3625,69 @@ function readPattern(text: string): Pattern | undefined {
 }
 
 /** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
-function readTokens(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
-  const tokens = typeof value === 'string' ? readTokenWords(value, at, report) : readTokenObject(value, at, report);
+function readTokens(value: unknown): TokenSettings[] {
+  const mistakes = new Mistakes();
+  const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
+  ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
-  tokens?.forEach(({ name, digest }, i) => {
-    const [owner, here] = [owners.get(digest), show(name, `[${i}]`)];
-    if (owner !== undefined) report(at, `${owner} and ${here} have the same secret`);
-    if (digest !== undefined) owners.set(digest, here); // else reported
+  for (const [i, { name, digest }] of tokens.entries()) {
+    if (digest === undefined) continue; // reported
+    const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
+    if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
+    owners.set(digest, here);
+  }
+  tokens.forEach(({ name }, i) => { // which every log line would show
+    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
-  tokens?.forEach(({ name }, i) => { // which every log line would show
-    if (owners.has(digestOf(name))) report(`${at}[${i}]`, 'has a secret as its name');
-  });
-  return tokens;
+  return mistakes.end(tokens);
 }
 
-const NO_TOKEN = 'holds no token; leave it out to run without tokens';
-const TOKEN_NAME = /^[A-Za-z0-9][\w.-]{0,63}$/;
+function checkTokenName(name: string): void {
+  const isName = /^[A-Za-z0-9][\w.-]{0,63}$/.test(name);
+  ensure(isName, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+}
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
-function readTokenWords(text: string, at: string, report: Report): TokenSettings[] {
+function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   const names = new Set<string>();
-  const words = text.split(/[\s,]+/).filter(Boolean);
-  if (words.length === 0) report(at, NO_TOKEN);
-  return words.map((word, i) => {
+  return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
-    if (/^=*$/.test(secret)) {
-      report(`${at}[${i}]`, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      return { name };
-    }
-    if (names.has(name)) report(`${at}[${i}]`, 'has the name of an earlier one');
-    names.add(name);
-    return { name, digest: readSecret(secret, `${at}[${i}]`, report, QUOTED) };
+    const digest = mistakes.collect(`[${i}]`, () => {
+      const isPair = !/^=*$/.test(secret);
+      ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
+      ensure(!names.has(name), 'has the name of an earlier one');
+      names.add(name);
+      return readSecret(secret, QUOTED);
+    });
+    return { name, digest };
   }) as TokenSettings[];
 }
 
-function readTokenObject(value: unknown, at: string, report: Report): TokenSettings[] | undefined {
-  if (!isObject(value)) return void report(at, 'must be an object, name to settings');
-  if (Object.keys(value).length === 0) report(at, NO_TOKEN);
+function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
+  ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
-    const here = placeOf(at, name, i);
-    if (!TOKEN_NAME.test(name)) report(`${at}[${i}]`, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
-    if (!isObject(config)) {
-      report(`${at}[${i}]`, 'must be an object with "secret" or "secretFile"'); // by position: the name may be meant as the secret
+    mistakes.collect(`[${i}]`, () => checkTokenName(name));
+    if (!isObject(config)) { // by position: the name may be meant as the secret
+      mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
       return { name };
     }
-    const digest = readTokenSecret(config, here, report);
-    const { secret: _, secretFile, ...settings } = config;
-    const { expires: expiresMs, ...read } = readMembers(TOKEN_SETTINGS, settings, here, report, [
-      'secret',
-      'secretFile',
-    ]);
-    return { ...read, name, digest, secretFile, expiresMs };
+    const { secret, secretFile, ...others } = config;
+    const at = placeOf(name, i);
+    const digest = mistakes.collect(at, () => readDigest({ secret, secretFile }));
+    const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
+    return { name, digest, secretFile, ...read, expiresMs };
   }) as TokenSettings[];
 }
 
-/** Reads each member of an object by its own reader. Others are reported, with what may be meant, of the readers or of `more`. */
-function readMembers(
-  readers: Record<string, Reader<unknown>>,
-  value: Record<string, unknown>,
-  at: string,
-  report: Report,
-  more: string[] = [],
-): Record<string, unknown> {
-  const members: Record<string, unknown> = {};
-  for (const [i, [key, inner]] of Object.entries(value).entries()) {
-    if (Object.hasOwn(readers, key)) members[key] = readers[key]!(inner, `${at}.${key}`, report);
-    else reportUnknown(placeOf(at, key, i), key, [...Object.keys(readers), ...more], report);
-  }
-  return members;
+/** The digest of a token's secret, of which there is one, or one file. */
+function readDigest(members: Record<string, unknown>): string {
+  const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
+  ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
+  return String(readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]]);
 }
 
-function readTokenSecret(config: Record<string, unknown>, at: string, report: Report): string | undefined {
-  const { secret, secretFile } = config;
-  if ((secret === undefined) === (secretFile === undefined)) {
-    return void report(at, 'needs either "secret" or "secretFile"');
-  }
-  if (secret !== undefined) return readSecret(secret, `${at}.secret`, report);
-  const file = readFile(secretFile, `${at}.secretFile`, report);
-  return file && readSecret(file.text.trim(), `${at}.secretFile`, report, QUOTED);
+function readSecretFile(value: unknown): string {
+  return readSecret(readFile(value).text.trim(), QUOTED);
 }
 
 /** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
@@ -3639,25 +3701,18 @@ const QUOTED = [
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /** A secret's digest. A message never shows any of it. */
-function readSecret(
-  secret: unknown,
-  at: string,
-  report: Report,
-  [mistake, why]: readonly [RegExp, string] = SPACED,
-): string | undefined {
-  if (typeof secret !== 'string') return void report(at, 'must be a string');
+function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] = SPACED): string {
+  ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
-    if (NO_DIGESTS.includes(digest)) return void report(at, 'is the digest of nothing: there was no secret to hash');
-    return /^[0-9a-f]{64}$/.test(digest)
-      ? digest
-      : void report(at, 'after "sha256:" there must be 64 hexadecimal digits');
+    ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
+    ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
+    return digest;
   }
-  if (/\p{Cc}/u.test(secret)) return void report(at, 'holds a control character');
-  if (mistake.test(secret)) return void report(at, why);
-  if (secret.length < SECRET_MIN_LENGTH) {
-    return void report(at, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
-  }
+  ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
+  ensure(!mistake.test(secret), why);
+  const isLong = secret.length >= SECRET_MIN_LENGTH;
+  ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   return digestOf(secret);
 }
 
@@ -3665,96 +3720,67 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function reportUnknown(place: string, key: string, known: string[], report: Report): void {
-  const measured = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) }));
-  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
-  report(place, `is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
-}
-
-/** Levenshtein's distance, by rows. */
-function distance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (let i = 0; i < a.length; i++) {
-    const next = [i + 1];
-    for (let j = 0; j < b.length; j++) {
-      next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + (a[i] === b[j] ? 0 : 1)));
-    }
-    row = next;
-  }
-  return row[b.length]!;
-}
-
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
 
-/** A setting's value as it was given, and where: in a message it is named as its owner wrote it. */
+/** A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins. */
 type Sources = Map<string, { value: unknown; at: string }>;
 
-/** The settings in a parsed file, by path. */
-function fileSources(config: unknown, problems: string[]): Sources {
-  const sources: Sources = new Map();
-  const paths = Object.keys(SETTINGS);
-  const walk = (value: unknown, at: string): void => {
-    if (!isObject(value)) return void problems.push(`${at || 'the file'}: must be an object`);
-    const before = at && `${at}.`;
-    const known = paths.flatMap((path) => path.startsWith(before) ? path.slice(before.length).split('.')[0]! : []);
-    for (const [i, [key, inner]] of Object.entries(value).entries()) {
-      const path = before + key;
-      if (inner === undefined) continue; // from a program, not from a file
-      if (paths.includes(path)) sources.set(path, { value: inner, at: path });
-      else if (paths.some((known) => known.startsWith(`${path}.`))) walk(inner, path);
-      else reportUnknown(placeOf(at, key, i), key, known, reportTo(problems));
-    }
-  };
-  walk(config, '');
-  return sources;
+/** Notes the settings in a parsed file, or in the object below `before` in it. @throws {UsageError} for all that is none. */
+function noteFile(sources: Sources, config: unknown, before = ''): void {
+  ensure(isObject(config), 'must be an object');
+  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
+    const at = before + path.slice(before.length).split('.')[0]!;
+    return [at.slice(before.length), (value: unknown): void => {
+      if (value === undefined) return; // from a program, not from a file
+      if (at === path) sources.set(path, { value, at });
+      else noteFile(sources, value, `${at}.`);
+    }] as const;
+  });
+  readMembers(Object.fromEntries(readers), config);
 }
 
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MISSPELT = new Map([['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'], ['GATEWAY_CONF', 'GATEWAY_CONFIG'], [
-  'TLS_CRT',
-  'TLS_CERT',
-]]);
+const MISSPELT = new Map(
+  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
+);
 /** Another program's, perhaps. */
-const DOUBTFUL = new Map([
-  ['RATE_LIMIT', '"RATE"'],
-  ['SENDERS', '"senders" of a token in the file'],
-  ['RECIPIENTS', '"recipients" of a token in the file'],
-  ['API__URL', '"BACKEND_URL"'],
-]);
+const DOUBTFUL = new Map(Object.entries({
+  RATE_LIMIT: '"RATE"',
+  SENDERS: '"senders" of a token in the file',
+  RECIPIENTS: '"recipients" of a token in the file',
+  API__URL: '"BACKEND_URL"',
+}));
 
-/** The settings in the environment. A variable that is set but empty is a mistake: it may have been meant to hold a secret. */
-function envSources(env: NodeJS.ProcessEnv, problems: string[], warnings: string[]): Sources {
-  const sources: Sources = new Map();
-  const report = reportTo(problems);
-  for (const [path, { env: name }] of Object.entries(SETTINGS)) {
+/** Notes the settings in the environment. */
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, warnings: string[]): void {
+  for (const [path, [name]] of GATEWAY_ROWS) {
     if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
   }
-  if (env.API_TOKENS_FILE !== undefined) {
-    if (sources.has('tokens')) report('API_TOKENS_FILE', 'is set, and API_TOKENS too; use one of them');
-    const text = env.API_TOKENS_FILE && readText(env.API_TOKENS_FILE, 'API_TOKENS_FILE', report);
-    if (text !== undefined) sources.set('tokens', { value: text.replace(/^\s*#.*$/gm, ''), at: 'API_TOKENS_FILE' });
+  const at = 'API_TOKENS_FILE';
+  if (env[at] !== undefined) {
+    if (sources.get('tokens')?.at === 'API_TOKENS') {
+      mistakes.add(at, 'is set, and API_TOKENS too; use one of them');
+    }
+    const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
+    sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
     const other = DOUBTFUL.get(name);
-    if (meant) report(name, `is not a setting; did you mean "${meant}"?`);
+    if (meant) mistakes.add(name, `is not a setting; did you mean "${meant}"?`);
     if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
-  for (const { value, at } of sources.values()) {
-    if (value === '') report(at, 'is set but empty; unset it, or give it a value');
-  }
-  return sources;
 }
 
-function readText(path: string, at: string, report: Report): string | undefined {
+function readText(path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
     const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
     const user = uid === undefined ? '' : ` by user ${uid}`;
-    return void report(at, `${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
+    throw new UsageError(`${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
   }
 }
 
@@ -3765,28 +3791,24 @@ function showPath(path: string): string {
 }
 
 /** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
-function parseFile(text: string, at: string, problems: string[]): unknown {
-  const place = (before: string): string => {
-    const lines = before.split('\n');
-    return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
-  };
+function parseFile(text: string): unknown {
   try {
-    const config: unknown = JSON.parse(text);
-    for (const { key, index } of repeatedKeys(text)) {
-      problems.push(`${at}: ${place(text.slice(0, index))}: ${show(key, 'a key')} is given twice in one object`);
-    }
-    return config;
+    return JSON.parse(text);
   } catch {
     let why = 'it is not valid JSON';
     try {
       scanWhole(Buffer.from(text), 'none');
     } catch (error) {
       const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
-      why = `${place(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
+      why = `${placeAfter(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
     }
-    problems.push(`${at}: is not a JSON object: ${why}`);
-    return undefined;
+    throw new UsageError(`is not a JSON object: ${why}`);
   }
+}
+
+function placeAfter(text: string): string {
+  const lines = text.split('\n');
+  return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
 }
 
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
@@ -3822,71 +3844,71 @@ interface ConfigSources {
  * @throws {ConfigError} with everything that is wrong.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
-  const problems: string[] = [];
+  const mistakes = new Mistakes();
   const warnings: string[] = [];
-  const text = file && readText(file, 'configuration', reportTo(problems));
-  const config = text === undefined ? undefined : parseFile(text, showPath(file!), problems);
-  const fromFile = config === undefined ? new Map() : fileSources(config, problems);
-  const fromEnv = envSources(env, problems, warnings);
-  if (fromFile.has('tokens') && fromEnv.has('tokens')) {
-    warnings.push(`${fromEnv.get('tokens')!.at} replaces all tokens of the file`);
+  const sources: Sources = new Map();
+  if (file !== undefined) loadFile(sources, file, mistakes, warnings);
+  const fromFile = sources.get('tokens');
+  noteEnv(sources, env, mistakes, warnings);
+  const tokens = sources.get('tokens');
+  if (fromFile && tokens !== fromFile) warnings.push(`${tokens!.at} replaces all tokens of the file`);
+  for (const [path, value] of Object.entries(flags)) {
+    if (value !== undefined) sources.set(path, { value, at: `--${path.split('.')[0]}` });
   }
-  if (holdsPlainSecret(config) && statSync(file!).mode & 0o004) {
-    warnings.push(`${showPath(file!)} holds plain secrets and can be read by everybody (chmod o-r)`);
-  }
-  const sources: Sources = new Map([
-    ...fromFile,
-    ...fromEnv,
-    ...Object.entries(flags).flatMap(([path, value]) =>
-      value === undefined ? [] : [[path, { value, at: `--${path.split('.')[0]}` }] as const]
-    ),
-  ]);
-  return readSettings(sources, problems, warnings);
+  return readSettings(sources, mistakes, warnings);
+}
+
+function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: string[]): void {
+  const text = mistakes.collect('configuration', () => readText(file));
+  if (text === undefined) return;
+  mistakes.collect(showPath(file), () => {
+    const config = parseFile(text);
+    mistakes.collect(THE_FILE, () => noteFile(sources, config));
+    if (holdsPlainSecret(config) && statSync(file).mode & 0o004) {
+      warnings.push(`${showPath(file)} holds plain secrets and can be read by everybody (chmod o-r)`);
+    }
+    for (const { key, index } of repeatedKeys(text)) {
+      const what = `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`;
+      mistakes.add(showPath(file), what);
+    }
+  });
+}
+
+/** The settings of a program that embeds the gateway. */
+function embeddedSettings(config: GatewayConfig): Settings {
+  const mistakes = new Mistakes();
+  const sources: Sources = new Map();
+  mistakes.collect(THE_FILE, () => noteFile(sources, config));
+  return readSettings(sources, mistakes);
 }
 
 /** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
-function readSettings(sources: Sources, problems: string[], warnings: readonly string[] = []): Settings {
-  const isAllRead = problems.length === 0; // else nobody can say that there are no tokens
-  const report = reportTo(problems);
-  const settings: Partial<Record<keyof Settings, unknown>> = {};
-  for (const path of Object.keys(SETTINGS) as SettingPath[]) {
-    const { read, default: fallback }: Setting = SETTINGS[path];
-    const { value, at } = sources.get(path) ?? { value: fallback, at: path };
-    if (value === '' && at !== path) continue; // reported where it was found
-    settings[path] = value === undefined ? undefined : read(value, at, report);
+function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly string[] = []): Settings {
+  // A variable or a flag that is set but empty may have been meant to hold a secret.
+  for (const [path, { value, at }] of sources) {
+    if (value !== '' || at === path) continue;
+    mistakes.add(at, 'is set but empty; unset it, or give it a value');
+    sources.delete(path);
+  }
+  const isAllRead = mistakes.found.length === 0; // else nobody can say that there are no tokens
+  const settings: Record<string, unknown> = {};
+  for (const [path, [, , read, fallback]] of GATEWAY_ROWS) {
+    const { value, at } = sources.get(path) ?? { value: fallback || undefined, at: path };
+    settings[path] = value === undefined ? undefined : mistakes.collect(at, () => read(value));
   }
   const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
   if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
-    report(
-      'tokens',
-      'there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
-    );
+    const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
+    mistakes.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  if (problems.length === 0) checkTls(settings as Settings, report);
-  if (problems.length > 0) throw new ConfigError([...new Set(problems)]);
-  return { ...settings, tokens, warnings } as Settings;
+  if (mistakes.found.length === 0) mistakes.collect('tls', () => checkTls(settings as Settings));
+  return mistakes.end({ ...settings, tokens, warnings } as Settings);
 }
 
 /** What requests are judged by: the tokens with their fallbacks resolved. */
-interface Rules {
-  /** By digest. */
-  readonly tokens: ReadonlyMap<string, Token>;
-  /** The token that everybody has, if none is configured. */
-  readonly anonymous: Token | undefined;
-  /** The forms that any token accepts. */
-  readonly forms: ReadonlySet<Form>;
-  /** The address lists of all tokens. */
-  readonly clients: readonly (AddressList | undefined)[];
-  /** Origins that are no strangers. */
-  readonly cors: ReadonlySet<string>;
-  readonly trustedProxies: AddressList | undefined;
-  readonly backend: Backend;
-  readonly backendTimeoutMs: number;
-  readonly bodyLimitBytes: number;
-  readonly warnings: readonly string[];
-}
+type Rules = ReturnType<typeof makeRules>;
 
-function makeRules(settings: Settings): Rules {
+function makeRules(settings: Settings) {
   const resolve = (token: TokenSettings): Token => ({
     ...token as Token,
     methods: token.methods ?? settings['auth.methods'],
@@ -3895,41 +3917,46 @@ function makeRules(settings: Settings): Rules {
     clients: token.clients ?? settings.clients,
   });
   const tokens = settings.tokens.map(resolve);
+  /** The token that everybody has, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
-  const all = anonymous ? [anonymous] : tokens;
   return {
+    /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
+    /** The forms that any token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
-    clients: all.map((token) => token.clients),
-    cors: settings.cors ?? new Set(),
+    /** The address lists of all tokens. */
+    clients: (anonymous ? [anonymous] : tokens).map((token) => token.clients),
+    /** Origins that are no strangers. */
+    cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
     backendTimeoutMs: settings['backend.timeout'],
     bodyLimitBytes: settings['limits.body'],
     warnings: settings.warnings,
-  };
+  } as const;
 }
 
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
-  const words = (set: ReadonlySet<string> | undefined, none: string): string => set ? [...set].join(', ') : none;
+  const words = (list: Iterable<string> | undefined, none: string): string => list ? [...list].join(', ') : none;
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
-  return [
-    `  ${token.name}`,
-    `    may call     ${token.allow.words.join(', ')}`,
-    ...idle.map(({ method, parts }) =>
-      `    warning      ${method} /${parts.join('/')} matches no route of the backend`
-    ),
-    ...(token.digest ? [`    presented    as ${words(token.methods, '')}`] : []),
-    `    sends from   ${words(token.senders, 'any account')}`,
-    `    sends to     ${words(token.recipients, 'anybody')}`,
-    `    rate         ${token.rate?.words ?? 'no limit'}`,
-    `    from         ${token.clients?.words.join(', ') ?? 'any address'}`,
-    ...(makesSends(token) ? [`    webhooks     ${describeWebhook(token)}`] : []),
-    `    expires      ${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`,
-  ].join('\n');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern)).map(({ method, parts }) =>
+    `${method} /${parts.join('/')}`
+  );
+  const rows: [name: string, said: string | false][] = [
+    ['may call', words(token.allow.words, '')],
+    ...idle.map((words): [string, string] => ['warning', `${words} matches no route of the backend`]),
+    ['presented', token.digest !== '' && `as ${words(token.methods, '')}`],
+    ['sends from', words(token.senders, 'any account')],
+    ['sends to', words(token.recipients, 'anybody')],
+    ['rate', token.rate?.words ?? 'no limit'],
+    ['from', words(token.clients?.words, 'any address')],
+    ['webhooks', makesSends(token) && describeWebhook(token)],
+    ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
+  ];
+  const lines = rows.map(([name, said]) => said && `    ${name.padEnd(12)} ${said}`).filter(Boolean);
+  return [`  ${token.name}`, ...lines].join('\n');
 }
 
 function describeWebhook(token: Token): string {
@@ -3938,11 +3965,12 @@ function describeWebhook(token: Token): string {
     number && `from ${number}`,
     recipients && `to ${recipients.join(', ')}`,
     mode && `with text_mode ${mode}`,
-  ].filter(Boolean);
+  ];
+  const said = defaults.filter(Boolean).join(' ');
   const refusal = refusalOfDefaults(token);
   return [
     `become sends${message ? ', the message by a template' : ''}`,
-    defaults.length > 0 && `unless they say otherwise ${defaults.join(' ')}`,
+    said && `unless they say otherwise ${said}`,
     refusal && `which will be refused: ${refusal}`,
   ].filter(Boolean).join('; ');
 }
@@ -3963,19 +3991,17 @@ function refusalOfDefaults(token: Token): string | undefined {
 /** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
-    const answers: Record<string, [status: number, body?: unknown]> = {
+    const answers: Record<string, [status: number, body?: object]> = {
       'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left in the middle
-    const [status, answer] = answers[`${req.method} ${req.url}`] ??
-      [404, { error: 'this stand-in backend has no such route' }];
+    const unknown = [404, { error: 'this stand-in backend has no such route' }] as const;
+    const [status, answer] = answers[`${req.method} ${req.url}`] ?? unknown;
     show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, answer === undefined ? {} : { 'Content-Type': 'application/json' }).end(
-      answer && JSON.stringify(answer),
-    );
+    res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
   });
 }
 
@@ -3994,10 +4020,9 @@ async function runDemo(flags: Record<string, string | undefined>, show: (line: s
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, target: string, more = '', auth = {}): string => {
-    const message = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${
-      JSON.stringify(message)
-    }'\n`;
+    const body = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
+    const json = JSON.stringify(body);
+    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${json}'\n`;
   };
   show([
     '',
@@ -4032,10 +4057,8 @@ const FLAGS = {
 } as const;
 
 function usage(): string {
-  const rows = Object.entries<Setting>(SETTINGS).map(([path, { env, default: fallback }]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${HELP[path as SettingPath]}${
-      fallback === undefined ? '' : ` [${fallback}]`
-    }`
+  const rows = SETTING_ROWS.map(([path, [env, , , fallback, help]]) =>
+    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback && ` [${fallback}]`}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
@@ -4050,11 +4073,14 @@ Usage:
 
 Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG) and in the environment; of the
 file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
+API_TOKENS_FILE names a file with one token per line.
 
-${rows.join('\n')}
+${rows.slice(0, GATEWAY_ROWS.length).join('\n')}
 
-A token in the file has "secret" (plain, or sha256:<64 hex>) or "secretFile", and may have settings of
-its own, which replace top-level ones of the same name: ${Object.keys(TOKEN_SETTINGS).join(', ')}.
+A token in the file has a secret, and may have settings of its own; methods, allow, rate and clients
+replace the top-level ones:
+
+${rows.slice(GATEWAY_ROWS.length).join('\n')}
 `;
 }
 
@@ -4092,19 +4118,17 @@ async function main(): Promise<void> {
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  if (command !== undefined && !isRender) {
-    throw new UsageError('that is not a command, or not with these arguments; --help lists what there is');
-  }
+  const isKnown = command === undefined || isRender;
+  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
 
   const file = values.config ?? process.env.GATEWAY_CONFIG;
-  if (file === '') throw new UsageError('--config, or GATEWAY_CONFIG, is set but empty');
+  ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
     const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
     const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
-    if (values.check || isRender || configured.some((value) => value !== undefined)) {
-      throw new UsageError('--demo brings its own backend and token; it does not run together with configured ones');
-    }
+    const isAlone = !values.check && !isRender && configured.every((value) => value === undefined);
+    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
     return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -4125,16 +4149,10 @@ async function main(): Promise<void> {
 async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
-  if (token === undefined) {
-    throw new UsageError(
-      `there is no token of that name; there are ${tokens.map((known) => `"${known.name}"`).join(', ') || 'none'}`,
-    );
-  }
-  if (!makesSends(token)) {
-    throw new UsageError(
-      `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`,
-    );
-  }
+  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
+  ensure(token !== undefined, `there is no token of that name; there are ${names}`);
+  const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
+  ensure(makesSends(token), why);
   checkEndpoint(token, SEND_TARGET);
   if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
@@ -4142,19 +4160,18 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
 }
 
 function printToken(name: string | undefined, print: (text: string) => void): void {
-  if (name !== undefined && !TOKEN_NAME.test(name)) {
-    throw new UsageError('a name may have letters, digits, "_", "-" and ".", 64 at most');
-  }
+  if (name !== undefined) checkTokenName(name);
   const secret = newSecret();
   print(`${secret}\nsha256:${digestOf(secret)}`);
   if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
 }
 
 function hashStdin(): string {
-  const problems: string[] = [];
-  const digest = readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''), 'standard input', reportTo(problems));
-  if (digest === undefined) throw new UsageError(problems.join('\n'));
-  return digest;
+  try {
+    return readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''));
+  } catch (error) {
+    throw error instanceof UsageError ? new UsageError(`standard input: ${error.message}`) : error;
+  }
 }
 
 /** How long the end waits for somebody to read the last lines of the log. */
