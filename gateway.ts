@@ -2555,9 +2555,12 @@ class BodyScan {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     const why = escape.length === 1 ? 'an unknown escape' : 'four hexadecimal digits are expected';
     if (!ESCAPE.test(escape)) this.#fail(i, why);
-    if (escape[0] === 'u' && escape.length < 5) return i + 1;
+    const isUnicode = escape[0] === 'u';
+    if (isUnicode && escape.length < 5) return i + 1;
     // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    if (this.#inAttachment && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
+    if (isUnicode && this.#inAttachment && /^u00(?:2c|3b)$/i.test(escape)) {
+      this.#refuse('may not have "," or ";" as an escape');
+    }
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
