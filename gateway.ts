@@ -16,10 +16,11 @@
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (all that is wrong, or what each token may do)
- *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a webhook's payload)
+ *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
- * Exit codes: 0 done, 1 a failure while running (the port is taken, a payload would be refused), 2 bad usage or configuration.
+ * Exit codes: 0 done, 1 a failure while running (the port is taken, a payload would be refused), 2 bad usage or
+ * configuration.
  *
  * Contents, from the outside in: the public surface, the way of a request, its stages in order, running it.
  *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
@@ -77,7 +78,10 @@ interface GatewayConfig {
    */
   listen?: string;
   tls?: {
-    /** A file with a certificate and its chain in PEM. With `key`, the gateway speaks https. It is read again when it changes. */
+    /**
+     * A file with a certificate and its chain in PEM. With `key`, the gateway speaks https. It is read again when it
+     * changes.
+     */
     cert?: string;
     /** A file with the key of `cert` in PEM. */
     key?: string;
@@ -96,7 +100,10 @@ interface GatewayConfig {
      */
     anonymous?: boolean;
   };
-  /** The tokens, by name. Names are logged, secrets are not. If absent, nobody is asked for one; an empty object is a mistake. */
+  /**
+   * The tokens, by name. Names are logged, secrets are not. If absent, nobody is asked for one; an empty object is a
+   * mistake.
+   */
   tokens?: Record<string, TokenConfig>;
   /**
    * What may be called: the groups send, info, receive, messaging, setup, and patterns such as `GET /v1/groups/:number`
@@ -122,7 +129,8 @@ interface GatewayConfig {
     /** The largest request body; 413 beyond it. @default 150MiB */
     body?: string;
     /**
-     * Connections at the same time. Beyond it, the one that has gone longest without a good token is closed for a new one.
+     * Connections at the same time. Beyond it, the one that has gone longest without a good token is closed for a new
+     * one.
      * @default 1024
      */
     connections?: number;
@@ -168,7 +176,10 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /** Reaches the backend. On Node, fetch waits 300 s for headers at most. @default node:http's client on Node, the global fetch on Deno and Bun */
+  /**
+   * Reaches the backend. On Node, fetch waits 300 s for headers at most.
+   * @default node:http's client on Node, the global fetch on Deno and Bun
+   */
   fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
@@ -176,7 +187,11 @@ interface GatewayOptions {
   log?: (line: string) => void;
   /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
-  /** How long a client may make no progress with its body or its answer; also how long a body may take in all before its sender is known, with what is still sent after a refusal. @default 30_000 */
+  /**
+   * How long a client may make no progress with its body or its answer; also how long a body may take in all before its
+   * sender is known, with what is still sent after a refusal.
+   * @default 30_000
+   */
   stallTimeoutMs?: number;
 }
 
@@ -248,7 +263,8 @@ class Problem extends Error {
   ) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
-    Error.stackTraceLimit = 0; // a refusal is no accident: nobody reads its stack, which costs more than all the rest of it
+    // A refusal is no accident: nobody reads its stack, which costs more than all the rest of it.
+    Error.stackTraceLimit = 0;
     super(more.detail ?? sentence, { cause: more.cause });
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
@@ -325,12 +341,15 @@ interface Core {
   readonly stallTimeoutMs: number;
   readonly rateLimiter: RateLimiter;
   readonly failureLimiter: RateLimiter;
-  /** All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is agreed on. */
+  /**
+   * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is agreed
+   * on.
+   */
   readonly connections: Map<Socket, Socket | undefined>;
   /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
   readonly strangers: Set<Socket>;
   /** The requests, and WebSockets before they are open, that are being handled. */
-  readonly running: Set<Exchange>;
+  readonly running: Exchange[];
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
   draining: boolean;
@@ -362,7 +381,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     failureLimiter: new RateLimiter(),
     connections: new Map(),
     strangers: new Set(),
-    running: new Set(),
+    running: [],
     tunnels: new Set(),
     draining: false,
   };
@@ -390,7 +409,8 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
-    // Where shouldUpgradeCallback said no, node:http loses what came in one piece behind this request: it is the last one.
+    // Where shouldUpgradeCallback said no, node:http loses what came in one piece behind this request: it is the last
+    // one.
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
@@ -567,7 +587,8 @@ async function close(server: http.Server | https.Server, core: Core): Promise<vo
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // Node 24, Deno 2.9 and those before them leave one open that has sent nothing yet. Bun 1.4 counts no bytes, and closes it.
+  // Node 24, Deno 2.9 and those before them leave one open that has sent nothing yet. Bun 1.4 counts no bytes, and
+  // closes it.
   for (const [socket, speaker] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -631,8 +652,9 @@ function noteUnparsable(core: Core, error: NodeJS.ErrnoException & { rawPacket?:
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * A request on its way: what is known of it so far, of which its one log line is made, and what ends it before its time.
- * It has one timer, for whoever is waited for; and listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
+ * A request on its way: what is known of it so far, of which its one log line is made, and what ends it before its
+ * time. It has one timer, for whoever is waited for; and listeners of its own, for those of an AbortSignal cost 5 µs on
+ * Node 20.
  */
 class Exchange {
   readonly core: Core;
@@ -656,6 +678,8 @@ class Exchange {
   waits = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
+  /** Where it stands among those that are running. */
+  place = 0;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
   rest: Uint8Array | string | undefined;
   /** It is an open WebSocket: nothing of HTTP is written any more. */
@@ -708,7 +732,7 @@ class Exchange {
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
-  core.running.add(x);
+  x.place = core.running.push(x) - 1;
   watchClient(x);
   try {
     // Before everything: a health check must not depend on what is being checked.
@@ -750,10 +774,21 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   } catch (error) {
     refuse(x, x.ended ?? error);
   } finally {
-    core.running.delete(x);
+    forgetRunning(x);
     void body.endAnswer();
     logExchange(x);
   }
+}
+
+/**
+ * The last one takes its place. A Set would do, but V8 chains the tables that a Set outgrows, and one of them that has
+ * become old keeps all requests of the later ones alive: 8 KB a request, until the next full collection.
+ */
+function forgetRunning({ core: { running }, place }: Exchange): void {
+  const last = running.pop()!;
+  if (last.place === place) return;
+  running[place] = last;
+  last.place = place;
 }
 
 /** A client that leaves takes its request with it; one that stays is a stranger again until it shows a good token. */
@@ -1036,7 +1071,10 @@ const GROUPS: Record<Group, readonly Group[]> = {
   setup: ['setup'],
 };
 
-/** The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup too. */
+/**
+ * The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup
+ * too.
+ */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
 function prefixOf(segments: readonly string[]): string {
@@ -1046,7 +1084,10 @@ function prefixOf(segments: readonly string[]): string {
 /** E.164 with its plus, as loosely as numbers are handed out. */
 const NUMBER = /^\+[0-9]{5,15}$/;
 
-/** What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli of them. */
+/**
+ * What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli
+ * of them.
+ */
 const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
   [':number', [
     (value) => NUMBER.test(value),
@@ -1122,7 +1163,10 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
-/** Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for each. */
+/**
+ * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
+ * each.
+ */
 function canMatch(pattern: Pattern): boolean {
   const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
   return ROUTES.some(({ method, parts }) => {
@@ -1255,7 +1299,8 @@ interface Token {
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
-  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== '')); // n8n sends an empty one
+  // N8n sends an empty one.
+  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== ''));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1462,7 +1507,9 @@ interface Field {
   readonly value: string | undefined;
 }
 
-/** Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits. */
+/**
+ * Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits.
+ */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
 
 /**
@@ -1488,7 +1535,8 @@ function judgeField(token: Token, { route }: Target, { key, value }: Field): voi
 /** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
 function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
   if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
-  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with "-".
+  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with
+  // "-".
   if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
     throw badField(key, 'may not begin with "-" when it is decoded');
   }
@@ -1555,7 +1603,8 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
 
 /**
  * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
- * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at most.
+ * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at
+ * most.
  */
 function gather(chunks: Uint8Array[], chunk: Uint8Array): void {
   chunks.push(chunk);
@@ -1638,20 +1687,22 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
-    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come than
-    // is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be lost.
+    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come
+    // than is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be
+    // lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#ended && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
-   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is not
-   * said to somebody unknown, and what does not begin like an object (a text, a form) has none.
+   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is
+   * not said to somebody unknown, and what does not begin like an object (a text, a form) has none.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async findCredential(): Promise<Credential | undefined> {
     if (this.#ended || !this.#x.rules.forms.has('body')) return undefined;
-    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the refusal.
+    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
+    // refusal.
     const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
     try {
       const { auth } = await this.#scanHead(deadlineMs);
@@ -1708,9 +1759,9 @@ class RequestBody {
   }
 
   /**
-   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a connection
-   * that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is not worth
-   * more than the head; then nothing is read any more, and the connection goes soon after.
+   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a
+   * connection that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is
+   * not worth more than the head; then nothing is read any more, and the connection goes soon after.
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
@@ -1952,7 +2003,8 @@ async function readForm(body: Buffer, contentType: string | undefined): Promise<
 function buildSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
   const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
   if (template) send.message = template.render(payload);
-  const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker); // a picture or a sticker needs no words
+  // A picture or a sticker needs no words.
+  const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
@@ -1988,7 +2040,10 @@ function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
-/** Judges a send as if a client had sent it. Returns it as it goes to the backend. @throws {Problem} bad_field, and what judge throws. */
+/**
+ * Judges a send as if a client had sent it. Returns it as it goes to the backend.
+ * @throws {Problem} bad_field, and what judge throws.
+ */
 function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
   scanWhole(bytes, 'all').forEach(judge);
@@ -2225,7 +2280,10 @@ const META_LIMIT_BYTES = 1024;
 /** Far longer than any number of this API; the decimals of a double that tell it from its neighbours are 17. */
 const BARE_LIMIT_BYTES = 256;
 
-/** Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no end of. */
+/**
+ * Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no
+ * end of.
+ */
 const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
 
 /** What may follow a backslash, or the beginning of it. */
@@ -2237,7 +2295,10 @@ const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 /** For each byte, whether it is one that numbers and the three words are made of. */
 const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
 
-/** For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a pattern. */
+/**
+ * For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a
+ * pattern.
+ */
 function specialTable(bytes: number[]): readonly [bytes: Uint8Array, pairs: Uint8Array] {
   const single = Uint8Array.from({ length: 256 }, (_, byte) => Number(byte < 0x20 || bytes.includes(byte)));
   return [single, Uint8Array.from({ length: 65_536 }, (_, pair) => single[pair >> 8]! | single[pair & 0xff]!)];
@@ -2339,7 +2400,10 @@ class BodyScan {
     return this.#out;
   }
 
-  /** Ends the document; returns the closing brace, for when the last fields are judged. @throws {Problem} bad_json if it is not complete. */
+  /**
+   * Ends the document; returns the closing brace, for when the last fields are judged.
+   * @throws {Problem} bad_json if it is not complete.
+   */
   end(): Uint8Array[] {
     if (this.#expected !== this.#readEnd || this.#utf8Tail.length > 0) this.#fail(0, 'it ends too early');
     if (this.#lacksNumber) this.#fields.push({ key: 'number', value: undefined });
@@ -2474,7 +2538,8 @@ class BodyScan {
     const { list, role } = BODY_KEYS[key];
     const inList = close === CLOSE_ARRAY;
     const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
-    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or "-".
+    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or
+    // "-".
     const mayBeBare = inList ? role === 'argument' && byte < 0x3a : byte === LETTER_N;
     if (byte !== expected && !mayBeBare) {
       this.#refuse(role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
@@ -2718,7 +2783,9 @@ interface BackendAnswer {
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost. */
+/**
+ * Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost.
+ */
 const IDLE_TIMEOUT_MS = 4000;
 
 /**
@@ -2949,8 +3016,8 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
 }
 
 /**
- * Gives V8 a reason to collect at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of them would
- * gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
+ * Gives V8 a reason to collect at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of them
+ * would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
@@ -2970,7 +3037,10 @@ const NO_NAMES: ReadonlySet<string> = new Set();
 /** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
 const COPY_FROM_LENGTH = 16;
 
-/** Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of Basic. */
+/**
+ * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
+ * Basic.
+ */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
   const plain = !value.includes('%')
@@ -3035,7 +3105,8 @@ function unreachable(error: unknown): Problem {
 function backendProblem(error: unknown): Problem {
   if (error instanceof Problem) return error;
   const reason = failureCode(error);
-  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string }; // a time-out can also end a read
+  // A time-out can also end a read.
+  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string };
   if (UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)) return unreachable(error);
   // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
   const code = reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
@@ -3044,7 +3115,10 @@ function backendProblem(error: unknown): Problem {
 
 // ── WEBSOCKET RELAY ──────────────────────────────────────────────────────────────────────────────
 
-/** What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the others. */
+/**
+ * What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the
+ * others.
+ */
 const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 /** Chunks that a client may send before its handshake is answered; it should send none (RFC 6455 4.1). */
 const EARLY_LIMIT = 16;
@@ -3061,7 +3135,10 @@ interface Tunnel {
   close(reason: string): void;
 }
 
-/** RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary request. */
+/**
+ * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
+ * request.
+ */
 function isWebSocket(req: http.IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
@@ -3134,7 +3211,8 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   };
   core.tunnels.add(tunnel);
   for (const side of [socket, backend]) {
-    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, 30_000); // to hear of a peer that is gone
+    // To hear of a peer that is gone.
+    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, 30_000);
     side.on('error', () => tunnel.close('broken'));
   }
   const toClient = (chunk: Buffer): void => {
@@ -3221,7 +3299,9 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   return log;
 }
 
-/** Deno's own standard output: its process.stdout stands still where nobody reads it, and throws on a full disk (2.9). */
+/**
+ * Deno's own standard output: its process.stdout stands still where nobody reads it, and throws on a full disk (2.9).
+ */
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
@@ -3259,7 +3339,10 @@ type PathOf<C> = {
 type GatewayPath = PathOf<GatewayConfig>;
 type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
 
-/** Reads a value from JSON or from an environment variable. @throws {UsageError} that says what is wrong, and no secret. */
+/**
+ * Reads a value from JSON or from an environment variable.
+ * @throws {UsageError} that says what is wrong, and no secret.
+ */
 type Reader<T> = (value: unknown) => T;
 
 /** `where` it stands: at the top of the file, in a token, or in both. No default, and no variable, is ''. */
@@ -3372,7 +3455,9 @@ class Mistakes {
   }
 }
 
-/** A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place. */
+/**
+ * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
+ */
 const SECRET_MIN_LENGTH = 16;
 
 /** A value for a message, or words in its stead. */
@@ -3693,7 +3778,10 @@ function readSecretFile(value: unknown): string {
   return readSecret(readFile(value).text.trim(), QUOTED);
 }
 
-/** What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats have. */
+/**
+ * What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats
+ * have.
+ */
 const SPACED = [/^\s|\s$/, 'begins or ends with white space'] as const;
 const QUOTED = [
   /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u,
@@ -3725,10 +3813,15 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
 
-/** A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins. */
+/**
+ * A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins.
+ */
 type Sources = Map<string, { value: unknown; at: string }>;
 
-/** Notes the settings in a parsed file, or in the object below `before` in it. @throws {UsageError} for all that is none. */
+/**
+ * Notes the settings in a parsed file, or in the object below `before` in it.
+ * @throws {UsageError} for all that is none.
+ */
 function noteFile(sources: Sources, config: unknown, before = ''): void {
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
@@ -3787,7 +3880,9 @@ function readText(path: string): string {
   }
 }
 
-/** A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there. */
+/**
+ * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
+ */
 function showPath(path: string): string {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
@@ -4111,7 +4206,8 @@ function parseCommandLine(args: string[]) {
 
 /** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
 async function main(): Promise<void> {
-  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop serving.
+  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
+  // serving.
   process.stdout.on('error', () => {});
   const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
@@ -4251,7 +4347,8 @@ export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) {
   main().catch((error: Error) => {
-    const isAnswer = error instanceof UsageError || error instanceof Problem; // of `render`: what the webhook would be told
+    // Of `render`: what the webhook would be told.
+    const isAnswer = error instanceof UsageError || error instanceof Problem;
     process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
     process.exitCode = error instanceof UsageError ? 2 : 1;
   });
