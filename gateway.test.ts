@@ -4667,7 +4667,12 @@ async function startUnread(
     },
   });
   t.after(() => child.kill('SIGKILL'));
-  await until(() => statSync(socketPath, { throwIfNoEntry: false }) !== undefined);
+  // The file is there a moment before anybody listens on it.
+  for (let isUp = false; !isUp;) {
+    const probe = net.connect({ path: socketPath });
+    isUp = await once(probe, 'connect').then(() => true, () => false);
+    probe.destroy();
+  }
   return { child, socketPath };
 }
 
