@@ -4672,6 +4672,7 @@ async function startUnread(
     const probe = net.connect({ path: socketPath });
     isUp = await once(probe, 'connect').then(() => true, () => false);
     probe.destroy();
+    await new Promise((resolve) => setTimeout(resolve, 5));
   }
   return { child, socketPath };
 }
