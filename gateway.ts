@@ -303,28 +303,19 @@ function answerProblem(x: Exchange, problem: Problem): void {
   x.rest = body;
 }
 
-/** The head of an answer on a socket that is not, or no longer, a request's of node:http. */
-function writeHead(
-  socket: Duplex,
-  status: number,
-  statusText: string | undefined,
-  headers: http.OutgoingHttpHeaders,
-): void {
-  const lines = Object.entries(headers).flatMap(([name, values]) =>
-    [values].flat().map((value) => `${name}: ${value}\r\n`)
-  );
-  socket.write(
-    Buffer.from(
-      `HTTP/1.1 ${status} ${statusText ?? http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`,
-      'latin1',
-    ),
-  );
+/** An answer's head as bytes, for a socket on which node:http does not answer. Names and values take turns. */
+function headBytes(status: number, fields: readonly string[]): Buffer {
+  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
+  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
 }
 
-/** Answers on such a socket and closes it. */
-function endWithProblem(socket: Duplex, problem: Problem, requestId: string, req?: http.IncomingMessage): void {
-  const { headers, body } = describeProblem(problem, requestId, req);
-  writeHead(socket, problem.status, undefined, { ...headers, Connection: 'close' });
+/** Ends a socket on which no request was read, with a problem or a plain 400. */
+function endUnparsed(socket: Duplex, problem?: Problem): void {
+  const { headers, body } = problem
+    ? describeProblem(problem, randomUUID())
+    : { headers: { 'Content-Length': 0 }, body: '' };
+  const fields = Object.entries({ Connection: 'close', ...headers }).flat().map(String);
+  socket.write(headBytes(problem?.status ?? 400, fields));
   socket.end(body, () => socket.destroy());
 }
 
@@ -617,22 +608,14 @@ function answerUnparsable(
 ): void {
   const midAnswer = current?.headersSent && !current.writableFinished;
   if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
-  if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') {
-    return endWithProblem(socket, new Problem('request_timeout'), randomUUID());
-  }
-  refusePlainly(socket);
-}
-
-function refusePlainly(socket: Duplex): void {
-  writeHead(socket, 400, undefined, { 'Connection': 'close', 'Content-Length': 0 });
-  socket.end(() => socket.destroy());
+  endUnparsed(socket, error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined);
 }
 
 function refuseConnect(core: Core, req: http.IncomingMessage, socket: Duplex): void {
   socket.on('error', () => socket.destroy());
   const x = new Exchange(core, req, new http.ServerResponse(req));
   noteProblem(x, new Problem('bad_target', { reason: 'connect' }));
-  refusePlainly(socket);
+  endUnparsed(socket);
   logExchange(x);
 }
 
@@ -3188,12 +3171,9 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
 
 /** Passes the backend's consent on, and lets bytes flow both ways until either side ends. */
 function openTunnel(x: Exchange, { headers }: AnswerHead, client: Side, backend: Side): void {
-  const lines = [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket'].map((text, i) =>
-    text + (i % 2 ? '\r\n' : ': ')
-  );
   x.isTunnel = true;
   x.res.detachSocket(client[0] as Socket);
-  client[0].write(Buffer.from(`HTTP/1.1 101 Switching Protocols\r\n${lines.join('')}\r\n`, 'latin1'));
+  client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
   closeStaleTunnels(x.core); // the rules may have changed meanwhile
 }
