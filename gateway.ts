@@ -40,6 +40,7 @@ import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex, Writable } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
+import { ReadableStream } from 'node:stream/web';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -217,10 +218,7 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not acceptable.'],
-  unauthorized: [
-    401,
-    'A valid API token is required, in a form that this gateway accepts, for example "Authorization: Bearer TOKEN".',
-  ],
+  unauthorized: [401, 'A valid API token is required in an accepted form, such as "Authorization: Bearer TOKEN".'],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
@@ -228,7 +226,7 @@ const PROBLEMS = {
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
   cross_site: [
     403,
-    'A browser sends this by itself for a page of any site; use a bearer token, or list the origin of the page in CORS_ORIGINS.',
+    'A browser does this for a page of any site: use a bearer token, or list its origin in CORS_ORIGINS.',
   ],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
@@ -248,40 +246,35 @@ const PROBLEMS = {
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** A request that ends here. `detail` replaces the sentence on the wire; `reason` is for the log alone. */
+/** `detail` replaces the sentence on the wire; `reason` is for the log; `allow` are the methods that would be right. */
+type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
+
+/** A request that ends here. */
 class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
-  readonly reason: string | undefined;
-  readonly retryAfterMs: number | undefined;
-  /** The methods that would have been right. */
-  readonly allow: readonly string[] | undefined;
+  readonly details: ProblemDetails;
 
-  constructor(
-    code: ProblemCode,
-    more: { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown } = {},
-  ) {
+  constructor(code: ProblemCode, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
     // A refusal is no accident: nobody reads its stack, which costs more than all the rest of it.
     Error.stackTraceLimit = 0;
-    super(more.detail ?? sentence, { cause: more.cause });
+    super(details.detail ?? sentence, { cause: details.cause });
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
-    this.reason = more.reason;
-    this.retryAfterMs = more.retryAfterMs;
-    this.allow = more.allow;
+    this.details = details;
   }
 }
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
 function describeProblem(
-  problem: Problem,
+  { message, code, status, details: { allow, retryAfterMs } }: Problem,
   requestId: string,
   req?: http.IncomingMessage,
 ): { headers: http.OutgoingHttpHeaders; body: string } {
-  const body = JSON.stringify({ error: problem.message, code: problem.code, requestId });
+  const body = JSON.stringify({ error: message, code, requestId });
   return {
     body,
     headers: {
@@ -289,18 +282,12 @@ function describeProblem(
       'Content-Length': Buffer.byteLength(body),
       // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
       // password, remember it, and add it to the requests of any page.
-      ...(problem.status === 401 &&
+      ...(status === 401 &&
         { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
-      ...(problem.allow && { 'Allow': problem.allow.join(', ') }),
-      ...(problem.retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(problem.retryAfterMs / 1000)) }),
+      ...(allow && { 'Allow': allow.join(', ') }),
+      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
   };
-}
-
-function answerProblem(x: Exchange, problem: Problem): void {
-  const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers);
-  x.rest = body;
 }
 
 /** An answer's head as bytes, for a socket on which node:http does not answer. Names and values take turns. */
@@ -339,7 +326,10 @@ interface Core {
   readonly connections: Map<Socket, Socket | undefined>;
   /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
   readonly strangers: Set<Socket>;
-  /** The requests, and WebSockets before they are open, that are being handled. */
+  /**
+   * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the tables
+   * that a Set outgrows, and one of them that has become old keeps all later requests alive until a full collection.
+   */
   readonly running: Exchange[];
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
@@ -416,7 +406,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') refuseConnect(core, req, socket);
+    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // its target is none that is passed on
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
@@ -611,14 +601,6 @@ function answerUnparsable(
   endUnparsed(socket, error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined);
 }
 
-function refuseConnect(core: Core, req: http.IncomingMessage, socket: Duplex): void {
-  socket.on('error', () => socket.destroy());
-  const x = new Exchange(core, req, new http.ServerResponse(req));
-  noteProblem(x, new Problem('bad_target', { reason: 'connect' }));
-  endUnparsed(socket);
-  logExchange(x);
-}
-
 /** The two that come of a wrong setting are seen in the log, the rest only by who looks for it. */
 function noteUnparsable(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
   const { remoteAddress } = accepted(socket);
@@ -653,16 +635,13 @@ class Exchange {
   credential: Credential | undefined;
   token: Token | undefined;
   status = 0;
-  code: ProblemCode | undefined;
-  reason: string | undefined;
+  problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
   waits = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
-  /** Where it stands among those that are running. */
-  place = 0;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
   rest: Uint8Array | string | undefined;
   /** It is an open WebSocket: nothing of HTTP is written any more. */
@@ -715,7 +694,7 @@ class Exchange {
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
-  x.place = core.running.push(x) - 1;
+  core.running.push(x);
   watchClient(x);
   try {
     // Before everything: a health check must not depend on what is being checked.
@@ -740,7 +719,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
     // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
     checkPage(x.rules, req, target, x.credential?.form);
-    checkRules(token, target, x.client);
+    const refusal = refusalOf(token, target, x.client);
+    if (refusal) throw refusal;
 
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
     takeRate(core, token);
@@ -757,21 +737,10 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   } catch (error) {
     refuse(x, x.ended ?? error);
   } finally {
-    forgetRunning(x);
+    core.running.splice(core.running.indexOf(x), 1);
     void body.endAnswer();
     logExchange(x);
   }
-}
-
-/**
- * The last one takes its place. A Set would do, but V8 chains the tables that a Set outgrows, and one of them that has
- * become old keeps all requests of the later ones alive: 8 KB a request, until the next full collection.
- */
-function forgetRunning({ core: { running }, place }: Exchange): void {
-  const last = running.pop()!;
-  if (last.place === place) return;
-  running[place] = last;
-  last.place = place;
 }
 
 /** A client that leaves takes its request with it; one that stays is a stranger again until it shows a good token. */
@@ -784,12 +753,6 @@ function watchClient(x: Exchange): void {
   });
 }
 
-/** What a token's own rules say of a request; asked again of an open WebSocket when they change. */
-function checkRules(token: Token, target: Target, client: string): void {
-  if (!addressAllowed(token.clients, client)) throw new Problem('client_not_allowed');
-  checkEndpoint(token, target);
-}
-
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
@@ -799,45 +762,28 @@ function answerHealth(x: Exchange): void {
 
 /** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
 function refuse(x: Exchange, error: unknown): void {
-  const problem = noteProblem(x, error);
-  if (x.core.draining) x.res.shouldKeepAlive = false;
-  if (x.res.headersSent) x.req.socket.destroy();
-  else answerProblem(x, problem);
-}
-
-/** Turns whatever was thrown into a problem, and notes it for the log. */
-function noteProblem(x: Exchange, error: unknown): Problem {
-  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  const problem = x.problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.status = problem.status;
-  x.code = problem.code;
-  x.reason = problem.reason;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  return problem;
+  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.res.headersSent) return void x.req.socket.destroy();
+  const { headers, body } = describeProblem(problem, x.requestId, x.req);
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers);
+  x.rest = body;
 }
 
 function logExchange(x: Exchange): void {
-  const { core, requestId, client, req, route, token, credential, status, code, reason, bytesIn, bytesOut } = x;
+  const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
+  const { code, details: { reason } = {} } = x.problem ?? {};
+  const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
+  const ms = Math.round(core.now() - x.startedMs);
   // A flood of wrong credentials must not fill a small computer's card.
   const isQuiet = route === '/healthz' || code === 'too_many_failures';
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
-  const [ms, method, form] = [Math.round(core.now() - x.startedMs), req.method, credential?.form];
-  const fields = {
-    requestId,
-    client,
-    method,
-    route,
-    token: token?.name,
-    form,
-    status,
-    code,
-    reason,
-    bytesIn,
-    bytesOut,
-    ms,
-  };
+  const fields = { requestId, client, method, route, token, form, status, code, reason, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
 
@@ -1169,47 +1115,51 @@ function canMatch(pattern: Pattern): boolean {
 /** Makes a group, or changes who is in one or how one gets in. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
-/** Why a token may not use a target: setup first, so that nothing is learned about what is there. */
-function refuseEndpoint(allow: Allow, { route, segments }: Target): Problem {
+/**
+ * Why a token may not do this, if so: its addresses, its endpoints, its accounts. Asked again of an open WebSocket when
+ * the rules change.
+ */
+function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
+  return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
+}
+
+function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
+  const { method, route, segments, parameters } = target;
+  const grant = findGrant(token.allow, target);
+  if (grant === undefined) return refusalOfRoute(token.allow, target);
+  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
+  const isOpaque = route === undefined || route.parts.at(-1) === '*';
+  if (isOpaque && (token.senders || token.recipients)) {
+    return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
+  }
+  if (token.senders && !isOpaque) {
+    const at = route.parts.indexOf(':number');
+    if (at >= 0 && !token.senders.has(segments[at] ?? '')) return new Problem('sender_not_allowed');
+    // All attachments, all accounts: routes without an account show every account's.
+    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
+      return new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
+    }
+  }
+  // A link to join a group lets anybody in, whom the token may not write to.
+  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${method} ${route?.template}`)) {
+    return new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
+  }
+  // The numbers of a search become arguments of signal-cli, like those in a body.
+  const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
+  if (mistake) return badField('numbers', mistake);
+  // Who may not write to a group may not change it either.
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+}
+
+/** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
+function refusalOfRoute(allow: Allow, { route, segments }: Target): Problem {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route) return new Problem('endpoint_not_allowed');
   const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   return others.length > 0
     ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
     : new Problem('unknown_endpoint');
-}
-
-/**
- * Is this endpoint the token's to use, and with this account.
- * @throws {Problem} endpoint_not_allowed, setup_blocked, unknown_endpoint, method_not_allowed, sender_not_allowed,
- *   recipient_not_allowed, bad_field.
- */
-function checkEndpoint(token: Token, target: Target): void {
-  const { route, segments } = target;
-  const grant = findGrant(token.allow, target);
-  if (grant === undefined) throw refuseEndpoint(token.allow, target);
-  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
-  const opaque = route === undefined || route.parts.at(-1) === '*';
-  if (opaque && (token.senders || token.recipients)) {
-    throw new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
-  }
-  if (token.senders && !opaque) {
-    const at = route.parts.indexOf(':number');
-    if (at >= 0 && !token.senders.has(segments[at] ?? '')) throw new Problem('sender_not_allowed');
-    // All attachments, all accounts: routes without an account show every account's.
-    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
-      throw new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
-    }
-  }
-  // A link to join a group lets anybody in, whom the token may not write to.
-  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${target.method} ${route?.template}`)) {
-    throw new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
-  }
-  // Who may not write to a group may not change it either.
-  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
-  if (group !== undefined && target.method !== 'GET') checkRecipient(token, group);
-  // The numbers of a search become arguments of signal-cli, like those in a body.
-  for (const [name, value] of target.parameters) if (name === 'numbers') checkArgument(name, value);
 }
 
 // ── CLIENT ADDRESS ───────────────────────────────────────────────────────────────────────────────
@@ -1507,12 +1457,14 @@ function judgeField(token: Token, { route }: Target, { key, value }: Field): voi
   }
   if (role === 'attachment') return checkAttachment(key, value);
   if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
-  checkArgument(key, value);
+  const mistake = mistakeInArgument(value);
+  if (mistake) throw badField(key, mistake);
   if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
   if (role !== 'recipient' && role !== 'member') return;
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
   checkWhom(key, value, isPerson);
-  checkRecipient(token, value);
+  const refusal = refusalOfRecipient(token, value);
+  if (refusal) throw refusal;
 }
 
 /** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
@@ -1528,11 +1480,11 @@ function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
   if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
 }
 
-/** @throws {Problem} recipient_not_allowed, which says no more of the refused one than its kind. */
-function checkRecipient({ recipients }: Token, value: string): void {
+/** Why a token may not write to somebody, if so; it says no more of him than his kind. */
+function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
   const kind = kindOf(value);
-  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return;
-  throw new Problem('recipient_not_allowed', {
+  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
+  return new Problem('recipient_not_allowed', {
     detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
   });
 }
@@ -1544,11 +1496,11 @@ function kindOf(value: string): string {
   return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
 }
 
-/** These become arguments of a command line (signal-cli's), where "-" begins an option. */
-function checkArgument(name: string, value: string): void {
-  if (value === '') throw badField(name, 'may not be empty');
-  if (value.startsWith('-')) throw badField(name, 'may not begin with "-"');
-  if (/\p{Cc}/u.test(value)) throw badField(name, 'may not hold control characters');
+/** What is wrong with what becomes an argument of a command line (signal-cli's), where "-" begins an option. */
+function mistakeInArgument(value: string): string | undefined {
+  if (value === '') return 'may not be empty';
+  if (value.startsWith('-')) return 'may not begin with "-"';
+  return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
 }
 
 /** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
@@ -2702,36 +2654,18 @@ function incompleteTail(bytes: Uint8Array): number {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-/** For one connection only, not for the next (RFC 9110 7.6.1; the proxy's and HTTP/2's by their own definitions). */
+/** For one connection only, not for the next: RFC 9110 7.6.1; the others by the definitions of proxies and HTTP/2. */
 const HOP_BY_HOP = [
-  'connection',
-  'transfer-encoding',
-  'te',
-  'trailer',
-  'upgrade',
-  'proxy-authenticate',
-  'proxy-authorization',
-  'keep-alive',
-  'proxy-connection',
-  'proxy-authentication-info',
-  'http2-settings',
+  ...['connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization'],
+  ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
 ];
 
-/** Not the client's to say to the backend: who it is, how it got here, and what fetch sets itself. */
+/** Not the client's to say to the backend. */
 const NOT_FORWARDED = [
-  'host',
-  'expect',
-  'authorization',
-  'forwarded',
-  'x-real-ip',
-  'x-request-id',
-  'content-length',
-  'accept-encoding',
+  // Who it is, how it got here, and what is set for the message that is sent.
+  ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
   // Copies of the URL, with its token, that browsers and proxies make; and what is another site's.
-  'referer',
-  'x-rewrite-url',
-  'x-envoy-original-path',
-  'cookie',
+  ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
 ];
 
 const NOT_INBOUND = new Set(HOP_BY_HOP);
@@ -2895,7 +2829,7 @@ async function sendByFetch(
     redirect: 'error',
     signal: abort.signal,
     ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-    ...(chunks && { body: streamOf(chunks), duplex: 'half' as const }),
+    ...(chunks && { body: ReadableStream.from(chunks) as NonNullable<RequestInit['body']>, duplex: 'half' as const }),
   });
   const reader = response.body?.getReader();
   return {
@@ -2913,17 +2847,6 @@ async function sendByFetch(
       void reader?.cancel().catch(() => {}); // else Deno 2.9 keeps the connection until it collects garbage
     },
   };
-}
-
-/** A stream that is pulled one chunk at a time: nothing is read that the backend has no room for. */
-function streamOf(chunks: AsyncGenerator<Uint8Array>): ReadableStream<Uint8Array> {
-  return new ReadableStream({
-    async pull(controller) {
-      const { done, value } = await chunks.next();
-      if (done) controller.close();
-      else controller.enqueue(value);
-    },
-  }, { highWaterMark: 0 });
 }
 
 /**
@@ -3225,13 +3148,9 @@ function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
   for (const { x, close } of core.tunnels) {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
-    try {
-      const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
-      if (token === undefined || !takesForm || isExpired(token, core.now())) throw new Problem('unauthorized');
-      checkRules(token, x.target!, x.client);
-    } catch {
-      close('no_longer_allowed');
-    }
+    const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
+    const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
+    if (!isGood || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
 
@@ -4056,7 +3975,8 @@ function describeWebhook(token: Token): string {
 /** Why a send with a token's own defaults would be refused, if it would. */
 function refusalOfDefaults(token: Token): string | undefined {
   try {
-    checkEndpoint(token, SEND_TARGET);
+    const refusal = refusalOfEndpoint(token, SEND_TARGET);
+    if (refusal) return refusal.message;
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
     return undefined;
   } catch (error) {
@@ -4232,7 +4152,8 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
   const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
   ensure(makesSends(token), why);
-  checkEndpoint(token, SEND_TARGET);
+  const refusal = refusalOfEndpoint(token, SEND_TARGET);
+  if (refusal) throw refusal;
   if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
