@@ -32,13 +32,13 @@
 
 import { isUtf8 } from 'node:buffer';
 import crypto, { randomBytes, randomUUID } from 'node:crypto';
-import { once } from 'node:events';
+import { type EventEmitter, once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
-import type { Duplex, Writable } from 'node:stream';
+import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { ReadableStream } from 'node:stream/web';
 import { createSecureContext, type TLSSocket } from 'node:tls';
@@ -296,16 +296,6 @@ function headBytes(status: number, fields: readonly string[]): Buffer {
   return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
 }
 
-/** Ends a socket on which no request was read, with a problem or a plain 400. */
-function endUnparsed(socket: Duplex, problem?: Problem): void {
-  const { headers, body } = problem
-    ? describeProblem(problem, randomUUID())
-    : { headers: { 'Content-Length': 0 }, body: '' };
-  const fields = Object.entries({ Connection: 'close', ...headers }).flat().map(String);
-  socket.write(headBytes(problem?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
-}
-
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
@@ -416,10 +406,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
-    noteUnparsable(core, error, socket);
-    answerUnparsable(error, socket, queues.get(socket)?.[0]);
-  });
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket)?.[0]));
   // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -590,28 +577,35 @@ function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
 }
 
-/** Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. */
-function answerUnparsable(
-  error: NodeJS.ErrnoException,
+/**
+ * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
+ * a wrong setting are seen in the log, the rest only by who looks for it.
+ * @param current what is being answered on the connection, if anything is.
+ */
+function answerUnparsed(
+  core: Core,
+  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
   socket: Socket,
   current: http.ServerResponse | undefined,
 ): void {
-  const midAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || midAnswer || error.code === 'ECONNRESET') return void socket.destroy();
-  endUnparsed(socket, error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined);
-}
-
-/** The two that come of a wrong setting are seen in the log, the rest only by who looks for it. */
-function noteUnparsable(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
   const { remoteAddress } = accepted(socket);
   const client = remoteAddress && normalizeAddress(remoteAddress);
+  const { code = '' } = error;
   const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
     ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(error.code ?? '')
+    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
     ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
     : undefined;
   if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: error.code });
+  else core.log('debug', 'client error', { client, reason: code });
+
+  const isMidAnswer = current?.headersSent && !current.writableFinished;
+  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
+  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
+  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
+  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
+  socket.write(headBytes(timeout?.status ?? 400, fields));
+  socket.end(body, () => socket.destroy());
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
@@ -1556,8 +1550,7 @@ class MessageReader {
   readonly #x: Exchange;
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
-  #wake: (() => void) | undefined;
-  #isListening = false;
+  #changed: (() => Promise<void>) | undefined;
 
   /** @param broken what it means if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
@@ -1573,7 +1566,7 @@ class MessageReader {
    */
   async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
     const message = this.#message;
-    for (let isFirst = !this.#isListening;; isFirst = false) {
+    for (let isFirst = this.#changed === undefined;; isFirst = false) {
       if (this.#x.ended) throw this.#x.ended;
       const chunk = message.read() as Buffer | null;
       if (chunk !== null) return chunk;
@@ -1581,22 +1574,24 @@ class MessageReader {
       if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
       // What came in one packet with the head is handed over by the parser when this function returns.
       if (isFirst) await undefined;
-      else await this.#change(timeoutMs, code);
+      else {
+        this.#x.waitFor(timeoutMs, code);
+        await (this.#changed ??= changesOf(this.#x, message, ['readable', 'end', 'close', 'error']))();
+      }
     }
   }
+}
 
-  #change(timeoutMs: number, code: ProblemCode): Promise<void> {
-    if (!this.#isListening) {
-      this.#isListening = true;
-      const wake = (): void => this.#wake?.();
-      for (const event of ['readable', 'end', 'close', 'error']) this.#message.on(event, wake);
-      this.#x.onEnd(wake);
-    }
-    this.#x.waitFor(timeoutMs, code);
-    return new Promise((resolve) => {
-      this.#wake = resolve;
+/** Returns what waits until one of these events comes, or the exchange ends. */
+function changesOf(x: Exchange, stream: EventEmitter, events: string[]): () => Promise<void> {
+  let wake = (): void => {};
+  const onChange = (): void => wake();
+  for (const event of events) stream.on(event, onChange);
+  x.onEnd(onChange);
+  return () =>
+    new Promise((resolve) => {
+      wake = resolve;
     });
-  }
 }
 
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
@@ -2791,24 +2786,12 @@ function lengthHeaders(method: string, content: Content): string[] {
 
 async function upload(x: Exchange, outgoing: http.ClientRequest, content: Content): Promise<void> {
   if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
-  const room = roomIn(x, outgoing);
+  const room = changesOf(x, outgoing, ['drain', 'close']);
   for await (const chunk of content.chunks()) {
     if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return;
   }
   outgoing.end();
-}
-
-/** Returns what waits until a stream that is full takes more, or is closed, or nobody needs it any more. */
-function roomIn(x: Exchange, stream: Writable): () => Promise<void> {
-  let wake = (): void => {};
-  const onChange = (): void => wake();
-  stream.on('drain', onChange).on('close', onChange);
-  x.onEnd(onChange);
-  return () =>
-    new Promise((resolve) => {
-      wake = resolve;
-    });
 }
 
 /**
@@ -2915,7 +2898,7 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     if (x.bytesOut === length) x.rest = chunk;
     if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
-    await (room ??= roomIn(x, res))();
+    await (room ??= changesOf(x, res, ['drain', 'close']))();
     if (x.ended) throw x.ended;
   }
   answer.finish();
@@ -2989,14 +2972,9 @@ function outboundHeaders({ req, rules, client, requestId, token, target, credent
 
 /** What fetch failed with, in one word and without an address or a path. */
 function failureCode(error: unknown): string {
-  const { code, cause, message } = error as {
-    code?: unknown;
-    cause?: { code?: unknown; message?: string };
-    message?: string;
-  };
-  if (typeof code === 'string') return code;
-  if (typeof cause?.code === 'string') return cause.code;
-  const text = cause?.message ?? message ?? '';
+  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
+  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
+  const text = inner.message ?? '';
   return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
 }
 
@@ -3214,16 +3192,12 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  const pairs = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  return [
-    time,
-    level.padEnd(5),
-    message,
-    ...pairs.map(([name, value]) => {
-      const text = String(value);
-      return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
-    }),
-  ].join(' ');
+  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
+  const pairs = given.map(([name, value]) => {
+    const text = String(value);
+    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  });
+  return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
