@@ -296,6 +296,12 @@ function headBytes(status: number, fields: readonly string[]): Buffer {
   return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
 }
 
+/** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
+const HEADERS_TIMEOUT_MS = 10_000;
+
+/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
+const STALL_TIMEOUT_MS = 30_000;
+
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
@@ -347,7 +353,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
-    stallTimeoutMs: options.stallTimeoutMs ?? 30_000,
+    stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     connections: new Map(),
@@ -356,7 +362,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     tunnels: new Set(),
     draining: false,
   };
-  const server = makeServer(core, options.headersTimeoutMs ?? 10_000);
+  const server = makeServer(core, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
   return {
     server,
     log: core.log,
@@ -654,6 +660,18 @@ class Exchange {
     this.client = clientAddress(req, core.rules.trustedProxies);
   }
 
+  /** Returns what waits until one of these events comes, or the exchange ends. */
+  changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
+    let wake = (): void => {};
+    const onChange = (): void => wake();
+    for (const event of events) stream.on(event, onChange);
+    this.onEnd(onChange);
+    return () =>
+      new Promise((resolve) => {
+        wake = resolve;
+      });
+  }
+
   end(reason: Problem): void {
     if (this.ended !== undefined) return;
     this.ended = reason;
@@ -728,6 +746,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // Once. Never again.
     await relay(x, target, content, upgrade);
+    if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
   } catch (error) {
     refuse(x, x.ended ?? error);
   } finally {
@@ -1576,22 +1595,10 @@ class MessageReader {
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
-        await (this.#changed ??= changesOf(this.#x, message, ['readable', 'end', 'close', 'error']))();
+        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
       }
     }
   }
-}
-
-/** Returns what waits until one of these events comes, or the exchange ends. */
-function changesOf(x: Exchange, stream: EventEmitter, events: string[]): () => Promise<void> {
-  let wake = (): void => {};
-  const onChange = (): void => wake();
-  for (const event of events) stream.on(event, onChange);
-  x.onEnd(onChange);
-  return () =>
-    new Promise((resolve) => {
-      wake = resolve;
-    });
 }
 
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
@@ -2786,7 +2793,7 @@ function lengthHeaders(method: string, content: Content): string[] {
 
 async function upload(x: Exchange, outgoing: http.ClientRequest, content: Content): Promise<void> {
   if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
-  const room = changesOf(x, outgoing, ['drain', 'close']);
+  const room = x.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of content.chunks()) {
     if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return;
@@ -2898,7 +2905,7 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     if (x.bytesOut === length) x.rest = chunk;
     if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
-    await (room ??= changesOf(x, res, ['drain', 'close']))();
+    await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.ended) throw x.ended;
   }
   answer.finish();
@@ -3076,7 +3083,6 @@ function openTunnel(x: Exchange, { headers }: AnswerHead, client: Side, backend:
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
-  closeStaleTunnels(x.core); // the rules may have changed meanwhile
 }
 
 function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: Side): void {
