@@ -57,6 +57,7 @@ const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const README = readFileSync(join(HERE, 'README.md'), 'utf8');
+const COOKBOOK = readFileSync(join(HERE, 'RECIPES.md'), 'utf8');
 const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
 
 interface Seen {
@@ -7956,11 +7957,11 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
 });
 
 // ── RECIPES ──────────────────────────────────────────────────────────────────────────────────────
-// Each recipe of the README is run as it stands there, on what its sender posts and how.
+// Each recipe of RECIPES.md is run as it stands there, on what its sender posts and how.
 
 interface Recipe {
   heading: string;
-  form: string;
+  form: 'bearer' | 'basic' | 'query';
   /** What is posted, and the text that must reach the backend. */
   posts: [name: string, payload: object, text: string][];
   /** How the sender encodes it; JSON if absent. */
@@ -8276,17 +8277,31 @@ const RECIPES: Recipe[] = [
   },
 ];
 
+/** A section of RECIPES.md, to the next heading of its level or above. */
+function sectionOf(heading: string): string {
+  const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
+  return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
+}
+
+/** The file of RECIPES.md, its token changed as a recipe says it: `null` takes a line out. */
+function recipeConfig(recipe: string): GatewayConfig {
+  const config = JSON.parse(/```json\n([^]*?)```/.exec(sectionOf('The file'))![1]!) as GatewayConfig;
+  const [[name, token]] = Object.entries(config.tokens!) as [[string, TokenConfig]];
+  const changed = Object.entries({ ...token, ...JSON.parse(recipe) }).filter(([, value]) => value !== null);
+  return { ...config, tokens: { [name]: Object.fromEntries(changed) } };
+}
+
+/** A gateway that runs a configuration of RECIPES.md, with a secret in the place of the placeholder. */
+function startRecipe(t: TestContext, { tokens, cors }: GatewayConfig): Promise<{ backend: Backend; gateway: Running }> {
+  const [name, token] = Object.entries(tokens!)[0]!;
+  return startBoth(t, { ...(cors && { cors }), tokens: { [name]: { ...token, secret: SECRET } } });
+}
+
 for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   test(`recipe: ${heading}`, async (t) => {
-    const section = README.slice(README.indexOf(`\n### ${heading}\n`)).split(/\n##/)[1]!;
+    const section = sectionOf(heading);
     assert.ok(section.includes(`(${form}`), 'the form is named');
-    const config = JSON.parse(
-      /```json\n([^]*?)```/.exec(section)![1]!.replace(/sha256:PASTE[^"]*/, SECRET),
-    ) as GatewayConfig;
-    const { backend, gateway } = await startBoth(t, {
-      tokens: config.tokens!,
-      ...(config.auth && { auth: config.auth }),
-    });
+    const { backend, gateway } = await startRecipe(t, recipeConfig(/```json\n([^]*?)```/.exec(section)![1]!));
     const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
     for (const [name, payload, text] of posts) {
       if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, `${name}: something is left hanging`);
@@ -8305,11 +8320,11 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   });
 }
 
-test("the README's render command prints a send", async (t) => {
-  const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(README)!;
+test('the render command of RECIPES.md prints a send', async (t) => {
+  const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
   const file = join(folder(t), 'gateway.json');
-  const recipe = blocks('json').find((block) => block.includes(`"${name}": {`))!;
-  writeFileSync(file, recipe.replace(/sha256:PASTE[^"]*/, SECRET));
+  const config = recipeConfig(/```json\n([^]*?)```/.exec(sectionOf('Alertmanager'))![1]!);
+  writeFileSync(file, JSON.stringify(config).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
   assert.deepEqual([code, JSON.parse(stdout)], [0, {
     ...DEFAULTS,
@@ -8317,27 +8332,73 @@ test("the README's render command prints a send", async (t) => {
   }]);
 });
 
-test('every recipe of the README is run here, and confined', () => {
-  const section = README.slice(README.indexOf('\n## Webhooks\n')).split(/\n## /)[1]!;
+test('every recipe for a webhook is run here', () => {
   assert.deepEqual(
-    Array.from(section.matchAll(/^### (.*)$/gm), ([, heading]) => heading),
-    RECIPES.map(({ heading }) => heading),
+    Array.from(sectionOf('Webhooks').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
+    [...RECIPES.map(({ heading }) => heading), 'Another sender'],
   );
-  const tokens = Array.from(
-    section.matchAll(/^```json\n([^]*?)^```$/gm),
-    ([, block]) => Object.values((JSON.parse(block!) as GatewayConfig).tokens!),
-  ).flat();
-  assert.equal(tokens.length, RECIPES.length);
-  for (const token of tokens) {
-    assert.deepEqual([token.allow, token.senders, token.recipients], [['send'], [FROM], [TO]]);
+});
+
+test('recipe: Home Assistant, whose notify: rest and rest_command post a message alone', async (t) => {
+  const section = sectionOf('Home Assistant');
+  const { backend, gateway } = await startRecipe(t, recipeConfig(/```json\n([^]*?)```/.exec(section)![1]!));
+  const [, title] = /title_param_name: (.*)/.exec(section)!;
+  // As Home Assistant fills `{{ message | to_json }}`.
+  const payload = /payload: '(.*)'/.exec(section)![1]!.replace(/\{\{.*?\}\}/, JSON.stringify('The "door"\nis open'));
+  for (
+    const [body, message] of [
+      [JSON.stringify({ message: 'Hello', [title!]: 'House' }), 'House\nHello'],
+      [JSON.stringify({ message: 'Hello' }), 'Hello'],
+      [payload, 'The "door"\nis open'],
+    ] as const
+  ) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message });
+  }
+});
+
+test('recipe: A page on your dashboard', async (t) => {
+  const section = sectionOf('A page on your dashboard');
+  const config = JSON.parse(/```json\n([^]*?)```/.exec(section)![1]!) as GatewayConfig;
+  const token = { ...config.tokens!.dashboard, clients: ['127.0.0.1'] }; // the test is not in that network
+  const { backend, gateway } = await startRecipe(t, { ...config, tokens: { dashboard: token } });
+  const [origin] = config.cors!;
+  const preflight = {
+    'origin': origin,
+    'access-control-request-method': 'POST',
+    'access-control-request-headers': 'authorization,content-type',
+  };
+  const allowed = await ask(gateway, { method: 'OPTIONS', path: '/v2/send', headers: preflight });
+  assert.equal(allowed.status, 204);
+  assert.equal(allowed.headers['access-control-allow-headers'], 'authorization, content-type');
+  const body = /JSON\.stringify\(\{ message: '(.*)' \}\)/.exec(section)![1];
+  const answer = await ask(gateway, { body: { message: body }, headers: { origin, ...BEARER } });
+  assert.deepEqual([answer.status, answer.headers['access-control-allow-origin']], [201, origin]);
+  assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: body });
+  const other = { ...preflight, origin: 'https://other.example' };
+  assert.equal((await ask(gateway, { method: 'OPTIONS', path: '/v2/send', headers: other })).status, 401);
+});
+
+test('every token of README.md and RECIPES.md is confined', () => {
+  const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
+  const configs = blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []);
+  const tokens = [
+    ...configs,
+    ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
+  ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
+  assert.ok(tokens.length >= 15);
+  for (const [name, token] of tokens) {
+    assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
+    if (token.defaults) assert.deepEqual([token.allow, token.senders, token.recipients], [['send'], [FROM], [TO]]);
   }
 });
 
 // ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
 
-/** The fenced blocks of a language in the README. */
+/** The fenced blocks of a language in README.md and RECIPES.md. */
 function blocks(language: string): string[] {
-  return Array.from(README.matchAll(new RegExp('^```' + language + '\\n([^]*?)^```$', 'gm')), (match) => match[1]!);
+  const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
+  return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
 }
 
 test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
@@ -8378,12 +8439,14 @@ test('the README names every code of an error, with its status, and the settings
   ) assert.ok(README.includes(`\`${name}\``), name);
 });
 
-test('every configuration in the README loads', (t) => {
+test('every configuration in README.md and RECIPES.md loads', (t) => {
   const dir = folder(t);
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
   writeFileSync(secretFile, SECRET);
-  const configs = blocks('json');
-  assert.ok(configs.length > 0);
+  const configs = blocks('json').map((block) =>
+    block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
+  );
+  assert.ok(configs.length > 15);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
@@ -8414,24 +8477,150 @@ test("the README's example of embedding runs", async (t) => {
 });
 
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
-  const lines = Array.from(README.matchAll(/^\| (\w+) \|.*`(curl [^`]*)` \|$/gm));
-  assert.deepEqual(lines.map(([, form]) => form), ['bearer', 'basic', 'body', 'path', 'query']);
-  const { backend, gateway } = await startBoth(t, ALL_FORMS);
-  for (const [, form, line] of lines) {
-    const url = new URL(/http:[^' ]*/.exec(line!)![0].replace('TOKEN', SECRET));
-    const user = /-u '([^']*)'/.exec(line!)?.[1];
-    const header = /-H 'Authorization: ([^']*)'/.exec(line!)?.[1];
-    const authorization = user ? basic(user.replace('TOKEN', SECRET)) : header?.replace('TOKEN', SECRET);
-    const body = /-d '([^']*)'/.exec(line!)![1]!.replace('TOKEN', SECRET);
-    const answer = await ask(gateway, {
-      path: url.pathname + url.search,
-      body,
-      headers: { 'content-type': 'application/x-www-form-urlencoded', ...(authorization && { authorization }) },
-    });
-    assert.equal(answer.status, 201, form!);
-    assert.equal(requests(gateway).at(-1)!.form, form);
+  const lines = Array.from(README.matchAll(/^(curl .*?) +# (\w+)$/gm), ([, line, form]) => [line!, form!] as const);
+  const table = Array.from(README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm), ([, form, state]) => [form, state]);
+  assert.deepEqual(lines.map(([, form]) => form), table.map(([form]) => form));
+  const [, send] = /^SEND='(.*)'$/m.exec(README)!;
+  const isOn = Object.fromEntries(table.map(([form, state]) => [form, state === 'on']));
+  for (const config of [ALL_FORMS, {}]) {
+    const { backend, gateway } = await startBoth(t, config);
+    for (const [line, form] of lines) {
+      const url = new URL(/http:[^' ]*/.exec(line)![0].replace('TOKEN', SECRET));
+      const user = /-u '([^']*)'/.exec(line)?.[1];
+      const header = /-H 'Authorization: ([^']*)'/.exec(line)?.[1];
+      const authorization = user ? basic(user.replace('TOKEN', SECRET)) : header?.replace('TOKEN', SECRET);
+      const body = /-d ['"](.*)['"]$/.exec(line)![1]!.replace('$SEND', send!).replace('TOKEN', SECRET);
+      const answer = await ask(gateway, {
+        path: url.pathname + url.search,
+        body,
+        headers: { 'content-type': 'application/x-www-form-urlencoded', ...(authorization && { authorization }) },
+      });
+      assert.equal(answer.status, config === ALL_FORMS || isOn[form] ? 201 : 401, form);
+      if (answer.status === 201) assert.equal(requests(gateway).at(-1)!.form, form);
+    }
+    assert.equal(backend.sent.length, config === ALL_FORMS ? 5 : 3);
   }
-  assert.equal(backend.sent.length, 5);
+});
+
+/** The headings of a page, and how GitHub names them in a link. */
+function headingsOf(page: string): [heading: string, anchor: string][] {
+  const prose = page.replace(/^```[^]*?^```$/gm, '');
+  return Array.from(prose.matchAll(/^#{2,3} (.*)$/gm), ([, heading]) => [
+    heading!,
+    heading!.toLowerCase().replace(/[^\w\- ]/g, '').replaceAll(' ', '-'),
+  ]);
+}
+
+test('the contents of README.md and RECIPES.md are their headings, and every link leads somewhere', () => {
+  const pages = new Map(
+    ['README.md', 'RECIPES.md', 'SECURITY.md', 'CHANGELOG.md', 'LICENSE'].map((name) =>
+      [name, readFileSync(join(HERE, name), 'utf8')] as const
+    ),
+  );
+  for (const [name, page] of pages) {
+    for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
+      const target = pages.get(file || name) ?? assert.fail(`${name} ${link}`);
+      if (anchor) assert.ok(headingsOf(target).some(([, known]) => known === anchor), `${name} ${link}`);
+    }
+  }
+  const listed = (contents: string): string[] =>
+    Array.from(contents.matchAll(/\[(.*?)\]\(#/g), ([, heading]) => heading!);
+  const [, contents] = /\n## Contents\n([^]*?)\n## /.exec(README)!;
+  const headings = headingsOf(README).map(([heading]) => heading).filter((heading) => heading !== 'Contents');
+  assert.deepEqual(listed(contents!), headings);
+  const shorter = (heading: string): string => heading.replace(/^Apprise, as JSON$/, 'Apprise').toLowerCase();
+  assert.deepEqual(
+    listed(COOKBOOK.split('\n## ')[0]!).map(shorter),
+    headingsOf(COOKBOOK).map(([heading]) => shorter(heading)),
+  );
+});
+
+test('README.md and RECIPES.md name only variables, options, commands and scripts that there are', async () => {
+  const { stdout: help } = await cli(['--help']);
+  const others = ['MODE', 'SEND', 'PWD', 'API__TOKENS', 'API__URL']; // the backend's, the shell's, another gateway's
+  const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
+  const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
+    (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
+  );
+  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('API_TOKENS_FILE') && used.includes('TLS_KEY'));
+  assert.deepEqual(used.filter((name) => !known.has(name)), []);
+
+  const commands = Array.from(
+    (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
+  );
+  assert.ok(commands.length > 10);
+  for (const [command, major, args] of commands) {
+    if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
+    for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
+    const [word] = /^ [a-z]+/.exec(args!) ?? [];
+    if (word) assert.ok(help.includes(`gateway.ts${word} `), command);
+  }
+  for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
+    assert.ok(PACKAGE.scripts[script!], script);
+  }
+  assert.ok(README.includes(`./${PACKAGE.name}-${PACKAGE.version}.tgz`));
+});
+
+test("the README's docker run, its compose file and its unit start the gateway alike", () => {
+  const [compose] = blocks('yaml') as [string];
+  const [, run] = /^(docker run [^]*?node \/gateway\.ts)$/m.exec(README)!;
+  const [unit] = blocks('ini') as [string];
+  const gateway = compose.slice(compose.indexOf('  gateway:'), compose.indexOf('\nsecrets:'));
+  const variables = Array.from(
+    gateway.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm),
+    ([, name, value]) => [name, value],
+  );
+  assert.deepEqual(Array.from(run!.matchAll(/-e ([A-Z_]+)=(\S+)/g), ([, name, value]) => [name, value]), variables);
+  assert.deepEqual(
+    Array.from(/^Environment=(.*)$/m.exec(unit)![1]!.matchAll(/([A-Z_]+)=/g), ([, name]) => name),
+    variables.map(([name]) => name),
+  );
+  const [, image] = /image: (.*)/.exec(gateway)!;
+  const [, command] = /command: (.*)/.exec(gateway)!;
+  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`));
+  for (const mount of ['gateway.ts:/gateway.ts:ro', 'tokens:/run/secrets/tokens:ro']) assert.ok(run!.includes(mount));
+  for (
+    const [key, option] of [['user: node', '--user node'], ['init: true', '--init'], ['read_only: true', '--read-only']]
+  ) {
+    assert.ok(gateway.includes(key!) && run!.includes(option!), key);
+  }
+  assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
+});
+
+test('the README says what each setting stops, and what each reason of a 401 means', async () => {
+  const { stdout: help } = await cli(['--help']);
+  const [, section] = /\n## Least privilege\n([^]*?)\*\*A script/.exec(README)!;
+  const named = Array.from(section!.matchAll(/^\| (`.*?) \|/gm), ([, cell]) => cell!).join();
+  const tokenRows = Array.from(help.split('A token in the file')[1]!.matchAll(/^ {2}(\w+) {3}/gm), ([, name]) => name!);
+  const noRestriction = ['secret', 'secretFile', 'defaults', 'message'];
+  const restrictions = [
+    ...tokenRows.filter((name) => !noRestriction.includes(name)),
+    ...['methods', 'allow', 'rate', 'clients', 'auth.methods', 'auth.anonymous', 'cors', 'trustedProxies'],
+    ...['limits.body', 'limits.connections'],
+  ];
+  assert.ok(restrictions.includes('senders') && restrictions.includes('expires'));
+  for (const name of restrictions) assert.ok(named.includes(`\`${name}\``), name);
+
+  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
+  const [, troubles] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
+  const reasons = [
+    'no_credential',
+    'unknown_token',
+    'expired_token',
+    'form_not_accepted',
+    'wrong_user',
+    'unknown_scheme',
+  ];
+  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(source.includes(reason!), reason);
+  for (const reason of reasons) {
+    assert.ok(source.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
+  }
+  const sentences = Array.from(
+    troubles!.matchAll(/^\| (?:at start|40\d)[^|]*?[`"]([a-z][\w, :]{15,})[`"]/gm),
+    ([, said]) => said!,
+  );
+  assert.ok(sentences.length >= 4, sentences.join());
+  for (const said of sentences) assert.ok(source.includes(said), said);
 });
 
 test('gateway.ts is one file of erasable TypeScript: only node: is imported, little exported, no function is long', () => {
