@@ -274,7 +274,7 @@ function describeProblem(
   requestId: string,
   req?: http.IncomingMessage,
 ): { headers: http.OutgoingHttpHeaders; body: string } {
-  const body = JSON.stringify({ error: message, code, requestId });
+  const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   return {
     body,
     headers: {
