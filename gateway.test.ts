@@ -8609,6 +8609,34 @@ test("the README's example of embedding runs", async (t) => {
   assert.match(output, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
 
+test("the README's page sends, and shows why it could not", async (t) => {
+  const config: GatewayConfig = JSON.parse(blocks('json').find((block) => block.includes('"cors"'))!);
+  config.tokens!.dashboard!.secret = SECRET;
+  const { backend, gateway } = await startBoth(t, config);
+  const origin = config.cors![0]!;
+  /** Asks first, as a browser does. */
+  const browse = async (url: string, init: { method: string; headers: Record<string, string> }): Promise<Response> => {
+    const [path, names] = [new URL(url).pathname, Object.keys(init.headers).join().toLowerCase().split(',').sort()];
+    const headers = {
+      origin,
+      'access-control-request-method': init.method,
+      'access-control-request-headers': names.join(),
+    };
+    const preflight = await ask(gateway, { method: 'OPTIONS', path, headers });
+    assert.equal(preflight.headers['access-control-allow-origin'], origin);
+    assert.equal(preflight.headers['access-control-allow-headers'], names.join(', '));
+    return fetch(gateway.url + path, { ...init, headers: { ...init.headers, origin } });
+  };
+  const shown: string[] = [];
+  for (const secret of [SECRET, 'wrong']) {
+    const page = blocks('js')[0]!.replace('TOKEN', secret);
+    const show = (text: string): unknown => shown.push(text);
+    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
+  }
+  assert.equal(backend.sent.length, 1);
+  assert.deepEqual(shown.map((text) => JSON.parse(text).code), ['unauthorized']);
+});
+
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
   const lines = Array.from(README.matchAll(/^\| (\w+) \|.*`(curl [^`]*)` \|$/gm));
   assert.deepEqual(lines.map(([, form]) => form), ['bearer', 'basic', 'body', 'path', 'query']);
