@@ -733,7 +733,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.clients.some((list) => addressAllowed(list, x.client))) throw new Problem('client_not_allowed');
 
-    // Before the credential, which browsers do not send with it. Of another origin it is a request like others.
+    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
     if (isPreflight(x)) return answerPreflight(x);
 
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
@@ -1370,7 +1370,7 @@ function identify({ core, rules, credential, client }: Exchange): Token {
 
 /**
  * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
- * There is no Access-Control-Allow-Credentials: a page must hold a token of its own, and not what the browser remembers.
+ * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
  */
 function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
   const { origin } = req.headers;
