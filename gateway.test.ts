@@ -6195,6 +6195,202 @@ test('a browser is challenged for a bearer token alone, so that it asks for no p
   assert.ok(!text().includes('Basic'));
 });
 
+const DASHBOARD = 'https://dash.example:8443';
+/** What is on `cors`, written as it is not, and what else says nothing of where it comes from. */
+const NOT_LISTED = [
+  [],
+  ['Origin: http://evil.example:9000'],
+  ['Origin: null'],
+  ['Origin:'],
+  ['Origin: *'],
+  ['Origin: https://DASH.example:8443'],
+  ['Origin: http://dash.example:8443'],
+  ['Origin: https://dash.example'],
+  ['Origin: https://dash.example:8443/'],
+  ['Origin: https://dash.example:8443.evil.example'],
+  ['Origin: https://plain.example:443'],
+  [`Origin: ${DASHBOARD}`, `Origin: ${DASHBOARD}`],
+  [`Origin: ${DASHBOARD}`, 'Origin: http://evil.example:9000'],
+  [`Origin: ${DASHBOARD}, http://evil.example:9000`],
+];
+const FOR_PAGES = [
+  `access-control-allow-origin: ${DASHBOARD}`,
+  'access-control-expose-headers: Retry-After, X-Request-Id',
+  'vary: Origin',
+];
+/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+function fieldsOf(response: string): string[] {
+  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
+  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+}
+
+relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+  const backend = await startBackend(t);
+  const config: GatewayConfig = {
+    cors: [DASHBOARD, 'https://plain.example'],
+    tokens: { test: { secret: SECRET, rate: '3/1h' }, other: { secret: OTHER } },
+    allow: ['send', 'info'],
+    limits: { body: '1KiB' },
+  };
+  const bearer = [`Authorization: Bearer ${OTHER}`];
+  const post = { method: 'POST', headers: bearer };
+  const cases: [status: number, target: string, request: { method?: string; headers?: string[]; body?: string }][] = [
+    [200, '/healthz', {}],
+    [400, '/..', {}],
+    [400, '/v1/about', { headers: [...bearer, ...bearer] }],
+    [401, '/v1/about', {}],
+    [401, '/v1/about', { headers: ['Authorization: Bearer wrong'] }],
+    [401, '/v2/send', { method: 'OPTIONS' }],
+    [200, '/v1/about', { headers: bearer }],
+    [204, '/v1/health', { headers: bearer }],
+    [201, '/v2/send', { ...post, body: JSON.stringify(MESSAGE) }],
+    [400, '/v2/send', { ...post, body: '{}' }], // the backend's
+    [400, '/v2/send', { ...post, body: '{' }],
+    [403, '/v1/accounts', { headers: bearer }],
+    [404, '/no/such/thing', { headers: bearer }],
+    [405, '/v2/send', { headers: bearer }],
+    [405, '/v2/send', { method: 'OPTIONS', headers: bearer }],
+    [413, '/v2/send', { ...post, body: JSON.stringify({ ...MESSAGE, message: 'x'.repeat(1024) }) }],
+    [415, '/v2/send', { ...post, headers: [...bearer, 'Content-Encoding: gzip'], body: '{}' }],
+  ];
+  const [page, gateway] = [await startGateway(t, backend, config), await startGateway(t, backend, config)];
+  for (const [status, target, { headers = [], ...request }] of cases) {
+    const plain = await rawRequest(gateway, target, { ...request, headers });
+    const answer = await rawRequest(page, target, { ...request, headers: [...headers, `Origin: ${DASHBOARD}`] });
+    assert.deepEqual([statusOf(plain), statusOf(answer)], [status, status], target);
+    assert.deepEqual(fieldsOf(answer), [...fieldsOf(plain), ...FOR_PAGES].sort(), target);
+    assert.ok(!/access-control|vary/i.test(plain), plain);
+  }
+  for (const origin of NOT_LISTED) {
+    for (const credential of [bearer, []]) {
+      const answer = await rawRequest(gateway, '/v1/about', { headers: [...credential, ...origin] });
+      assert.equal(statusOf(answer), credential.length > 0 ? 200 : 401);
+      assert.ok(!/access-control|vary/i.test(answer), answer);
+    }
+  }
+  const ofToken = (): Promise<string> =>
+    rawRequest(page, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`] });
+  for (let i = 0; i < 3; i++) assert.equal(statusOf(await ofToken()), 200);
+  const limited = await ofToken();
+  assert.equal(statusOf(limited), 429);
+  assert.match(limited, /\r\nRetry-After: \d+\r\n/i);
+  assert.deepEqual(fieldsOf(limited).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+  backend.server.close();
+  backend.server.closeAllConnections();
+  const down = await rawRequest(page, '/v1/about', { headers: [...bearer, `Origin: ${DASHBOARD}`] });
+  assert.equal(statusOf(down), 502);
+  assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+});
+
+relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(200, [
+      ...['Access-Control-Allow-Origin', '*', 'Access-Control-Allow-Credentials', 'true'],
+      ...['access-control-expose-headers', '*', 'Access-Control-Allow-Private-Network', 'true'],
+      ...['Access-Control-Allow-Methods', '*', 'Access-Control-Allow-Headers', '*', 'Access-Control-Max-Age', '9'],
+      ...['Vary', 'Accept', 'X-Request-Id', 'of the backend', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'],
+      ...['Content-Length', '2'],
+    ]).end('[]');
+  });
+  const gateway = await startGateway(t, backend, { cors: [DASHBOARD] });
+  const own = [
+    'content-length: 2',
+    'set-cookie: a=1',
+    'set-cookie: b=2',
+    'vary: Accept',
+    'x-request-id: of the backend',
+  ];
+  const bearer = `Authorization: Bearer ${SECRET}`;
+  for (const origin of NOT_LISTED) {
+    const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
+    assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
+  }
+  const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
+  assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
+});
+
+test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
+  for (
+    const config of [OPEN, { ...OPEN, tokens: { test: { secret: SECRET, rate: '1/1h' } } }] as GatewayConfig[]
+  ) {
+    const { backend, gateway } = await startBoth(t, config);
+    const preflight = (target: string, ...headers: string[]): Promise<string> =>
+      rawRequest(gateway, target, {
+        method: 'OPTIONS',
+        headers: [`Origin: ${DASHBOARD}`, 'Access-Control-Request-Method: POST', ...headers],
+      });
+    const cases: [asked: string[], allowed: string][] = [
+      [['authorization,content-type'], 'authorization, content-type'],
+      [['X-Request-Id, Authorization ,accept'], 'authorization, accept, x-request-id'],
+      [['accept-language', 'content-language'], 'accept-language, content-language'],
+      [['authorization,x-forwarded-for,cookie,*'], 'authorization'],
+      [['x-other'], ''],
+      [[], ''],
+    ];
+    for (const [asked, allowed] of cases) {
+      const names = asked.map((name) => `Access-Control-Request-Headers: ${name}`);
+      const response = await preflight('/v2/send', ...names);
+      assert.match(response, /^HTTP\/1\.1 204 No Content\r\n[^]*\r\n\r\n$/);
+      assert.deepEqual(
+        fieldsOf(response),
+        [
+          `access-control-allow-headers: ${allowed}`,
+          'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
+          'access-control-max-age: 600',
+          ...FOR_PAGES,
+        ].sort(),
+      );
+    }
+    // Of what is no route it says the same: who asks holds no token.
+    const first = await preflight('/v2/send');
+    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
+      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
+    }
+    assert.equal(statusOf(await preflight('/../v2/send')), 400);
+    assert.equal(backend.connections, 0);
+    assert.ok(!gateway.log.join().includes(OTHER));
+    const { method, route, token, status, level } = requests(gateway)[0];
+    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    const headers = { ...BEARER, origin: DASHBOARD };
+    assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
+  }
+});
+
+test('a preflight from an address that may not connect is refused', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
+  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
+  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
+});
+
+test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD, 'https://plain.example'] });
+  const asked = 'Access-Control-Request-Method: POST';
+  for (const headers of [...NOT_LISTED.map((origin) => [...origin, asked]), [`Origin: ${DASHBOARD}`]]) {
+    for (const [status, credential] of [[401, []], [405, [`Authorization: Bearer ${SECRET}`]]] as const) {
+      const response = await rawRequest(both.gateway, '/v2/send', {
+        method: 'OPTIONS',
+        headers: [...headers, ...credential],
+      });
+      assert.equal(statusOf(response), status, JSON.stringify(headers));
+      assert.equal(response.includes('Access-Control-Allow-Methods'), false);
+    }
+  }
+  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
+  assertDenied(await ask(both.gateway, { method: 'POST', headers }), 401, 'unauthorized', both);
+});
+
+test('WebSocket: a refusal says to a page of an origin on cors that it may read it', async (t) => {
+  const { gateway } = await startBoth(t, { cors: [DASHBOARD] });
+  const { socket, text } = openWebSocket(t, gateway, {
+    headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`],
+  });
+  await closed(socket);
+  assert.equal(statusOf(text()), 403);
+  assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+});
+
 // ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
@@ -8429,6 +8625,34 @@ test("the README's example of embedding runs", async (t) => {
   });
   assert.equal(code, 0, output);
   assert.match(output, /^http:\/\/127\.0\.0\.1:\d+$/m);
+});
+
+test("the README's page sends, and shows why it could not", async (t) => {
+  const config: GatewayConfig = JSON.parse(blocks('json').find((block) => block.includes('"cors"'))!);
+  config.tokens!.dashboard!.secret = SECRET;
+  const { backend, gateway } = await startBoth(t, config);
+  const origin = config.cors![0]!;
+  /** Asks first, as a browser does. */
+  const browse = async (url: string, init: { method: string; headers: Record<string, string> }): Promise<Response> => {
+    const [path, names] = [new URL(url).pathname, Object.keys(init.headers).join().toLowerCase().split(',').sort()];
+    const headers = {
+      origin,
+      'access-control-request-method': init.method,
+      'access-control-request-headers': names.join(),
+    };
+    const preflight = await ask(gateway, { method: 'OPTIONS', path, headers });
+    assert.equal(preflight.headers['access-control-allow-origin'], origin);
+    assert.equal(preflight.headers['access-control-allow-headers'], names.join(', '));
+    return fetch(gateway.url + path, { ...init, headers: { ...init.headers, origin } });
+  };
+  const shown: string[] = [];
+  for (const secret of [SECRET, 'wrong']) {
+    const page = blocks('js')[0]!.replace('TOKEN', secret);
+    const show = (text: string): unknown => shown.push(text);
+    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
+  }
+  assert.equal(backend.sent.length, 1);
+  assert.deepEqual(shown.map((text) => JSON.parse(text).code), ['unauthorized']);
 });
 
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {

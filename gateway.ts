@@ -7,7 +7,7 @@
  * a message, and refuses everything else. It never retries a send, never follows a redirect, never
  * forwards a credential, and never lets account setup through unless its owner spells it out.
  *
- *   A request:  target made canonical, or 400      →  client's address
+ *   A request:  target made canonical, or 400      →  client's address, a preflight answered
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
  *            →  body scanned while it streams,     →  relayed once, answered, logged
@@ -630,6 +630,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
+  /** They go with every answer to a page of an origin on `cors`. */
+  readonly corsHeaders: ReturnType<typeof corsHeaders>;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -658,6 +660,7 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
+    this.corsHeaders = corsHeaders(req, core.rules.cors);
   }
 
   /** Returns what waits until one of these events comes, or the exchange ends. */
@@ -721,6 +724,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.clients.some((list) => addressAllowed(list, x.client))) throw new Problem('client_not_allowed');
 
+    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
+    if (isPreflight(x)) return answerPreflight(x);
+
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.findCredential();
 
@@ -769,8 +775,29 @@ function watchClient(x: Exchange): void {
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 });
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
   x.rest = 'ok\n';
+}
+
+/** A browser asks with it whether a page of another origin may send what that wants to send. */
+function isPreflight({ req, corsHeaders }: Exchange): boolean {
+  return req.method === 'OPTIONS' && corsHeaders !== undefined &&
+    req.headers['access-control-request-method'] !== undefined;
+}
+
+/** The headers that a page may send, besides those that any page may. */
+const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
+
+/** Says the same of every path: what exists here is nobody's business who holds no token. */
+function answerPreflight(x: Exchange): void {
+  const asked = x.req.headers['access-control-request-headers']?.toLowerCase().split(/[\s,]+/);
+  x.status = 204;
+  x.res.writeHead(204, {
+    ...x.corsHeaders,
+    'Access-Control-Allow-Methods': METHODS.join(', '),
+    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked?.includes(name)).join(', '),
+    'Access-Control-Max-Age': 600, // seconds
+  });
 }
 
 /** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
@@ -784,7 +811,7 @@ function refuse(x: Exchange, error: unknown): void {
   if (x.core.draining) x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers);
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.corsHeaders });
   x.rest = body;
 }
 
@@ -1302,6 +1329,20 @@ function identify({ core, rules, credential, client }: Exchange): Token {
   throw retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
+}
+
+/**
+ * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
+ * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
+ */
+function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
+  const { origin } = req.headers;
+  if (origin === undefined || !cors.has(origin)) return undefined;
+  return {
+    'Access-Control-Allow-Origin': origin,
+    'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
+    'Vary': 'Origin',
+  };
 }
 
 /** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
@@ -2728,6 +2769,8 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
+    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one.
+    head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
     res.writeHead(answer.status, answer.statusText, head.headers);
     await relayAnswer(x, answer, head.length);
   } catch (error) {
@@ -2852,7 +2895,7 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
 
 /** What a client gets of an answer's head. */
 interface AnswerHead {
-  /** The backend's own headers, less what was for this hop only. */
+  /** The backend's own headers, less what was for this hop only, and what is not its to say. */
   readonly headers: string[];
   /** Of the body, if it was said, or if there is none. */
   readonly length: number | undefined;
@@ -2870,7 +2913,9 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string): 
   for (let i = 0; i < headers.length; i += 2) {
     const name = headers[i]!.toLowerCase();
     if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
-    if (!NOT_INBOUND.has(name)) passed.push(headers[i]!, headers[i + 1]!);
+    // Which pages may read an answer is not the backend's to say, nor a proxy's before it: some say "*".
+    const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
+    if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
   }
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
@@ -3904,7 +3949,7 @@ function makeRules(settings: Settings) {
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     /** The address lists of all tokens. */
     clients: (anonymous ? [anonymous] : tokens).map((token) => token.clients),
-    /** Origins that are no strangers. */
+    /** Origins that are no strangers, and whose pages may read every answer. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
