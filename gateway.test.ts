@@ -218,6 +218,7 @@ function relayTest(title: string, run: (t: TestContext) => Promise<void>): void 
 
 /** The codes of all refusals so far: in the end, each that there is must have been among them. */
 const PROVOKED = new Set<string>();
+let gatewaysStarted = 0;
 
 /** A gateway with one token, on a port of its own. */
 async function startGateway(
@@ -226,6 +227,7 @@ async function startGateway(
   config: GatewayConfig = {},
   options: GatewayOptions = {},
 ): Promise<Running> {
+  gatewaysStarted++;
   const log: string[] = [];
   const note = (line: string): void => {
     log.push(line);
@@ -8583,12 +8585,28 @@ test('the README names every code of an error, with its status, and the settings
   ) assert.ok(README.includes(`\`${name}\``), name);
 });
 
+test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
+  let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
+  const now = (): number => {
+    if (++calls === 2) throw new RangeError('the clock is broken');
+    return Date.now();
+  };
+  const both = await startBoth(t, {}, { now });
+  calls = 0;
+  const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
+  assertDenied(answer, 500, 'internal_error', both);
+  assert.doesNotMatch(answer.text, /clock/);
+  const line = logLines(both.gateway.log).find(({ message }) => message === 'internal error');
+  assert.match(String(line?.stack), /RangeError: the clock is broken\n +at /);
+  assert.equal(line?.requestId, answer.json.requestId);
+});
+
 test('every problem that there is has been provoked by a test before this one', (t) => {
   const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(source)![1]!;
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
   assert.ok(codes.length > 20);
-  if (PROVOKED.size < codes.length / 2) return t.skip('only some of the tests were run');
+  if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
   assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
 
