@@ -3377,17 +3377,23 @@ type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
 
 type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
-interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
-  readonly name: string;
-  readonly digest: string;
-  readonly secretFile?: string;
-}
+/** A token as it stands in the configuration: what it does not say, the top level does. */
+type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
 
 function ensure(isRight: boolean, otherwise: string): asserts isRight {
   if (!isRight) throw new UsageError(otherwise);
+}
+
+/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
+  try {
+    return run();
+  } catch (error) {
+    throw new UsageError(explain(error as NodeJS.ErrnoException));
+  }
 }
 
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
@@ -3400,30 +3406,25 @@ class ConfigError extends UsageError {
   }
 }
 
-/** The place of what is at the top of a configuration. */
+/** The place of what is at the top of a configuration. A message has it only for what has no name. */
 const THE_FILE = 'the file';
 
 /** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
 class Mistakes {
   readonly found: string[] = [];
 
-  /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
-  add(at: string, wrong: UsageError | string): void {
-    const sentence = wrong instanceof Error ? wrong.message : wrong;
-    const below = wrong instanceof ConfigError ? wrong.problems : [`: ${sentence}`];
-    const isRoot = at === THE_FILE;
-    const join = (problem: string): string =>
-      /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
-    this.found.push(...below.map(join));
+  add(at: string, sentence: string): void {
+    this.found.push(`${at}: ${sentence}`);
   }
 
-  /** What `read` returns, or undefined if it threw. */
+  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
   collect<T>(at: string, read: () => T): T | undefined {
     try {
       return read();
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
-      this.add(at, error);
+      const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
       return undefined;
     }
   }
@@ -3448,7 +3449,7 @@ function showValue(value: unknown, instead: string): string {
 
 /** Where a member of an object is: by its key, or by its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
-  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? key : `[${index}]`;
+  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /** Reads a single value. `expected` completes the sentence "… is not …". */
@@ -3469,10 +3470,11 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 }
 
 /** Reads each member of an object by its own reader; one that has none is a mistake, with what may be meant. */
-function readMembers(readers: Record<string, Reader<unknown>>, value: object): Record<string, unknown> {
+function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
+  const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
-    const read = Object.hasOwn(readers, key) ? readers[key]! : () => refuseSetting(key, Object.keys(readers));
+    const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
     return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -3574,25 +3576,15 @@ function recipientOr(group: string): Reader<string> {
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** The readers of a token's `defaults`. */
-const DEFAULTS_READERS: { readonly [P in keyof SendDefaults]-?: Reader<SendDefaults[P]> } = {
-  number: readNumber,
-  recipients: (value) => [...listOf(recipientOr(' or group.…'))(value)],
-  text_mode: wordOf(TEXT_MODES),
-};
-
 function readDefaults(value: unknown): SendDefaults {
-  ensure(isObject(value), `must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
-  return readMembers(DEFAULTS_READERS, value);
+  ensure(isObject(value), 'must be an object with number, recipients, text_mode');
+  const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  try {
-    return new Template(value);
-  } catch (error) {
-    throw new UsageError((error as SyntaxError).message);
-  }
+  return attempt(() => new Template(value), (error) => error.message);
 }
 
 /** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
@@ -3617,8 +3609,7 @@ function readBackend(value: unknown) {
 
 /** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
 function readOrigins(value: unknown): ReadonlySet<string> {
-  const isOrigin = (text: string): boolean =>
-    /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
+  const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   return listOf(textThat(isOrigin, expected))(value);
 }
@@ -3649,13 +3640,9 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
 
 /** Says what node:https would only say on the first connection, or on start. */
 function checkTls(settings: Settings): void {
-  const { 'tls.cert': cert, 'tls.key': key } = settings;
-  ensure(!cert === !key, 'needs both "cert" and "key"');
-  try {
-    if (cert) createSecureContext(tlsFiles(settings));
-  } catch (error) {
-    throw new UsageError(`its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
-  }
+  ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
+  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
+  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
 }
 
 function readAddresses(value: unknown): AddressList {
@@ -3676,11 +3663,8 @@ function readAllow(value: unknown): Allow {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
   const words = [...listOf(textThat(isKnown, expected))(value)];
-  return {
-    words,
-    groups: new Set(words.flatMap((word) => GROUPS[word as Group] ?? [])),
-    patterns: words.flatMap((word) => readPattern(word) ?? []),
-  };
+  const groups = new Set(words.flatMap((word) => GROUPS[word as Group] ?? []));
+  return { words, groups, patterns: words.flatMap((word) => readPattern(word) ?? []) };
 }
 
 /** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
@@ -3698,12 +3682,11 @@ function readTokens(value: unknown): TokenSettings[] {
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
-  for (const [i, { name, digest }] of tokens.entries()) {
-    if (digest === undefined) continue; // reported
+  tokens.forEach(({ name, digest }, i) => {
     const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
     if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    owners.set(digest, here);
-  }
+    if (digest !== '') owners.set(digest, here); // else it could not be read
+  });
   tokens.forEach(({ name }, i) => { // which every log line would show
     if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
@@ -3711,8 +3694,7 @@ function readTokens(value: unknown): TokenSettings[] {
 }
 
 function checkTokenName(name: string): void {
-  const isName = /^[A-Za-z0-9][\w.-]{0,63}$/.test(name);
-  ensure(isName, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+  ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
@@ -3725,10 +3707,10 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
       ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       ensure(!names.has(name), 'has the name of an earlier one');
       names.add(name);
-      return readSecret(secret, QUOTED);
+      return readSecret(secret, true);
     });
-    return { name, digest };
-  }) as TokenSettings[];
+    return { name, digest: digest ?? '' };
+  });
 }
 
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
@@ -3737,42 +3719,37 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     if (!isObject(config)) { // by position: the name may be meant as the secret
       mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
-      return { name };
+      return { name, digest: '' };
     }
     const { secret, secretFile, ...others } = config;
     const at = placeOf(name, i);
-    const digest = mistakes.collect(at, () => readDigest({ secret, secretFile }));
+    const digest = mistakes.collect(at, () => readDigest(secret, secretFile)) ?? '';
     const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { name, digest, secretFile, ...read, expiresMs };
-  }) as TokenSettings[];
+    return { ...read, name, digest, secretFile, expiresMs } as TokenSettings;
+  });
 }
 
-/** The digest of a token's secret, of which there is one, or one file. */
-function readDigest(members: Record<string, unknown>): string {
-  const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
-  ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
-  return String(readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]]);
+function readDigest(secret: unknown, secretFile: unknown): string {
+  ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
+  const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+  return (read.secret ?? read.secretFile) as string;
 }
 
 function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), QUOTED);
+  return readSecret(readFile(value).text.trim(), true);
 }
 
-/**
- * What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats
- * have.
- */
-const SPACED = [/^\s|\s$/, 'begins or ends with white space'] as const;
-const QUOTED = [
-  /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u,
-  'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret',
-] as const;
+/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
 /** The digest of nothing, or of an empty line: of a program that was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/** A secret's digest. A message never shows any of it. */
-function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] = SPACED): string {
+/**
+ * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
+ * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ */
+function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -3781,7 +3758,9 @@ function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] =
     return digest;
   }
   ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
-  ensure(!mistake.test(secret), why);
+  ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
+  const isQuoted = isBare && QUOTING.test(secret);
+  ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   return digestOf(secret);
@@ -3793,10 +3772,17 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
 
-/**
- * A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins.
- */
-type Sources = Map<string, { value: unknown; at: string }>;
+/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+class Sources extends Mistakes {
+  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  readonly given = new Map<string, { value: unknown; at: string }>();
+  readonly warnings: string[] = [];
+
+  /** Of two, the later wins. */
+  note(path: string, value: unknown, at: string): void {
+    if (value !== undefined) this.given.set(path, { value, at });
+  }
+}
 
 /**
  * Notes the settings in a parsed file, or in the object below `before` in it.
@@ -3805,14 +3791,14 @@ type Sources = Map<string, { value: unknown; at: string }>;
 function noteFile(sources: Sources, config: unknown, before = ''): void {
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0]!;
-    return [at.slice(before.length), (value: unknown): void => {
-      if (value === undefined) return; // from a program, not from a file
-      if (at === path) sources.set(path, { value, at });
-      else noteFile(sources, value, `${at}.`);
-    }] as const;
+    const at = before + path.slice(before.length).split('.')[0];
+    const note = (value: unknown): void => {
+      if (at === path) sources.note(path, value, at);
+      else if (value !== undefined) noteFile(sources, value, `${at}.`); // a program may give undefined, a file cannot
+    };
+    return [at.slice(before.length), note];
   });
-  readMembers(Object.fromEntries(readers), config);
+  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
 }
 
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
@@ -3830,34 +3816,27 @@ const DOUBTFUL = new Map(Object.entries({
 }));
 
 /** Notes the settings in the environment. */
-function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, warnings: string[]): void {
-  for (const [path, [name]] of GATEWAY_ROWS) {
-    if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
-  }
-  const at = 'API_TOKENS_FILE';
-  if (env[at] !== undefined) {
-    if (sources.get('tokens')?.at === 'API_TOKENS') {
-      mistakes.add(at, 'is set, and API_TOKENS too; use one of them');
-    }
-    const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
-    sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  const file = env.API_TOKENS_FILE;
+  if (file !== undefined) {
+    const at = 'API_TOKENS_FILE';
+    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+    const text = file && sources.collect(at, () => readText(file));
+    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
     const other = DOUBTFUL.get(name);
-    if (meant) mistakes.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
 }
 
 function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
-    const user = uid === undefined ? '' : ` by user ${uid}`;
-    throw new UsageError(`${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
-  }
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+  const user = uid === undefined ? '' : ` by user ${uid}`;
+  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
 }
 
 /**
@@ -3873,14 +3852,11 @@ function parseFile(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    let why = 'it is not valid JSON';
-    try {
-      scanWhole(Buffer.from(text), 'none');
-    } catch (error) {
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
-      why = `${placeAfter(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
-    }
-    throw new UsageError(`is not a JSON object: ${why}`);
+    const bytes = Buffer.from(text);
+    return attempt(() => scanWhole(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
+      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+    });
   }
 }
 
@@ -3889,12 +3865,12 @@ function placeAfter(text: string): string {
   return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
 }
 
+const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
+
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
   const open: Set<string>[] = [];
-  for (
-    const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g)
-  ) {
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
     else if (token === '}') open.pop();
     else if (colon !== undefined) {
@@ -3905,95 +3881,80 @@ function* repeatedKeys(text: string): Generator<{ key: string; index: number }> 
   }
 }
 
-/** Whether a configuration holds a secret, or a password of the backend, that is no digest. */
-function holdsPlainSecret(config: unknown): boolean {
-  return /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i.test(JSON.stringify(config));
-}
+/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /** Where a configuration comes from. */
-interface ConfigSources {
-  file?: string | undefined;
-  env?: NodeJS.ProcessEnv;
-  flags?: Record<string, string | undefined>;
-}
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
  * Reads file, environment and flags; of two that say something on the same setting, the later wins.
  * @throws {ConfigError} with everything that is wrong.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
-  const mistakes = new Mistakes();
-  const warnings: string[] = [];
-  const sources: Sources = new Map();
-  if (file !== undefined) loadFile(sources, file, mistakes, warnings);
-  const fromFile = sources.get('tokens');
-  noteEnv(sources, env, mistakes, warnings);
-  const tokens = sources.get('tokens');
-  if (fromFile && tokens !== fromFile) warnings.push(`${tokens!.at} replaces all tokens of the file`);
-  for (const [path, value] of Object.entries(flags)) {
-    if (value !== undefined) sources.set(path, { value, at: `--${path.split('.')[0]}` });
-  }
-  return readSettings(sources, mistakes, warnings);
+  const sources = new Sources();
+  if (file !== undefined) noteFileAt(sources, file);
+  const fromFile = sources.given.get('tokens');
+  noteEnv(sources, env);
+  const tokens = sources.given.get('tokens');
+  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
+  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  return readSettings(sources);
 }
 
-function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: string[]): void {
-  const text = mistakes.collect('configuration', () => readText(file));
-  if (text === undefined) return;
-  mistakes.collect(showPath(file), () => {
+function noteFileAt(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readText(file));
+  const at = showPath(file);
+  sources.collect(at, () => {
+    if (text === undefined) return;
     const config = parseFile(text);
-    mistakes.collect(THE_FILE, () => noteFile(sources, config));
-    if (holdsPlainSecret(config) && statSync(file).mode & 0o004) {
-      warnings.push(`${showPath(file)} holds plain secrets and can be read by everybody (chmod o-r)`);
+    sources.collect(THE_FILE, () => noteFile(sources, config));
+    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
     }
     for (const { key, index } of repeatedKeys(text)) {
-      const what = `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`;
-      mistakes.add(showPath(file), what);
+      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
     }
   });
 }
 
 /** The settings of a program that embeds the gateway. */
 function embeddedSettings(config: GatewayConfig): Settings {
-  const mistakes = new Mistakes();
-  const sources: Sources = new Map();
-  mistakes.collect(THE_FILE, () => noteFile(sources, config));
-  return readSettings(sources, mistakes);
+  const sources = new Sources();
+  sources.collect(THE_FILE, () => noteFile(sources, config));
+  return readSettings(sources);
 }
 
 /** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
-function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly string[] = []): Settings {
+function readSettings(sources: Sources): Settings {
+  const { given, found, warnings } = sources;
   // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of sources) {
+  for (const [path, { value, at }] of given) {
     if (value !== '' || at === path) continue;
-    mistakes.add(at, 'is set but empty; unset it, or give it a value');
-    sources.delete(path);
+    sources.add(at, 'is set but empty; unset it, or give it a value');
+    given.delete(path);
   }
-  const isAllRead = mistakes.found.length === 0; // else nobody can say that there are no tokens
-  const settings: Record<string, unknown> = {};
-  for (const [path, [, , read, fallback]] of GATEWAY_ROWS) {
-    const { value, at } = sources.get(path) ?? { value: fallback || undefined, at: path };
-    settings[path] = value === undefined ? undefined : mistakes.collect(at, () => read(value));
-  }
-  const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
-  if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
+  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+  });
+  const { tokens = [], ...others } = Object.fromEntries(read);
+  const settings: Settings = { ...others, tokens, warnings };
+  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    mistakes.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
+    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  if (mistakes.found.length === 0) mistakes.collect('tls', () => checkTls(settings as Settings));
-  return mistakes.end({ ...settings, tokens, warnings } as Settings);
+  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
+  return sources.end(settings);
 }
 
 /** What requests are judged by: the tokens with their fallbacks resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
 function makeRules(settings: Settings) {
-  const resolve = (token: TokenSettings): Token => ({
-    ...token as Token,
-    methods: token.methods ?? settings['auth.methods'],
-    allow: token.allow ?? settings.allow,
-    rate: token.rate ?? settings.rate,
-    clients: token.clients ?? settings.clients,
-  });
+  const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** The token that everybody has, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -4017,51 +3978,38 @@ function makeRules(settings: Settings) {
 
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
-  const words = (list: Iterable<string> | undefined, none: string): string => list ? [...list].join(', ') : none;
+  const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern)).map(({ method, parts }) =>
-    `${method} /${parts.join('/')}`
-  );
-  const rows: [name: string, said: string | false][] = [
-    ['may call', words(token.allow.words, '')],
-    ...idle.map((words): [string, string] => ['warning', `${words} matches no route of the backend`]),
-    ['presented', token.digest !== '' && `as ${words(token.methods, '')}`],
-    ['sends from', words(token.senders, 'any account')],
-    ['sends to', words(token.recipients, 'anybody')],
+  const rows = [
+    ['may call', words(token.allow.words)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ['presented', token.digest && `as ${words(token.methods)}`],
+    ['sends from', words(token.senders) || 'any account'],
+    ['sends to', words(token.recipients) || 'anybody'],
     ['rate', token.rate?.words ?? 'no limit'],
-    ['from', words(token.clients?.words, 'any address')],
-    ['webhooks', makesSends(token) && describeWebhook(token)],
+    ['from', words(token.clients?.words) || 'any address'],
+    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
     ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
   ];
-  const lines = rows.map(([name, said]) => said && `    ${name.padEnd(12)} ${said}`).filter(Boolean);
+  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
+/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeWebhook(token: Token): string {
-  const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = [
-    number && `from ${number}`,
-    recipients && `to ${recipients.join(', ')}`,
-    mode && `with text_mode ${mode}`,
-  ];
-  const said = defaults.filter(Boolean).join(' ');
-  const refusal = refusalOfDefaults(token);
-  return [
-    `become sends${message ? ', the message by a template' : ''}`,
-    said && `unless they say otherwise ${said}`,
-    refusal && `which will be refused: ${refusal}`,
-  ].filter(Boolean).join('; ');
-}
-
-/** Why a send with a token's own defaults would be refused, if it would. */
-function refusalOfDefaults(token: Token): string | undefined {
+  const { number, recipients, text_mode: mode } = token.defaults ?? {};
+  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
+  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
+  if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
     checkEndpoint(token, SEND_TARGET);
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
-    return undefined;
   } catch (error) {
-    return (error as Problem).message;
+    parts.push(`which will be refused: ${(error as Problem).message}`);
   }
+  return parts.join('; ');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -4175,13 +4123,11 @@ function printCheck(settings: Settings): string {
 }
 
 function parseCommandLine(args: string[]) {
-  try {
-    return parseArgs({ args, options: FLAGS, allowPositionals: true });
-  } catch (error) {
-    const [said = ''] = (error as Error).message.split('. ');
+  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
+    const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    throw new UsageError(`${isLong ? 'that is no option' : said}; --help lists what there is`);
-  }
+    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+  });
 }
 
 /** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
@@ -4216,8 +4162,8 @@ async function main(): Promise<void> {
   if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
-  stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return stopOnSignal(gateway);
 }
 
 /**
@@ -4246,25 +4192,19 @@ function printToken(name: string | undefined, print: (text: string) => void): vo
 }
 
 function hashStdin(): string {
-  try {
-    return readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''));
-  } catch (error) {
-    throw error instanceof UsageError ? new UsageError(`standard input: ${error.message}`) : error;
-  }
+  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
+  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
 }
 
 /** How long the end waits for somebody to read the last lines of the log. */
 const FLUSH_MS = 500;
 
-function stopOnSignal(gateway: Gateway): void {
-  const stop = async (): Promise<void> => {
-    await gateway.close();
-    // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
-    setTimeout(() => process.exit(), FLUSH_MS);
-    writeOut('', () => process.exit());
-  };
-  let stopping: Promise<void> | undefined;
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => stopping ??= stop());
+async function stopOnSignal(gateway: Gateway): Promise<void> {
+  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+  await gateway.close();
+  // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
+  setTimeout(() => process.exit(), FLUSH_MS);
+  writeOut('', () => process.exit());
 }
 
 /** The files that settings name. */
