@@ -3406,9 +3406,6 @@ class ConfigError extends UsageError {
   }
 }
 
-/** The place of what is at the top of a configuration. A message has it only for what has no name. */
-const THE_FILE = 'the file';
-
 /** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
 class Mistakes {
   readonly found: string[] = [];
@@ -3424,6 +3421,7 @@ class Mistakes {
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
       const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+      // What is at the top of a file needs no place but its name.
       this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
       return undefined;
     }
@@ -3459,7 +3457,10 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
   return parsed;
 }
 
-/** A reader of sets: an array in JSON, a text separated by commas in the environment. */
+/**
+ * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
+ * empty list may mean nobody, and whoever reads one may take it for no limit.
+ */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
@@ -3469,7 +3470,10 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   };
 }
 
-/** Reads each member of an object by its own reader; one that has none is a mistake, with what may be meant. */
+/**
+ * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
+ * `recipient` that is passed over would be a token that may write to anybody.
+ */
 function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
@@ -3645,20 +3649,21 @@ function checkTls(settings: Settings): void {
   if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
 }
 
+/** BlockList takes a wrong number of bits for an error of ours; a name would have to be asked for on each request. */
 function readAddresses(value: unknown): AddressList {
   const list = new BlockList();
-  const words = listOf((item) =>
+  const readOne = (item: unknown) =>
     readScalar(item, 'an address or a CIDR range', (text) => {
       const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
       const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
       if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
       list.addSubnet(address, Number(bits ?? size), type);
       return text;
-    })
-  )(value);
-  return { words: [...words], list };
+    });
+  return { words: [...listOf(readOne)(value)], list };
 }
 
+/** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
 function readAllow(value: unknown): Allow {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
@@ -3667,7 +3672,10 @@ function readAllow(value: unknown): Allow {
   return { words, groups, patterns: words.flatMap((word) => readPattern(word) ?? []) };
 }
 
-/** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
+/**
+ * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
+ * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
@@ -3676,7 +3684,10 @@ function readPattern(text: string): Pattern | undefined {
   return good ? { method, parts } : undefined;
 }
 
-/** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
+/**
+ * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
+ * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
@@ -3693,6 +3704,7 @@ function readTokens(value: unknown): TokenSettings[] {
   return mistakes.end(tokens);
 }
 
+/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
 function checkTokenName(name: string): void {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
@@ -3717,22 +3729,17 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    if (!isObject(config)) { // by position: the name may be meant as the secret
-      mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
-      return { name, digest: '' };
-    }
-    const { secret, secretFile, ...others } = config;
-    const at = placeOf(name, i);
-    const digest = mistakes.collect(at, () => readDigest(secret, secretFile)) ?? '';
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    const digest = mistakes.collect(at, () => {
+      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
+      const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      return read.secret ?? read.secretFile;
+    });
     const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { ...read, name, digest, secretFile, expiresMs } as TokenSettings;
+    return { ...read, name, digest: digest ?? '', secretFile, expiresMs } as TokenSettings;
   });
-}
-
-function readDigest(secret: unknown, secretFile: unknown): string {
-  ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
-  const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
-  return (read.secret ?? read.secretFile) as string;
 }
 
 function readSecretFile(value: unknown): string {
@@ -3789,13 +3796,11 @@ class Sources extends Mistakes {
  * @throws {UsageError} for all that is none.
  */
 function noteFile(sources: Sources, config: unknown, before = ''): void {
+  if (config === undefined && before !== '') return; // of a program: a file has no undefined
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
     const at = before + path.slice(before.length).split('.')[0];
-    const note = (value: unknown): void => {
-      if (at === path) sources.note(path, value, at);
-      else if (value !== undefined) noteFile(sources, value, `${at}.`); // a program may give undefined, a file cannot
-    };
+    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
     return [at.slice(before.length), note];
   });
   readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
@@ -3815,7 +3820,7 @@ const DOUBTFUL = new Map(Object.entries({
   API__URL: '"BACKEND_URL"',
 }));
 
-/** Notes the settings in the environment. */
+/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
   const file = env.API_TOKENS_FILE;
@@ -3902,13 +3907,14 @@ function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   return readSettings(sources);
 }
 
+/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
 function noteFileAt(sources: Sources, file: string): void {
   const text = sources.collect('configuration', () => readText(file));
   const at = showPath(file);
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
-    sources.collect(THE_FILE, () => noteFile(sources, config));
+    sources.collect('the file', () => noteFile(sources, config));
     if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
       sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
     }
@@ -3921,11 +3927,15 @@ function noteFileAt(sources: Sources, file: string): void {
 /** The settings of a program that embeds the gateway. */
 function embeddedSettings(config: GatewayConfig): Settings {
   const sources = new Sources();
-  sources.collect(THE_FILE, () => noteFile(sources, config));
+  sources.collect('the file', () => noteFile(sources, config));
   return readSettings(sources);
 }
 
-/** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
+/**
+ * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
+ * wider than what was meant.
+ * @throws {ConfigError} with everything that is wrong.
+ */
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
   // A variable or a flag that is set but empty may have been meant to hold a secret.
@@ -4024,44 +4034,44 @@ function startDemoBackend(show: (line: string) => void): http.Server {
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left in the middle
-    const unknown = [404, { error: 'this stand-in backend has no such route' }] as const;
-    const [status, answer] = answers[`${req.method} ${req.url}`] ?? unknown;
-    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    const route = `${req.method} ${req.url}`;
+    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
     res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
-  });
+  }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token, and prints a line to paste for each form. */
-async function runDemo(flags: Record<string, string | undefined>, show: (line: string) => void): Promise<Gateway> {
-  const backend = startDemoBackend(show);
-  backend.listen(0, '127.0.0.1').unref();
+/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+  const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const secret = newSecret();
+  const [number, recipients] = ['+15550100001', ['+15550100002']];
+  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
-    ...(flags.listen !== undefined && { listen: flags.listen }),
+    ...(listen !== undefined && { listen }),
     auth: { methods: [...FORMS] },
-    tokens: { demo: { secret } },
+    tokens: { demo: { secret, defaults: { number, recipients } } },
   });
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
-  const send = (form: string, target: string, more = '', auth = {}): string => {
-    const body = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    const json = JSON.stringify(body);
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${json}'\n`;
-  };
-  show([
-    '',
-    'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
-    'Paste these into another terminal; what reaches the backend appears below, without the token.',
-    '',
-    send('bearer', '/v2/send', `-H 'Authorization: Bearer ${secret}' `),
-    send('basic', '/v2/send', `-u 'api:${secret}' `),
-    send('query', `/v2/send?@auth=${secret}`),
-    send('path', `/@auth=${secret}/v2/send`),
-    send('body', '/v2/send', '', { auth: secret }),
-    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/+15550100001' -H 'Authorization: Bearer ${secret}'\n`,
-  ].join('\n'));
+  const send = (form: string, where: string, auth = {}): string =>
+    `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
+  print(`
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`);
+  const others = [
+    '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
+    send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
+    send('query', `'${url}/v2/send?@auth=${secret}'`),
+    send('path', `'${url}/@auth=${secret}/v2/send'`),
+    send('body', `'${url}/v2/send'`, { auth: secret }),
+    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
+  ].join('\n');
+  gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return gateway;
 }
 
@@ -4082,32 +4092,44 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
+/** In 80 columns. */
 function usage(): string {
-  const rows = SETTING_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback && ` [${fallback}]`}`
+  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
-Usage:
-  gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
-  gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
-  gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
-  gateway.ts render NAME [--config FILE]   read what a webhook posts on standard input; prints the send that the token
-                            of that name would make of it, and sends nothing
-  gateway.ts token [NAME]   make a secret; prints it and its sha256: line
-  gateway.ts hash           read a secret on standard input; prints its sha256: line
+  gateway.ts [FLAGS]        run
+  gateway.ts --check        say all that is wrong, or what each token may do
+  gateway.ts --demo         run with a stand-in backend and a new token
+  gateway.ts render NAME    print the send that the token of that name makes
+                            of what a webhook posts, here on standard input
+  gateway.ts token [NAME]   make a secret, and its digest
+  gateway.ts hash           print the digest of a secret on standard input
 
-Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG) and in the environment; of the
-file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
+Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+
+Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
+their variable and [default]; of file, environment and flags, the later wins.
+Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
 
-${rows.slice(0, GATEWAY_ROWS.length).join('\n')}
+${rows.join('\n')}
 
-A token in the file has a secret, and may have settings of its own; methods, allow, rate and clients
-replace the top-level ones:
+A token in the file has these, and may have methods, allow, rate and clients of
+its own, which replace the top-level ones:
 
-${rows.slice(GATEWAY_ROWS.length).join('\n')}
-`;
+${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+
+The groups of allow:
+
+  send        POST /v2/send and /v1/send
+  info        GET /v1/about and /v1/health
+  receive     GET /v1/receive: what others write to the account
+  messaging   send, receive, and what else a bot needs: reactions, groups, polls
+  setup       accounts, linking, devices, profiles: can take the account over
+
+The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
 function printCheck(settings: Settings): string {
@@ -4137,9 +4159,9 @@ async function main(): Promise<void> {
   process.stdout.on('error', () => {});
   const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
-  if (values.help) return print(usage().trimEnd());
+  if (values.help) return print(usage());
   if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
+  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
@@ -4150,11 +4172,11 @@ async function main(): Promise<void> {
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
-    const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
-    const isAlone = !values.check && !isRender && configured.every((value) => value === undefined);
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
+    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
+    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
@@ -4184,11 +4206,12 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-function printToken(name: string | undefined, print: (text: string) => void): void {
+function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
   const secret = newSecret();
-  print(`${secret}\nsha256:${digestOf(secret)}`);
-  if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
+  const digest = `sha256:${digestOf(secret)}`;
+  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
+  return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
 function hashStdin(): string {
