@@ -4352,7 +4352,7 @@ test('importing does no work and says nothing', async (t) => {
   });
 });
 
-test("--help lists every setting and flag, --version is the package's", async () => {
+test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
   const help = await cli(['--help']);
   assert.equal(help.code, 0);
   for (
@@ -4372,6 +4372,13 @@ test("--help lists every setting and flag, --version is the package's", async ()
       'message',
     ]
   ) assert.ok(help.stdout.includes(word), word);
+  assert.deepEqual(help.stdout.split('\n').filter((line) => line.length > 80), []);
+  const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(help.stdout)!;
+  assert.deepEqual(Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group), [
+    ...['send', 'info', 'receive', 'messaging', 'setup'],
+  ]);
+  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
+  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
@@ -4414,16 +4421,14 @@ test('a port that is taken exits with 1', async (t) => {
 
 test('token makes a secret that hash and the gateway agree on', async (t) => {
   const { stdout } = await cli(['token']);
-  const [secret, hashed, ...rest] = stdout.trimEnd().split('\n');
-  assert.match(secret!, /^[A-Za-z0-9_-]{43}$/);
-  assert.deepEqual(rest, []);
+  const [, secret, hashed] = /^secret {2}([A-Za-z0-9_-]{43})\ndigest {2}(sha256:[0-9a-f]{64})\n$/.exec(stdout)!;
   assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
   const { gateway } = await startBoth(t, { tokens: { a: { secret: hashed! } } });
   assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
   assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${hashed}` } })).status, 401);
   const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
-  assert.notEqual(named[0], secret);
-  assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1] } });
+  assert.notEqual(named[0], `secret  ${secret}`);
+  assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
   assert.equal((await cli(['hash'], { input: 'short\n' })).code, 2);
 });
 
@@ -4767,44 +4772,60 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
   }
 });
 
-test('--demo: every curl line that it prints does what it says, and the token does not reach its backend', async (t) => {
-  const child = start(['--demo', '--listen', '127.0.0.1:0']);
+/** What curl does with the arguments in a line, so that the tests need no curl. */
+function askAsCurl(line: string): Promise<Answer> {
+  const words = Array.from(line.matchAll(/'([^']*)'|(\S+)/g), (match) => match[1] ?? match[2]!).slice(1);
+  const headers: Record<string, string> = {};
+  let [url, method, body]: (string | undefined)[] = [];
+  for (let at = 0; at < words.length; at++) {
+    const word = words[at]!;
+    if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
+    else if (word === '-u') headers.authorization = basic(words[++at]!);
+    else if (word === '-d') body = words[++at];
+    else if (word === '-X') method = words[++at];
+    else url = word;
+  }
+  if (body !== undefined) headers['content-type'] = 'application/x-www-form-urlencoded';
+  const { port, pathname, search } = new URL(url!.replace(/^(?!http:)/, 'http://'));
+  const path = pathname + search;
+  return ask({ port: Number(port) }, { method: method ?? 'POST', path, headers, ...(body !== undefined && { body }) });
+}
+
+/** Starts a demonstration. Its first command shows port and token, and is no longer than a line. */
+async function startDemo(
+  t: TestContext,
+  ...how: [env?: NodeJS.ProcessEnv, program?: [string, ...string[]]]
+): Promise<{ child: ReturnType<typeof start>; first: string; port: number; secret: string }> {
+  const child = start(['--demo', '--listen', '127.0.0.1:0'], ...how);
   t.after(() => child.kill('SIGKILL'));
+  await until(() => /^curl .*'\n$/m.test(child.output()));
+  const [first, secret, port] = /^curl -u api:([\w-]+) 127\.0\.0\.1:(\d+).*$/m.exec(child.output())!;
+  return { child, first, port: Number(port), secret: secret! };
+}
+
+test('--demo: every curl line that it prints does what it says, and the token does not reach its backend', async (t) => {
+  const { child, first, secret } = await startDemo(t);
+  assert.equal(child.output().match(/curl/g)!.length, 1);
+  assert.ok(first.length <= 80, first);
+  assert.equal((await askAsCurl(first)).status, 201);
   await until(() => child.output().includes('# and what it refuses'));
-  await until(() => child.output().trimEnd().endsWith("'"));
+  await until(() => child.output().includes('/v1/register'));
+  assert.match(child.output(), /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*# bearer\ncurl /m);
   const printed = child.output();
-  const secret = /Bearer ([\w-]{43})/.exec(printed)![1]!;
-  const lines = printed.split('\n').filter((line) => line.startsWith('curl '));
-  assert.equal(lines.length, 6);
-  for (const [i, line] of lines.entries()) {
-    // What curl does with these arguments, so that the test needs no curl.
-    const words = Array.from(line.matchAll(/'([^']*)'|(\S+)/g), (match) => match[1] ?? match[2]!).slice(1);
-    const headers: Record<string, string> = {};
-    let [url, method, body]: (string | undefined)[] = [];
-    for (let at = 0; at < words.length; at++) {
-      const word = words[at]!;
-      if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
-      else if (word === '-u') headers.authorization = basic(words[++at]!);
-      else if (word === '-d') body = words[++at];
-      else if (word === '-X') method = words[++at];
-      else url = word;
-    }
-    const { port, pathname, search } = new URL(url!);
-    const answer = await ask({ port: Number(port) }, {
-      method: method ?? 'POST',
-      path: pathname + search,
-      headers,
-      ...(body !== undefined && { body }),
-    });
-    if (i < 5) assert.equal(answer.status, 201, line);
+  const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
+  assert.equal(lines.length, 5);
+  for (const line of lines) {
+    const answer = await askAsCurl(line);
+    if (line !== lines[4]) assert.equal(answer.status, 201, line);
     else assert.equal(answer.json.code, 'setup_blocked');
   }
   await until(() => child.output().includes('setup_blocked'));
   const after = child.output().slice(printed.length);
-  for (const form of ['bearer', 'basic', 'query', 'path', 'body']) {
+  for (const form of ['bearer', 'query', 'path', 'body']) {
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
   assert.ok(!after.includes(secret));
+  assert.equal(after.match(/curl/g), null);
   process.kill(child.pid!, 'SIGINT');
   await assertExit(child);
 });
@@ -7554,11 +7575,7 @@ test('the start-up line tells what the tokens may do, not what they might have',
 
 // The stand-in backend of the demonstration ended the process.
 test('--demo survives a client that leaves in the middle', async (t) => {
-  const child = start(['--demo', '--listen', '127.0.0.1:0']);
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('# and what it refuses'));
-  const [, secret] = /Bearer ([\w-]{43})/.exec(child.output())!;
-  const port = Number(/curl 'http:\/\/127\.0\.0\.1:(\d+)/.exec(child.output())![1]);
+  const { child, port, secret } = await startDemo(t);
   const socket = net.connect(port, '127.0.0.1');
   socket.on('error', () => {});
   socket.write(
@@ -8549,12 +8566,12 @@ function blocks(language: string): string[] {
 
 test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
-  const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+) +(.*?)(?: \[([^\]]+)\])?$/gm));
+  const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
   assert.deepEqual([rows.length, readme.length], [18, 18]);
   const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(source)!;
-  for (const [i, [, path, env, help, fallback]] of rows.entries()) {
+  for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
     assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
@@ -8761,12 +8778,8 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await npm(home, 'install', join(dir, `${PACKAGE.name}-${PACKAGE.version}.tgz`));
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
   assert.equal(await npm(home, 'exec', '--', PACKAGE.name, '--version'), `${PACKAGE.version}\n`);
-  const child = start(['--demo', '--listen', '127.0.0.1:0'], env, [join(home, 'node_modules/.bin', PACKAGE.name)]);
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('# and what it refuses'));
-  const [, port, secret] = /http:\/\/127\.0\.0\.1:(\d+)\/v2\/send.*Bearer ([\w-]{43})/.exec(child.output())!;
-  const answer = await ask({ port: Number(port) }, { body: MESSAGE, headers: { authorization: `Bearer ${secret}` } });
-  assert.equal(answer.status, 201);
+  const { child, first } = await startDemo(t, env, [join(home, 'node_modules/.bin', PACKAGE.name)]);
+  assert.equal((await askAsCurl(first)).status, 201);
   child.kill('SIGTERM');
   await assertExit(child);
   await promisify(execFile)(process.execPath, ['-e', `import('${PACKAGE.name}').then((m) => m.createGateway({}))`], {

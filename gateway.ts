@@ -3321,17 +3321,23 @@ type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
 
 type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
-interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
-  readonly name: string;
-  readonly digest: string;
-  readonly secretFile?: string;
-}
+/** A token as it stands in the configuration: what it does not say, the top level does. */
+type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
 
 function ensure(isRight: boolean, otherwise: string): asserts isRight {
   if (!isRight) throw new UsageError(otherwise);
+}
+
+/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
+  try {
+    return run();
+  } catch (error) {
+    throw new UsageError(explain(error as NodeJS.ErrnoException));
+  }
 }
 
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
@@ -3344,30 +3350,23 @@ class ConfigError extends UsageError {
   }
 }
 
-/** The place of what is at the top of a configuration. */
-const THE_FILE = 'the file';
-
 /** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
 class Mistakes {
   readonly found: string[] = [];
 
-  /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
-  add(at: string, wrong: UsageError | string): void {
-    const sentence = wrong instanceof Error ? wrong.message : wrong;
-    const below = wrong instanceof ConfigError ? wrong.problems : [`: ${sentence}`];
-    const isRoot = at === THE_FILE;
-    const join = (problem: string): string =>
-      /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
-    this.found.push(...below.map(join));
+  add(at: string, sentence: string): void {
+    this.found.push(`${at}: ${sentence}`);
   }
 
-  /** What `read` returns, or undefined if it threw. */
+  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
   collect<T>(at: string, read: () => T): T | undefined {
     try {
       return read();
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
-      this.add(at, error);
+      const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+      // What is at the top of a file needs no place but its name.
+      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
       return undefined;
     }
   }
@@ -3392,7 +3391,7 @@ function showValue(value: unknown, instead: string): string {
 
 /** Where a member of an object is: by its key, or by its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
-  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? key : `[${index}]`;
+  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /** Reads a single value. `expected` completes the sentence "… is not …". */
@@ -3402,7 +3401,10 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
   return parsed;
 }
 
-/** A reader of sets: an array in JSON, a text separated by commas in the environment. */
+/**
+ * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
+ * empty list may mean nobody, and whoever reads one may take it for no limit.
+ */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
@@ -3412,11 +3414,15 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   };
 }
 
-/** Reads each member of an object by its own reader; one that has none is a mistake, with what may be meant. */
-function readMembers(readers: Record<string, Reader<unknown>>, value: object): Record<string, unknown> {
+/**
+ * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
+ * `recipient` that is passed over would be a token that may write to anybody.
+ */
+function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
+  const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
-    const read = Object.hasOwn(readers, key) ? readers[key]! : () => refuseSetting(key, Object.keys(readers));
+    const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
     return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -3518,25 +3524,15 @@ function recipientOr(group: string): Reader<string> {
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** The readers of a token's `defaults`. */
-const DEFAULTS_READERS: { readonly [P in keyof SendDefaults]-?: Reader<SendDefaults[P]> } = {
-  number: readNumber,
-  recipients: (value) => [...listOf(recipientOr(' or group.…'))(value)],
-  text_mode: wordOf(TEXT_MODES),
-};
-
 function readDefaults(value: unknown): SendDefaults {
-  ensure(isObject(value), `must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
-  return readMembers(DEFAULTS_READERS, value);
+  ensure(isObject(value), 'must be an object with number, recipients, text_mode');
+  const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  try {
-    return new Template(value);
-  } catch (error) {
-    throw new UsageError((error as SyntaxError).message);
-  }
+  return attempt(() => new Template(value), (error) => error.message);
 }
 
 /** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
@@ -3561,8 +3557,7 @@ function readBackend(value: unknown) {
 
 /** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
 function readOrigins(value: unknown): ReadonlySet<string> {
-  const isOrigin = (text: string): boolean =>
-    /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
+  const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   return listOf(textThat(isOrigin, expected))(value);
 }
@@ -3593,41 +3588,38 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
 
 /** Says what node:https would only say on the first connection, or on start. */
 function checkTls(settings: Settings): void {
-  const { 'tls.cert': cert, 'tls.key': key } = settings;
-  ensure(!cert === !key, 'needs both "cert" and "key"');
-  try {
-    if (cert) createSecureContext(tlsFiles(settings));
-  } catch (error) {
-    throw new UsageError(`its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
-  }
+  ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
+  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
+  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
 }
 
+/** BlockList takes a wrong number of bits for an error of ours; a name would have to be asked for on each request. */
 function readAddresses(value: unknown): AddressList {
   const list = new BlockList();
-  const words = listOf((item) =>
+  const readOne = (item: unknown) =>
     readScalar(item, 'an address or a CIDR range', (text) => {
       const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
       const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
       if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
       list.addSubnet(address, Number(bits ?? size), type);
       return text;
-    })
-  )(value);
-  return { words: [...words], list };
+    });
+  return { words: [...listOf(readOne)(value)], list };
 }
 
+/** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
 function readAllow(value: unknown): Allow {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
   const words = [...listOf(textThat(isKnown, expected))(value)];
-  return {
-    words,
-    groups: new Set(words.flatMap((word) => GROUPS[word as Group] ?? [])),
-    patterns: words.flatMap((word) => readPattern(word) ?? []),
-  };
+  const groups = new Set(words.flatMap((word) => GROUPS[word as Group] ?? []));
+  return { words, groups, patterns: words.flatMap((word) => readPattern(word) ?? []) };
 }
 
-/** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
+/**
+ * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
+ * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
@@ -3636,27 +3628,29 @@ function readPattern(text: string): Pattern | undefined {
   return good ? { method, parts } : undefined;
 }
 
-/** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
+/**
+ * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
+ * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
-  for (const [i, { name, digest }] of tokens.entries()) {
-    if (digest === undefined) continue; // reported
+  tokens.forEach(({ name, digest }, i) => {
     const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
     if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    owners.set(digest, here);
-  }
+    if (digest !== '') owners.set(digest, here); // else it could not be read
+  });
   tokens.forEach(({ name }, i) => { // which every log line would show
     if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
 
+/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
 function checkTokenName(name: string): void {
-  const isName = /^[A-Za-z0-9][\w.-]{0,63}$/.test(name);
-  ensure(isName, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+  ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
@@ -3669,54 +3663,44 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
       ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       ensure(!names.has(name), 'has the name of an earlier one');
       names.add(name);
-      return readSecret(secret, QUOTED);
+      return readSecret(secret, true);
     });
-    return { name, digest };
-  }) as TokenSettings[];
+    return { name, digest: digest ?? '' };
+  });
 }
 
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    if (!isObject(config)) { // by position: the name may be meant as the secret
-      mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
-      return { name };
-    }
-    const { secret, secretFile, ...others } = config;
-    const at = placeOf(name, i);
-    const digest = mistakes.collect(at, () => readDigest({ secret, secretFile }));
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    const digest = mistakes.collect(at, () => {
+      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
+      const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      return read.secret ?? read.secretFile;
+    });
     const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { name, digest, secretFile, ...read, expiresMs };
-  }) as TokenSettings[];
-}
-
-/** The digest of a token's secret, of which there is one, or one file. */
-function readDigest(members: Record<string, unknown>): string {
-  const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
-  ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
-  return String(readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]]);
+    return { ...read, name, digest: digest ?? '', secretFile, expiresMs } as TokenSettings;
+  });
 }
 
 function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), QUOTED);
+  return readSecret(readFile(value).text.trim(), true);
 }
 
-/**
- * What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats
- * have.
- */
-const SPACED = [/^\s|\s$/, 'begins or ends with white space'] as const;
-const QUOTED = [
-  /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u,
-  'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret',
-] as const;
+/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
 /** The digest of nothing, or of an empty line: of a program that was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/** A secret's digest. A message never shows any of it. */
-function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] = SPACED): string {
+/**
+ * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
+ * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ */
+function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -3725,7 +3709,9 @@ function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] =
     return digest;
   }
   ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
-  ensure(!mistake.test(secret), why);
+  ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
+  const isQuoted = isBare && QUOTING.test(secret);
+  ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   return digestOf(secret);
@@ -3737,26 +3723,31 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
 
-/**
- * A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins.
- */
-type Sources = Map<string, { value: unknown; at: string }>;
+/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+class Sources extends Mistakes {
+  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  readonly given = new Map<string, { value: unknown; at: string }>();
+  readonly warnings: string[] = [];
+
+  /** Of two, the later wins. */
+  note(path: string, value: unknown, at: string): void {
+    if (value !== undefined) this.given.set(path, { value, at });
+  }
+}
 
 /**
  * Notes the settings in a parsed file, or in the object below `before` in it.
  * @throws {UsageError} for all that is none.
  */
 function noteFile(sources: Sources, config: unknown, before = ''): void {
+  if (config === undefined && before !== '') return; // of a program: a file has no undefined
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0]!;
-    return [at.slice(before.length), (value: unknown): void => {
-      if (value === undefined) return; // from a program, not from a file
-      if (at === path) sources.set(path, { value, at });
-      else noteFile(sources, value, `${at}.`);
-    }] as const;
+    const at = before + path.slice(before.length).split('.')[0];
+    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
+    return [at.slice(before.length), note];
   });
-  readMembers(Object.fromEntries(readers), config);
+  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
 }
 
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
@@ -3773,35 +3764,28 @@ const DOUBTFUL = new Map(Object.entries({
   API__URL: '"BACKEND_URL"',
 }));
 
-/** Notes the settings in the environment. */
-function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, warnings: string[]): void {
-  for (const [path, [name]] of GATEWAY_ROWS) {
-    if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
-  }
-  const at = 'API_TOKENS_FILE';
-  if (env[at] !== undefined) {
-    if (sources.get('tokens')?.at === 'API_TOKENS') {
-      mistakes.add(at, 'is set, and API_TOKENS too; use one of them');
-    }
-    const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
-    sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
+/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  const file = env.API_TOKENS_FILE;
+  if (file !== undefined) {
+    const at = 'API_TOKENS_FILE';
+    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+    const text = file && sources.collect(at, () => readText(file));
+    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
     const other = DOUBTFUL.get(name);
-    if (meant) mistakes.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
 }
 
 function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
-    const user = uid === undefined ? '' : ` by user ${uid}`;
-    throw new UsageError(`${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
-  }
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+  const user = uid === undefined ? '' : ` by user ${uid}`;
+  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
 }
 
 /**
@@ -3817,14 +3801,11 @@ function parseFile(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    let why = 'it is not valid JSON';
-    try {
-      scanWhole(Buffer.from(text), 'none');
-    } catch (error) {
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
-      why = `${placeAfter(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
-    }
-    throw new UsageError(`is not a JSON object: ${why}`);
+    const bytes = Buffer.from(text);
+    return attempt(() => scanWhole(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
+      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+    });
   }
 }
 
@@ -3833,12 +3814,12 @@ function placeAfter(text: string): string {
   return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
 }
 
+const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
+
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
   const open: Set<string>[] = [];
-  for (
-    const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g)
-  ) {
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
     else if (token === '}') open.pop();
     else if (colon !== undefined) {
@@ -3849,95 +3830,85 @@ function* repeatedKeys(text: string): Generator<{ key: string; index: number }> 
   }
 }
 
-/** Whether a configuration holds a secret, or a password of the backend, that is no digest. */
-function holdsPlainSecret(config: unknown): boolean {
-  return /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i.test(JSON.stringify(config));
-}
+/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /** Where a configuration comes from. */
-interface ConfigSources {
-  file?: string | undefined;
-  env?: NodeJS.ProcessEnv;
-  flags?: Record<string, string | undefined>;
-}
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
  * Reads file, environment and flags; of two that say something on the same setting, the later wins.
  * @throws {ConfigError} with everything that is wrong.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
-  const mistakes = new Mistakes();
-  const warnings: string[] = [];
-  const sources: Sources = new Map();
-  if (file !== undefined) loadFile(sources, file, mistakes, warnings);
-  const fromFile = sources.get('tokens');
-  noteEnv(sources, env, mistakes, warnings);
-  const tokens = sources.get('tokens');
-  if (fromFile && tokens !== fromFile) warnings.push(`${tokens!.at} replaces all tokens of the file`);
-  for (const [path, value] of Object.entries(flags)) {
-    if (value !== undefined) sources.set(path, { value, at: `--${path.split('.')[0]}` });
-  }
-  return readSettings(sources, mistakes, warnings);
+  const sources = new Sources();
+  if (file !== undefined) noteFileAt(sources, file);
+  const fromFile = sources.given.get('tokens');
+  noteEnv(sources, env);
+  const tokens = sources.given.get('tokens');
+  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
+  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  return readSettings(sources);
 }
 
-function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: string[]): void {
-  const text = mistakes.collect('configuration', () => readText(file));
-  if (text === undefined) return;
-  mistakes.collect(showPath(file), () => {
+/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
+function noteFileAt(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readText(file));
+  const at = showPath(file);
+  sources.collect(at, () => {
+    if (text === undefined) return;
     const config = parseFile(text);
-    mistakes.collect(THE_FILE, () => noteFile(sources, config));
-    if (holdsPlainSecret(config) && statSync(file).mode & 0o004) {
-      warnings.push(`${showPath(file)} holds plain secrets and can be read by everybody (chmod o-r)`);
+    sources.collect('the file', () => noteFile(sources, config));
+    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
     }
     for (const { key, index } of repeatedKeys(text)) {
-      const what = `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`;
-      mistakes.add(showPath(file), what);
+      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
     }
   });
 }
 
 /** The settings of a program that embeds the gateway. */
 function embeddedSettings(config: GatewayConfig): Settings {
-  const mistakes = new Mistakes();
-  const sources: Sources = new Map();
-  mistakes.collect(THE_FILE, () => noteFile(sources, config));
-  return readSettings(sources, mistakes);
+  const sources = new Sources();
+  sources.collect('the file', () => noteFile(sources, config));
+  return readSettings(sources);
 }
 
-/** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
-function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly string[] = []): Settings {
+/**
+ * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
+ * wider than what was meant.
+ * @throws {ConfigError} with everything that is wrong.
+ */
+function readSettings(sources: Sources): Settings {
+  const { given, found, warnings } = sources;
   // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of sources) {
+  for (const [path, { value, at }] of given) {
     if (value !== '' || at === path) continue;
-    mistakes.add(at, 'is set but empty; unset it, or give it a value');
-    sources.delete(path);
+    sources.add(at, 'is set but empty; unset it, or give it a value');
+    given.delete(path);
   }
-  const isAllRead = mistakes.found.length === 0; // else nobody can say that there are no tokens
-  const settings: Record<string, unknown> = {};
-  for (const [path, [, , read, fallback]] of GATEWAY_ROWS) {
-    const { value, at } = sources.get(path) ?? { value: fallback || undefined, at: path };
-    settings[path] = value === undefined ? undefined : mistakes.collect(at, () => read(value));
-  }
-  const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
-  if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
+  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+  });
+  const { tokens = [], ...others } = Object.fromEntries(read);
+  const settings: Settings = { ...others, tokens, warnings };
+  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    mistakes.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
+    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  if (mistakes.found.length === 0) mistakes.collect('tls', () => checkTls(settings as Settings));
-  return mistakes.end({ ...settings, tokens, warnings } as Settings);
+  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
+  return sources.end(settings);
 }
 
 /** What requests are judged by: the tokens with their fallbacks resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
 function makeRules(settings: Settings) {
-  const resolve = (token: TokenSettings): Token => ({
-    ...token as Token,
-    methods: token.methods ?? settings['auth.methods'],
-    allow: token.allow ?? settings.allow,
-    rate: token.rate ?? settings.rate,
-    clients: token.clients ?? settings.clients,
-  });
+  const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** The token that everybody has, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -3961,52 +3932,39 @@ function makeRules(settings: Settings) {
 
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
-  const words = (list: Iterable<string> | undefined, none: string): string => list ? [...list].join(', ') : none;
+  const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern)).map(({ method, parts }) =>
-    `${method} /${parts.join('/')}`
-  );
-  const rows: [name: string, said: string | false][] = [
-    ['may call', words(token.allow.words, '')],
-    ...idle.map((words): [string, string] => ['warning', `${words} matches no route of the backend`]),
-    ['presented', token.digest !== '' && `as ${words(token.methods, '')}`],
-    ['sends from', words(token.senders, 'any account')],
-    ['sends to', words(token.recipients, 'anybody')],
+  const rows = [
+    ['may call', words(token.allow.words)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ['presented', token.digest && `as ${words(token.methods)}`],
+    ['sends from', words(token.senders) || 'any account'],
+    ['sends to', words(token.recipients) || 'anybody'],
     ['rate', token.rate?.words ?? 'no limit'],
-    ['from', words(token.clients?.words, 'any address')],
-    ['webhooks', makesSends(token) && describeWebhook(token)],
+    ['from', words(token.clients?.words) || 'any address'],
+    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
     ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
   ];
-  const lines = rows.map(([name, said]) => said && `    ${name.padEnd(12)} ${said}`).filter(Boolean);
+  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
+/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeWebhook(token: Token): string {
-  const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = [
-    number && `from ${number}`,
-    recipients && `to ${recipients.join(', ')}`,
-    mode && `with text_mode ${mode}`,
-  ];
-  const said = defaults.filter(Boolean).join(' ');
-  const refusal = refusalOfDefaults(token);
-  return [
-    `become sends${message ? ', the message by a template' : ''}`,
-    said && `unless they say otherwise ${said}`,
-    refusal && `which will be refused: ${refusal}`,
-  ].filter(Boolean).join('; ');
-}
-
-/** Why a send with a token's own defaults would be refused, if it would. */
-function refusalOfDefaults(token: Token): string | undefined {
+  const { number, recipients, text_mode: mode } = token.defaults ?? {};
+  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
+  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
+  if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
     const refusal = refusalOfEndpoint(token, SEND_TARGET);
     if (refusal) return refusal.message;
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
-    return undefined;
   } catch (error) {
-    return (error as Problem).message;
+    parts.push(`which will be refused: ${(error as Problem).message}`);
   }
+  return parts.join('; ');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -4021,44 +3979,44 @@ function startDemoBackend(show: (line: string) => void): http.Server {
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left in the middle
-    const unknown = [404, { error: 'this stand-in backend has no such route' }] as const;
-    const [status, answer] = answers[`${req.method} ${req.url}`] ?? unknown;
-    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    const route = `${req.method} ${req.url}`;
+    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
     res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
-  });
+  }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token, and prints a line to paste for each form. */
-async function runDemo(flags: Record<string, string | undefined>, show: (line: string) => void): Promise<Gateway> {
-  const backend = startDemoBackend(show);
-  backend.listen(0, '127.0.0.1').unref();
+/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+  const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const secret = newSecret();
+  const [number, recipients] = ['+15550100001', ['+15550100002']];
+  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
-    ...(flags.listen !== undefined && { listen: flags.listen }),
+    ...(listen !== undefined && { listen }),
     auth: { methods: [...FORMS] },
-    tokens: { demo: { secret } },
+    tokens: { demo: { secret, defaults: { number, recipients } } },
   });
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
-  const send = (form: string, target: string, more = '', auth = {}): string => {
-    const body = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    const json = JSON.stringify(body);
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${json}'\n`;
-  };
-  show([
-    '',
-    'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
-    'Paste these into another terminal; what reaches the backend appears below, without the token.',
-    '',
-    send('bearer', '/v2/send', `-H 'Authorization: Bearer ${secret}' `),
-    send('basic', '/v2/send', `-u 'api:${secret}' `),
-    send('query', `/v2/send?@auth=${secret}`),
-    send('path', `/@auth=${secret}/v2/send`),
-    send('body', '/v2/send', '', { auth: secret }),
-    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/+15550100001' -H 'Authorization: Bearer ${secret}'\n`,
-  ].join('\n'));
+  const send = (form: string, where: string, auth = {}): string =>
+    `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
+  print(`
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`);
+  const others = [
+    '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
+    send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
+    send('query', `'${url}/v2/send?@auth=${secret}'`),
+    send('path', `'${url}/@auth=${secret}/v2/send'`),
+    send('body', `'${url}/v2/send'`, { auth: secret }),
+    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
+  ].join('\n');
+  gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return gateway;
 }
 
@@ -4079,32 +4037,44 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
+/** In 80 columns. */
 function usage(): string {
-  const rows = SETTING_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback && ` [${fallback}]`}`
+  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
-Usage:
-  gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
-  gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
-  gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
-  gateway.ts render NAME [--config FILE]   read what a webhook posts on standard input; prints the send that the token
-                            of that name would make of it, and sends nothing
-  gateway.ts token [NAME]   make a secret; prints it and its sha256: line
-  gateway.ts hash           read a secret on standard input; prints its sha256: line
+  gateway.ts [FLAGS]        run
+  gateway.ts --check        say all that is wrong, or what each token may do
+  gateway.ts --demo         run with a stand-in backend and a new token
+  gateway.ts render NAME    print the send that the token of that name makes
+                            of what a webhook posts, here on standard input
+  gateway.ts token [NAME]   make a secret, and its digest
+  gateway.ts hash           print the digest of a secret on standard input
 
-Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG) and in the environment; of the
-file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
+Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+
+Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
+their variable and [default]; of file, environment and flags, the later wins.
+Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
 
-${rows.slice(0, GATEWAY_ROWS.length).join('\n')}
+${rows.join('\n')}
 
-A token in the file has a secret, and may have settings of its own; methods, allow, rate and clients
-replace the top-level ones:
+A token in the file has these, and may have methods, allow, rate and clients of
+its own, which replace the top-level ones:
 
-${rows.slice(GATEWAY_ROWS.length).join('\n')}
-`;
+${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+
+The groups of allow:
+
+  send        POST /v2/send and /v1/send
+  info        GET /v1/about and /v1/health
+  receive     GET /v1/receive: what others write to the account
+  messaging   send, receive, and what else a bot needs: reactions, groups, polls
+  setup       accounts, linking, devices, profiles: can take the account over
+
+The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
 function printCheck(settings: Settings): string {
@@ -4120,13 +4090,11 @@ function printCheck(settings: Settings): string {
 }
 
 function parseCommandLine(args: string[]) {
-  try {
-    return parseArgs({ args, options: FLAGS, allowPositionals: true });
-  } catch (error) {
-    const [said = ''] = (error as Error).message.split('. ');
+  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
+    const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    throw new UsageError(`${isLong ? 'that is no option' : said}; --help lists what there is`);
-  }
+    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+  });
 }
 
 /** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
@@ -4136,9 +4104,9 @@ async function main(): Promise<void> {
   process.stdout.on('error', () => {});
   const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
-  if (values.help) return print(usage().trimEnd());
+  if (values.help) return print(usage());
   if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
+  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
@@ -4149,11 +4117,11 @@ async function main(): Promise<void> {
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
-    const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
-    const isAlone = !values.check && !isRender && configured.every((value) => value === undefined);
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
+    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
+    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
@@ -4161,8 +4129,8 @@ async function main(): Promise<void> {
   if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
-  stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return stopOnSignal(gateway);
 }
 
 /**
@@ -4184,33 +4152,28 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-function printToken(name: string | undefined, print: (text: string) => void): void {
+function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
   const secret = newSecret();
-  print(`${secret}\nsha256:${digestOf(secret)}`);
-  if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
+  const digest = `sha256:${digestOf(secret)}`;
+  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
+  return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
 function hashStdin(): string {
-  try {
-    return readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''));
-  } catch (error) {
-    throw error instanceof UsageError ? new UsageError(`standard input: ${error.message}`) : error;
-  }
+  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
+  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
 }
 
 /** How long the end waits for somebody to read the last lines of the log. */
 const FLUSH_MS = 500;
 
-function stopOnSignal(gateway: Gateway): void {
-  const stop = async (): Promise<void> => {
-    await gateway.close();
-    // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
-    setTimeout(() => process.exit(), FLUSH_MS);
-    writeOut('', () => process.exit());
-  };
-  let stopping: Promise<void> | undefined;
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => stopping ??= stop());
+async function stopOnSignal(gateway: Gateway): Promise<void> {
+  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+  await gateway.close();
+  // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
+  setTimeout(() => process.exit(), FLUSH_MS);
+  writeOut('', () => process.exit());
 }
 
 /** The files that settings name. */
