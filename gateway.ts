@@ -506,19 +506,18 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 /** Says what is in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
-  const named = [...rules.tokens.values()];
-  const tokens = rules.anonymous ? [rules.anonymous] : named;
+  const expired = rules.all.filter((token) => isExpired(token, now()));
   const warnings = [
     ...(rules.anonymous ? [OPEN_WARNING] : []),
     ...rules.warnings,
-    ...named.filter((token) => isExpired(token, now())).map((token) => `the token "${token.name}" has expired`),
+    ...expired.map((token) => `the token "${token.name}" has expired`),
   ];
   core.log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules.backend.origin + rules.backend.prefix,
-    tokens: named.length,
-    names: named.map((token) => token.name).join(',') || undefined,
-    allow: [...new Set(tokens.flatMap((token) => token.allow.words))].join(','),
+    tokens: rules.tokens.size,
+    names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
+    allow: [...new Set(rules.all.flatMap((token) => token.allow.words))].join(','),
     warning: warnings.join('; ') || undefined,
   });
 }
@@ -722,7 +721,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
-    if (!x.rules.clients.some((list) => addressAllowed(list, x.client))) throw new Problem('client_not_allowed');
+    if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
     // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
     if (isPreflight(x)) return answerPreflight(x);
@@ -3918,8 +3917,7 @@ function makeRules(settings: Settings) {
     anonymous,
     /** The forms that any token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
-    /** The address lists of all tokens. */
-    clients: (anonymous ? [anonymous] : tokens).map((token) => token.clients),
+    all: anonymous ? [anonymous] : tokens,
     /** Origins that are no strangers, and whose pages may read every answer. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
@@ -4079,13 +4077,13 @@ The manual: README.md, and the comments of GatewayConfig in this file.`;
 
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
-  const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
+  const count = rules.tokens.size;
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
-    rules.anonymous ? OPEN_WARNING : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `${count} token${count === 1 ? '' : 's'}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
-    ...tokens.map((token) => describeToken(token, Date.now())),
+    ...rules.all.map((token) => describeToken(token, Date.now())),
   ].join('\n');
 }
 
