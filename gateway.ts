@@ -3957,7 +3957,7 @@ function describeWebhook(token: Token): string {
   if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
     const refusal = refusalOfEndpoint(token, SEND_TARGET);
-    if (refusal) return refusal.message;
+    if (refusal) throw refusal;
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
