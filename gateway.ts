@@ -2524,12 +2524,12 @@ class BodyScan {
 
   /** Reads one byte of what follows a backslash; the text gets an escape whole, for a part could not be decoded. */
   #readEscape(i: number): number {
-    const { key } = this.#scope;
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
     // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    if (isAttachment(key) && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
+    const isSeparator = escape.length === 5 && /^u00(?:2c|3b)$/i.test(escape);
+    if (isSeparator && isAttachment(this.#scope.key)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
