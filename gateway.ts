@@ -2042,41 +2042,35 @@ const RENDER_LIMIT_BYTES = 64 * 1024;
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
-/** `{{{name}}}`, or `{{`, a sigil, a name and `}}`; sticky, so that it is tried at one place only. */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})/y;
+/**
+ * `{{{name}}}`, or `{{`, a sigil, a name and `}}`; before it the indent, if it is the first on its line, and after it
+ * the end of the line, if it is the last. Both may be empty, and `(…)?` would not match what is empty. A `{{` alone is
+ * matched too, without a tag, for it is a mistake.
+ */
+const TAG = /(?:((?<=^|\n)[ \t]*)|)\{\{(?:(\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})(?:([ \t]*(?:\r?\n|$))|))?/g;
 /** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-/** A name's parts. The first is empty where the name begins with a dot: the innermost context itself. */
-type TagPath = readonly string[];
-
-type TemplateNode =
-  | string
-  | { readonly kind: 'variable'; readonly path: TagPath }
-  | { readonly kind: 'section' | 'inverted'; readonly path: TagPath; readonly nodes: TemplateNode[] };
-
+/** A variable, or a section (its sigil is `#`, if inverted `^`). The template itself stands around all of them. */
 interface Tag {
   readonly text: string;
   /** Where it stands in the template. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-}
-
-/** A section whose end has not come yet, or the template itself. */
-interface OpenSection extends Tag {
-  readonly nodes: TemplateNode[];
+  /** The parts of the name. The first is empty where it begins with a dot: the innermost context itself. */
+  readonly path: readonly string[];
+  /** What a section holds. */
+  readonly nodes: (string | Tag)[];
 }
 
 /** A compiled Mustache template. */
 class Template {
-  readonly #nodes: readonly TemplateNode[];
-  readonly #length: number;
+  readonly #whole: Tag;
 
   /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
-    this.#nodes = parseTemplate(text);
-    this.#length = text.length;
+    this.#whole = parseTemplate(text);
   }
 
   /**
@@ -2085,15 +2079,15 @@ class Template {
    */
   render(data: unknown): string {
     const contexts = [data];
-    const pieces: string[] = [];
+    let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
-    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#length);
+    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
-    const emit = (text: string): void => {
-      pieces.push(text);
-      leftBytes -= Buffer.byteLength(text);
+    const emit = (piece: string): void => {
+      text += piece;
+      leftBytes -= Buffer.byteLength(piece);
     };
-    const walk = (nodes: readonly TemplateNode[]): void => {
+    const walk = ({ nodes }: Tag): void => {
       for (const node of nodes) {
         if (isSpent()) return;
         if (typeof node === 'string') {
@@ -2102,42 +2096,37 @@ class Template {
         }
         leftSteps -= contexts.length + node.path.length;
         const value = lookUp(contexts, node.path);
-        if (node.kind === 'variable') {
-          emit(toText(value));
-          continue;
-        }
         const items = Array.isArray(value) ? value : value ? [value] : [];
-        if (node.kind === 'inverted' && items.length === 0) walk(node.nodes);
-        for (const item of node.kind === 'section' ? items : []) {
-          if (--leftSteps < 0 || isSpent()) return;
+        if (!isSection(node)) emit(toText(value));
+        else if (node.sigil === '^' && items.length === 0) walk(node);
+        for (const item of node.sigil === '#' ? items : []) {
+          leftSteps--;
+          if (isSpent()) return;
           contexts.push(item);
-          walk(node.nodes);
+          walk(node);
           contexts.pop();
         }
       }
     };
-    walk(this.#nodes);
-    const text = pieces.join('');
+    walk(this.#whole);
     return isSpent() ? cutText(text) : text;
   }
 }
 
-/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
-function lookUp(contexts: readonly unknown[], path: TagPath): unknown {
-  const first = path[0]!;
-  let value = first === '' ? contexts.at(-1) : member(contexts.findLast((context) => hasMember(context, first)), first);
-  for (let i = 1; i < path.length && value !== undefined; i++) value = member(value, path[i]!);
-  return value;
+function isSection({ sigil }: Tag): boolean {
+  return sigil === '#' || sigil === '^';
 }
 
-function member(value: unknown, name: string): unknown {
-  return hasMember(value, name) ? value[name] : undefined;
+/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
+function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
+  const owner = contexts.findLast((context) => path[0] === '' || member(context, path[0]!) !== undefined);
+  return path.reduce((value, name) => name === '' ? value : member(value, name), owner);
 }
 
 /** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
-function hasMember(value: unknown, name: string): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && Object.hasOwn(value, name) &&
-    !(Array.isArray(value) && name === 'length');
+function member(value: unknown, name: string): unknown {
+  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
+  return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
 }
 
 /** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
@@ -2149,77 +2138,52 @@ function toText(value: unknown): string {
 /** Makes room for the ellipsis if need be, and not within a character. */
 function cutText(text: string): string {
   const ellipsis = '…';
-  const bytes = Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis));
-  return bytes.subarray(0, bytes.length - incompleteTail(bytes)).toString() + ellipsis;
+  return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
 }
 
 /** @throws {SyntaxError} with line and column. */
-function parseTemplate(text: string): TemplateNode[] {
-  const open: OpenSection[] = [{ text: '', at: 0, sigil: '', name: '', nodes: [] }];
+function parseTemplate(text: string): Tag {
+  const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
   let from = 0;
-  for (let at = text.indexOf('{{'); at >= 0; at = text.indexOf('{{', from)) {
-    TAG.lastIndex = at;
-    const [tag, triple, sigil = '', inner = ''] = TAG.exec(text) ?? failTemplate(text, at, 'a "{{" has no "}}"');
-    const [start, end] = standaloneSpan(text, from, at, at + tag.length, sigil);
+  for (const match of text.matchAll(TAG)) {
+    const [, indent, tag, triple, sigil = '', inner = '', after] = match;
+    const at = match.index + (indent?.length ?? 0);
+    if (tag === undefined) failTemplate(text, at, 'a "{{" has no "}}"');
+    const isAlone = indent !== undefined && after !== undefined && /[#^/!]/.test(sigil);
+    const start = isAlone ? match.index : at;
     if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
-    from = end;
-    if (sigil !== '!') addTag(text, open, { text: tag, at, sigil, name: (triple ?? inner).trim() });
+    from = at + 2 + tag.length + (isAlone ? after.length : 0);
+    const name = (triple ?? inner).trim();
+    const path = name === '.' ? [''] : name.split('.');
+    const why = sigil === '!' ? undefined : addTag(open, { text: `{{${tag}`, at, sigil, name, path, nodes: [] });
+    if (why !== undefined) failTemplate(text, at, why);
   }
   const section = open.at(-1)!;
   if (open.length > 1) {
     failTemplate(text, section.at, `${showTag(section.text)} has no ${showTag(`{{/${section.name}}}`)}`);
   }
   section.nodes.push(text.slice(from));
-  return section.nodes;
+  return section;
 }
 
-/** Inserts a variable, or opens or closes a section. */
-function addTag(template: string, open: OpenSection[], tag: Tag): void {
-  const { text, at, sigil, name } = tag;
-  if (/[>=<$]/.test(sigil)) {
-    failTemplate(template, at, `${showTag(text)}: partials, blocks and other delimiters are not supported`);
-  }
+/** Inserts a variable, or opens or closes a section; returns why it cannot. */
+function addTag(open: Tag[], tag: Tag): string | undefined {
+  const { sigil, name } = tag;
+  const shown = showTag(tag.text);
+  if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
-    failTemplate(
-      template,
-      at,
-      `${
-        showTag(text)
-      } has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`,
-    );
+    return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
   const section = open.at(-1)!;
   if (sigil === '/') {
-    if (open.length === 1) failTemplate(template, at, `${showTag(text)} closes a section that is not open`);
-    if (name !== section.name) {
-      failTemplate(template, at, `${showTag(text)} stands where ${showTag(`{{/${section.name}}}`)} is expected`);
-    }
+    if (open.length === 1) return `${shown} closes a section that is not open`;
+    if (name !== section.name) return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
     open.pop();
-    return;
+    return undefined;
   }
-  const path = name === '.' ? [''] : name.split('.');
-  if (sigil !== '#' && sigil !== '^') return void section.nodes.push({ kind: 'variable', path });
-  const nodes: TemplateNode[] = [];
-  section.nodes.push({ kind: sigil === '#' ? 'section' : 'inverted', path, nodes });
-  open.push({ ...tag, nodes });
-  if (open.length - 1 > NESTING_LIMIT) {
-    failTemplate(template, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
-  }
-}
-
-/** From where to where a tag goes: one that inserts nothing and stands alone on its line takes the line with it. */
-function standaloneSpan(
-  text: string,
-  from: number,
-  at: number,
-  end: number,
-  sigil: string,
-): [start: number, end: number] {
-  const [, indent] = /(?:^|\n)([ \t]*)$/.exec(text.slice(from, at)) ?? []; // of what follows the tag before
-  const [after] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(end)) ?? [];
-  if (!/[#^/!]/.test(sigil) || indent === undefined || after === undefined) return [at, end];
-  const start = at - indent.length;
-  return start === 0 || text[start - 1] === '\n' ? [start, end + after.length] : [at, end];
+  section.nodes.push(tag);
+  if (isSection(tag)) open.push(tag);
+  return open.length - 1 > NESTING_LIMIT ? `sections are nested more than ${NESTING_LIMIT} levels deep` : undefined;
 }
 
 /** A tag for a message, by the rule of `show`, but for its braces. */
@@ -2233,18 +2197,6 @@ function failTemplate(text: string, at: number, why: string): never {
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
-
-const NOTHING = Buffer.alloc(0);
-const QUOTE = 0x22;
-const COMMA = 0x2c;
-const COLON = 0x3a;
-const SEMICOLON = 0x3b;
-const OPEN_ARRAY = 0x5b;
-const BACKSLASH = 0x5c;
-const CLOSE_ARRAY = 0x5d;
-const LETTER_N = 0x6e;
-const OPEN_OBJECT = 0x7b;
-const CLOSE_OBJECT = 0x7d;
 
 /** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
 const NESTING_LIMIT = 64;
@@ -2276,47 +2228,53 @@ const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+
  * For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a
  * pattern.
  */
-function specialTable(bytes: number[]): readonly [bytes: Uint8Array, pairs: Uint8Array] {
-  const single = Uint8Array.from({ length: 256 }, (_, byte) => Number(byte < 0x20 || bytes.includes(byte)));
-  return [single, Uint8Array.from({ length: 65_536 }, (_, pair) => single[pair >> 8]! | single[pair & 0xff]!)];
+function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
+  const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
+  return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-const SPECIAL = specialTable([QUOTE, BACKSLASH]);
-const SPECIAL_IN_ATTACHMENT = specialTable([QUOTE, BACKSLASH, COMMA, SEMICOLON]);
+const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter at the top level, or in the object of another. */
-function keysWithin(within?: BodyKey): ReadonlySet<string> {
-  const entries = Object.entries<{ role: string; within?: string }>(BODY_KEYS);
-  return new Set(entries.flatMap(([key, rule]) => rule.within === within ? key : []));
-}
+/** The keys that matter: at the top level, or `within` the object of another. */
+const KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
 
-const TOP_KEYS = { all: keysWithin(), none: new Set<string>() };
-const INNER_KEYS = keysWithin('link_preview');
-
-/** An object or array that is open, or the document around them. */
+/** An object or array that is open, or around them all the document. */
 interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
-  readonly close: number; // the byte that closes it
-  readonly keys: ReadonlySet<string> | undefined; // which of an object's keys matter, if any can
+  readonly close: string; // what closes it
   key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
 }
 
+/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+function scanWhole(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+  const scan = new BodyScan(keys);
+  scan.write(document);
+  scan.end();
+  return scan.takeFields();
+}
+
 /**
- * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and
- * reports the fields that matter. It does no I/O and knows no policy. What it passes on, and whether it
- * refuses, does not depend on how the document was cut into chunks.
+ * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and reports the
+ * fields that matter. It does no I/O and knows no policy. What it passes on, and whether it refuses, does not depend on
+ * how the document was cut into chunks.
  *
- * What `write` returns may be passed on at once, except that a document is complete only with the
- * closing brace, which `end` returns: what fails before never becomes something a backend can act on.
+ * What `write` returns may be passed on at once, except that a document is complete only with the closing brace, which
+ * `end` returns: what fails before never becomes something a backend can act on.
  *
- * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to
- * case (Unicode simple folding) and takes the last of duplicates: for keys that matter, a second one,
- * a spelling that only folds to one, and a wrong type are refused.
+ * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to case (Unicode
+ * simple folding) and takes the last of duplicates: for keys that matter, a second one, a spelling that only folds to
+ * one, and a wrong type are refused.
  *
- * Where the scan stands is said by three things: `#state`, the method that reads the next byte;
- * `#scope`, the innermost object or array with the key that matters there; and `#text`, what is kept
- * of the string or bare value that is read, or undefined while it flows by.
+ * Where the scan stands is said by three things: `#state`, the method that reads the next byte; `#scope`, the innermost
+ * object or array with the key that matters there; and `#text`, what is kept of the string or bare value that is read,
+ * or undefined while it flows by. Each state may stop at any byte, where the next chunk goes on:
+ *
+ *   #readStructure  one byte between strings and bare values: white space, or what `#expected` reads
+ *   #readString     what is plain, and the one byte after it: the quote at its end, a backslash, a separator
+ *   #readEscape     one byte after the backslash, until the escape is complete
+ *   #readBare       a number or a word, up to the byte after it, which it leaves to #readStructure
  */
 class BodyScan {
   /** The top-level `auth`, once it has been read completely. */
@@ -2328,32 +2286,31 @@ class BodyScan {
   /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
   defers = false;
 
-  readonly #topKeys: ReadonlySet<string>;
-  readonly #seen = new Set<string>();
-  #lacksNumber: boolean; // null is none
+  readonly #keys: typeof KEYS;
+  readonly #seen = new Set<BodyKey>();
+  #hasNumber = false; // null is none
   #fields: Field[] = [];
   #problem: Problem | undefined; // the first that is wrong with a field
 
   #state: (i: number) => number = this.#readStructure; // returns where the next one begins
-  #expected: (i: number, byte: number) => void = this.#readStart; // what reads the next byte that is not white space
-  #scope: Scope = { outer: undefined, depth: 0, close: 0, keys: undefined, key: undefined };
+  #expected: (i: number, char: string) => void = this.#readValue; // what reads the next byte that is not white space
+  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
   #text: string | undefined; // as it is written, one character per byte
   #limitBytes = 0; // the length from which on no more of it matters
   #escape = ''; // what has been read of the one that is open, without its backslash
   #anyMember = false; // a member has been passed on: the next one needs its comma
 
-  #chunk: Buffer = NOTHING;
+  #chunk!: Buffer;
   #offset = 0; // of the chunk in the document
   #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
   #out: Uint8Array[] = [];
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
   #heldFrom = 0; // in the document
-  #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
+  #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
-  constructor(keys: keyof typeof TOP_KEYS = 'all') {
-    this.#topKeys = TOP_KEYS[keys];
-    this.#lacksNumber = keys === 'all';
+  constructor(keys: 'all' | 'none' = 'all') {
+    this.#keys = keys === 'all' ? KEYS : new Map();
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
@@ -2368,9 +2325,13 @@ class BodyScan {
    */
   write(chunk: Uint8Array): Uint8Array[] {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
+    const whole = wholeCharacters(bytes);
+    // Natively, for the whole chunk; a character may span two or more of them.
+    if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
+    this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
     this.#out = [];
-    this.#checkUtf8();
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#pass(chunk.length);
     this.#offset += chunk.length;
@@ -2382,8 +2343,8 @@ class BodyScan {
    * @throws {Problem} bad_json if it is not complete.
    */
   end(): Uint8Array[] {
-    if (this.#expected !== this.#readEnd || this.#utf8Tail.length > 0) this.#fail(0, 'it ends too early');
-    if (this.#lacksNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
+    if (this.#keys === KEYS && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -2400,9 +2361,13 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held until
-  // `release` or `cut`. What is passed on are parts of the chunks themselves: nothing is copied.
+  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held: until
+  // `release`, at the end of the key, or, if that is `auth`, until `cut`, at the end of its value. So no byte of a
+  // credential is passed on, and no comma of a member that is not there. In {"a":1,"auth":"x","b":2} these are held:
+  // `,"auth":"x"`, which is cut, and `,"b"`, which is released; if `auth` comes first, the comma after it is cut too.
+  // What is passed on are parts of the chunks themselves: nothing is copied.
 
+  /** Everything up to `end` goes where the bytes before it went: on, or to what is held. */
   #pass(end: number): void {
     if (end > this.#from) gather(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
@@ -2414,8 +2379,7 @@ class BodyScan {
     this.#heldFrom = this.#offset + start;
   }
 
-  #release(end: number): void {
-    this.#pass(end);
+  #release(): void {
     this.#out.push(...this.#held ?? []);
     this.#held = undefined;
   }
@@ -2434,99 +2398,81 @@ class BodyScan {
   /** Between strings and bare values: passes over white space, and gives the next byte to what is expected. */
   #readStructure(i: number): number {
     const byte = this.#chunk[i]!;
-    if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, byte);
+    if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
     // What is held is kept in memory, and may be no more than all that is kept of a body whose sender is unknown.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
 
-  #readStart(i: number, byte: number): void {
-    if (byte !== OPEN_OBJECT) this.#fail(i, 'it must begin with "{"');
-    this.#open(i, byte, this.#topKeys);
-    this.#hold(i + 1);
-  }
-
-  /** The first member or element, or the end of what is empty. */
-  #readFirst(i: number, byte: number): void {
-    if (byte === this.#scope.close) this.#readAfter(i, byte);
-    else this.#readMember(i, byte);
-  }
-
-  /** A member of an object; of an array, which has no keys, an element. */
-  #readMember(i: number, byte: number): void {
-    if (this.#scope.close === CLOSE_ARRAY) return this.#readValue(i, byte);
-    if (byte !== QUOTE) this.#fail(i, 'a key in double quotes is expected');
-    this.#openString(true);
-  }
-
-  #readColon(i: number, byte: number): void {
-    if (byte !== COLON) this.#fail(i, 'a colon is expected');
-    this.#expected = this.#readValue;
-  }
-
-  #readValue(i: number, byte: number): void {
-    this.#checkType(byte);
-    if (byte === QUOTE) return this.#openString(false);
-    // An object under a key that matters has keys of its own that do: under any other such key it has been refused.
-    if (byte === OPEN_OBJECT) return this.#open(i, byte, this.#scope.key && INNER_KEYS);
-    if (byte === OPEN_ARRAY) return this.#open(i, byte);
+  /** The first byte of a value, which says its type; that of the document is an object. */
+  #readValue(i: number, char: string): void {
+    const { depth, key, close } = this.#scope;
+    if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
+    const why = key && wrongType(key, close === ']', char);
+    if (why) this.#refuse(why);
+    if (char === '"') return this.#openString(false);
+    if (char === '{' || char === '[') return this.#open(i, char);
     this.#state = this.#readBare;
-    this.#text = String.fromCharCode(byte);
+    this.#text = char;
   }
 
-  #readAfter(i: number, byte: number): void {
-    if (byte === COMMA) return this.#readComma(i);
-    if (byte !== this.#scope.close) this.#fail(i, 'a comma or the end of the object or array is expected');
-    this.#scope = this.#scope.outer!;
-    if (this.#scope.depth > 0) return this.#endValue(i + 1);
-    this.#release(i);
-    this.#from = i + 1; // the closing brace is held back until `end`
-    this.#expected = this.#readEnd;
-  }
-
-  #readEnd(i: number): void {
-    this.#fail(i, 'something follows its end');
-  }
-
-  #readComma(i: number): void {
-    this.#expected = this.#readMember;
-    if (this.#scope.depth > 1) return;
-    this.#hold(i);
-    if (!this.#anyMember) { // all members so far were cut, and this comma goes with them
-      this.#cut(i + 1);
-      this.#hold(i + 1);
-    }
-  }
-
-  #open(i: number, byte: number, keys?: ReadonlySet<string>): void {
+  /** Each object or array that is open has a scope in memory, and so their number is bounded. */
+  #open(i: number, char: string): void {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // Written out, so that all scopes have one shape: with a spread, a document of brackets took twice the time.
-    if (byte === OPEN_ARRAY) this.#scope = { outer, depth, close: CLOSE_ARRAY, keys: undefined, key: outer.key };
-    else this.#scope = { outer, depth, close: CLOSE_OBJECT, keys, key: undefined };
+    // An array's elements belong to the key whose value it is. Each scope is written out, so that all have one shape:
+    // with a spread, a document of brackets took twice the time.
+    if (char === '[') this.#scope = { outer, depth, close: ']', key: outer.key };
+    else this.#scope = { outer, depth, close: '}', key: undefined };
     this.#expected = this.#readFirst;
+    // An object within another has no member that could be cut.
+    if (depth === 1) this.#hold(i + 1);
   }
 
-  /** Refuses a value that begins like the wrong type for the key that it belongs to. */
-  #checkType(byte: number): void {
-    const { key, close } = this.#scope;
-    if (key === undefined) return;
-    const { list, role } = BODY_KEYS[key];
-    const inList = close === CLOSE_ARRAY;
-    const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
-    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or
-    // "-".
-    const mayBeBare = inList ? role === 'argument' && byte < 0x3a : byte === LETTER_N;
-    if (byte !== expected && !mayBeBare) {
-      this.#refuse(role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
+  /** The first member or element, or the end of what is empty. */
+  #readFirst(i: number, char: string): void {
+    if (char === this.#scope.close) this.#readAfter(i, char);
+    else this.#readMember(i, char);
+  }
+
+  /** A member of an object; of an array, which has no keys, an element. */
+  #readMember(i: number, char: string): void {
+    if (this.#scope.close === ']') return this.#readValue(i, char);
+    if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
+    this.#openString(true);
+  }
+
+  #readColon(i: number, char: string): void {
+    if (char !== ':') this.#fail(i, 'a colon is expected');
+    this.#expected = this.#readValue;
+  }
+
+  /** A comma or what closes the scope, after a value; after the document nothing but white space. */
+  #readAfter(i: number, char: string): void {
+    const { depth, close, outer } = this.#scope;
+    if (depth === 0) this.#fail(i, 'something follows its end');
+    if (char === ',') {
+      this.#expected = this.#readMember;
+      if (depth === 1) this.#hold(i);
+      if (depth > 1 || this.#anyMember) return;
+      this.#cut(i + 1); // as all members so far were
+      return this.#hold(i + 1);
     }
+    if (char !== close) this.#fail(i, 'a comma or the end of the object or array is expected');
+    this.#scope = outer!;
+    this.#endValue(i + 1);
+    if (depth > 1) return;
+    this.#release();
+    this.#pass(i);
+    this.#from = i + 1; // the closing brace is held back until `end`
   }
 
+  /** Goes back to the structure; a top-level `auth` is cut with all that was held since its comma. */
   #endValue(end: number): void {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
-    if (this.#scope.close === CLOSE_ARRAY) return; // the key holds for the next element too
+    if (this.#scope.close === ']') return; // the key holds for the next element too
     if (this.#scope.key === 'auth') this.#cut(end);
     this.#scope.key = undefined;
   }
@@ -2534,75 +2480,50 @@ class BodyScan {
   // Strings and bare values. Only the text of a key that may matter, and of the value of one that does, is kept; all
   // others flow by, however long they are. The text ends with the string, or where no more of it can matter.
 
+  /**
+   * Of a key as much is kept as the longest that matters can have, and then one byte, with which it is none of them; a
+   * value that is longer than its limit is refused; an attachment's metadata ends there.
+   */
   #openString(isKey: boolean): void {
     this.#state = this.#readString;
     this.#expected = isKey ? this.#readColon : this.#readAfter; // behind the string
-    this.#text = (isKey ? this.#scope.keys : this.#scope.key) && '';
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#inAttachment ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
-  }
-
-  /** The string is an attachment: its metadata while there is a text, and its data from then on. */
-  get #inAttachment(): boolean {
-    const { key } = this.#scope;
-    return key !== undefined && BODY_KEYS[key].role === 'attachment';
+    const { depth, outer, key } = this.#scope;
+    // A key may matter at the top level and in an object under a key that does.
+    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : isAttachment(key) ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
   }
 
   /** Reads as much of a string as the chunk has; returns where it stopped. */
   #readString(i: number): number {
     const chunk = this.#chunk;
-    const end = this.#findSpecial(i);
-    if (this.#text !== undefined) {
-      // No further than the limit, so that the verdict does not depend on the chunks.
-      this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - this.#text.length)));
-    }
+    const text = this.#text;
+    const end = findSpecial(chunk, i, isAttachment(this.#scope.key) ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    // No further than the limit, so that the verdict does not depend on the chunks.
+    if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
-    const byte = chunk[end]!;
-    if (byte === QUOTE) this.#endString(end + 1);
-    else if (byte === BACKSLASH) this.#state = this.#readEscape;
-    else if (byte < 0x20) this.#fail(end, 'a string holds a control character');
-    else this.#readSeparator(byte);
+    const char = String.fromCharCode(chunk[end]!);
+    if (char === '"') {
+      this.#state = this.#readStructure;
+      if (this.#text !== undefined) this.#endText();
+      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // it was not a key
+    } else if (char === '\\') this.#state = this.#readEscape;
+    else if (char < ' ') this.#fail(end, 'a string holds a control character');
+    // A separator of an attachment: its metadata ends at the first "base64,". The backend looks for the last, so that
+    // none may follow.
+    else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
+    else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
+    else this.#keep(char);
     return end + 1;
-  }
-
-  /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
-  #findSpecial(i: number): number {
-    const chunk = this.#chunk;
-    const [bytes, pairs] = this.#inAttachment ? SPECIAL_IN_ATTACHMENT : SPECIAL;
-    if (chunk.length - i > 64) {
-      // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
-      // begin at an even address; which of its two bytes comes first does not matter to the table.
-      if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
-      const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
-      let at = 0;
-      while (
-        at + 8 <= two.length &&
-        (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-            pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-      ) at += 8;
-      i += 2 * at;
-    }
-    while (i < chunk.length && !bytes[chunk[i]!]) i++;
-    return i;
-  }
-
-  /** An attachment's metadata ends at its first "base64,". The backend looks for the last: so none may follow. */
-  #readSeparator(byte: number): void {
-    if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
-    else if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#endText();
-    else this.#keep(String.fromCharCode(byte));
   }
 
   /** Reads one byte of what follows a backslash; the text gets an escape whole, for a part could not be decoded. */
   #readEscape(i: number): number {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
-    const why = escape.length === 1 ? 'an unknown escape' : 'four hexadecimal digits are expected';
-    if (!ESCAPE.test(escape)) this.#fail(i, why);
-    const isUnicode = escape[0] === 'u';
-    if (isUnicode && escape.length < 5) return i + 1;
+    if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
+    if (escape[0] === 'u' && escape.length < 5) return i + 1;
     // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    if (isUnicode && this.#inAttachment && /^u00(?:2c|3b)$/i.test(escape)) {
-      this.#refuse('may not have "," or ";" as an escape');
-    }
+    const isSeparator = escape.length === 5 && /^u00(?:2c|3b)$/i.test(escape);
+    if (isSeparator && isAttachment(this.#scope.key)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
@@ -2614,14 +2535,8 @@ class BodyScan {
     if (this.#text === undefined) return;
     this.#text += text;
     if (this.#text.length < this.#limitBytes) return;
-    if (this.#scope.key === undefined || this.#inAttachment) this.#endText();
+    if (this.#scope.key === undefined || isAttachment(this.#scope.key)) this.#endText();
     else this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-  }
-
-  #endString(end: number): void {
-    this.#state = this.#readStructure;
-    if (this.#text !== undefined) this.#endText();
-    if (this.#expected === this.#readAfter) this.#endValue(end); // it was not a key
   }
 
   /** Decodes the text, of which the rest flows by: a key, or what is reported under the key that matters. */
@@ -2636,25 +2551,30 @@ class BodyScan {
     if (key === undefined) return this.#endKey(value);
     if (key === 'auth') this.auth = value;
     else this.#fields.push({ key, value });
-    if (key === 'number') this.#lacksNumber = false;
+    if (key === 'number') this.#hasNumber = true;
   }
 
   /** Decides what a key means. At the top level, a member other than `auth` may pass from here on. */
   #endKey(name: string): void {
     // As Go's encoding/json compares: beside their capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    if (this.#scope.keys!.has(key)) {
+    const rule = this.#keys.get(key);
+    // At the top level there is no key outside, and no `within`.
+    if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
       if (name !== key) this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
     if (this.#scope.depth > 1 || this.#scope.key === 'auth') return;
-    this.#release(this.#from);
+    this.#release();
     this.#anyMember = true;
   }
 
-  /** Reads as much of a number or word as the chunk has; returns where it stopped. */
+  /**
+   * Reads as much of a number or word as the chunk has; returns where it stopped. Its first byte was any that begins no
+   * other value, and is in the text already.
+   */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -2666,32 +2586,50 @@ class BodyScan {
     this.#endValue(end);
     return end;
   }
-
-  /** Validates the chunk as UTF-8, natively; a character may span two chunks. */
-  #checkUtf8(): void {
-    const bytes = this.#utf8Tail.length > 0 ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
-    const whole = bytes.length - incompleteTail(bytes);
-    if (!isUtf8(bytes.subarray(0, whole))) this.#fail(0, 'it is not valid UTF-8');
-    this.#utf8Tail = whole === bytes.length ? NOTHING : Buffer.from(bytes.subarray(whole));
-  }
 }
 
-/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-function scanWhole(document: Uint8Array, keys: keyof typeof TOP_KEYS): Field[] {
-  const scan = new BodyScan(keys);
-  scan.write(document);
-  scan.end();
-  return scan.takeFields();
+/** The bytes without a UTF-8 character that begins at their end and is not complete (RFC 3629 3). */
+function wholeCharacters(bytes: Buffer): Buffer {
+  const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
+  const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
+  return at < 0 ? bytes : bytes.subarray(0, at - end.length);
 }
 
-/** How many bytes at the end begin a UTF-8 character that is not complete (RFC 3629 3). */
-function incompleteTail(bytes: Uint8Array): number {
-  for (let back = 1; back <= Math.min(3, bytes.length); back++) {
-    const byte = bytes[bytes.length - back]!;
-    if (byte < 0x80) return 0;
-    if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2) ? back : 0;
+/**
+ * What is wrong with a value that begins like this under a key that matters: that it is of another type. Refused at its
+ * first byte, it need not be understood, and an object under such a key can only be one that may be there.
+ */
+function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
+  const { list, role } = BODY_KEYS[key];
+  const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
+  // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
+  // refused as such. Clients send `"base64_attachments": null` for none.
+  const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
+  return isRight ? undefined : `must be ${type}`;
+}
+
+/** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
+function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
+  if (chunk.length - i > 64) {
+    // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
+    // begin at an even address; which of its two bytes comes first does not matter to the table.
+    if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
+    const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+    let at = 0;
+    while (
+      at + 8 <= two.length &&
+      (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
+          pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
+    ) at += 8;
+    i += 2 * at;
   }
-  return 0;
+  while (i < chunk.length && !bytes[chunk[i]!]) i++;
+  return i;
+}
+
+/** An attachment's string is its metadata while its text is kept, and its data from then on. */
+function isAttachment(key: BodyKey | undefined): boolean {
+  return key !== undefined && BODY_KEYS[key].role === 'attachment';
 }
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
