@@ -7,7 +7,7 @@
  * a message, and refuses everything else. It never retries a send, never follows a redirect, never
  * forwards a credential, and never lets account setup through unless its owner spells it out.
  *
- *   A request:  target made canonical, or 400      →  client's address
+ *   A request:  target made canonical, or 400      →  client's address, a preflight answered
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
  *            →  body scanned while it streams,     →  relayed once, answered, logged
@@ -274,7 +274,7 @@ function describeProblem(
   requestId: string,
   req?: http.IncomingMessage,
 ): { headers: http.OutgoingHttpHeaders; body: string } {
-  const body = JSON.stringify({ error: message, code, requestId });
+  const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   return {
     body,
     headers: {
@@ -506,19 +506,18 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 /** Says what is in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
-  const named = [...rules.tokens.values()];
-  const tokens = rules.anonymous ? [rules.anonymous] : named;
+  const expired = rules.all.filter((token) => isExpired(token, now()));
   const warnings = [
     ...(rules.anonymous ? [OPEN_WARNING] : []),
     ...rules.warnings,
-    ...named.filter((token) => isExpired(token, now())).map((token) => `the token "${token.name}" has expired`),
+    ...expired.map((token) => `the token "${token.name}" has expired`),
   ];
   core.log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules.backend.origin + rules.backend.prefix,
-    tokens: named.length,
-    names: named.map((token) => token.name).join(',') || undefined,
-    allow: [...new Set(tokens.flatMap((token) => token.allow.words))].join(','),
+    tokens: rules.tokens.size,
+    names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
+    allow: [...new Set(rules.all.flatMap((token) => token.allow.words))].join(','),
     warning: warnings.join('; ') || undefined,
   });
 }
@@ -630,6 +629,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
+  /** They go with every answer to a page of an origin on `cors`. */
+  readonly corsHeaders: ReturnType<typeof corsHeaders>;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -658,6 +659,7 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
+    this.corsHeaders = corsHeaders(req, core.rules.cors);
   }
 
   /** Returns what waits until one of these events comes, or the exchange ends. */
@@ -719,7 +721,10 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
-    if (!x.rules.clients.some((list) => addressAllowed(list, x.client))) throw new Problem('client_not_allowed');
+    if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
+
+    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
+    if (isPreflight(x)) return answerPreflight(x);
 
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.findCredential();
@@ -769,8 +774,29 @@ function watchClient(x: Exchange): void {
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3 });
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
   x.rest = 'ok\n';
+}
+
+/** A browser asks with it whether a page of another origin may send what that wants to send. */
+function isPreflight({ req, corsHeaders }: Exchange): boolean {
+  return req.method === 'OPTIONS' && corsHeaders !== undefined &&
+    req.headers['access-control-request-method'] !== undefined;
+}
+
+/** The headers that a page may send, besides those that any page may. */
+const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
+
+/** Says the same of every path: what exists here is nobody's business who holds no token. */
+function answerPreflight(x: Exchange): void {
+  const asked = x.req.headers['access-control-request-headers']?.toLowerCase().split(/[\s,]+/);
+  x.status = 204;
+  x.res.writeHead(204, {
+    ...x.corsHeaders,
+    'Access-Control-Allow-Methods': METHODS.join(', '),
+    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked?.includes(name)).join(', '),
+    'Access-Control-Max-Age': 600, // seconds
+  });
 }
 
 /** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
@@ -784,7 +810,7 @@ function refuse(x: Exchange, error: unknown): void {
   if (x.core.draining) x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', headers);
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.corsHeaders });
   x.rest = body;
 }
 
@@ -1302,6 +1328,20 @@ function identify({ core, rules, credential, client }: Exchange): Token {
   throw retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
+}
+
+/**
+ * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
+ * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
+ */
+function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
+  const { origin } = req.headers;
+  if (origin === undefined || !cors.has(origin)) return undefined;
+  return {
+    'Access-Control-Allow-Origin': origin,
+    'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
+    'Vary': 'Origin',
+  };
 }
 
 /** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
@@ -2002,41 +2042,35 @@ const RENDER_LIMIT_BYTES = 64 * 1024;
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
-/** `{{{name}}}`, or `{{`, a sigil, a name and `}}`; sticky, so that it is tried at one place only. */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})/y;
+/**
+ * `{{{name}}}`, or `{{`, a sigil, a name and `}}`; before it the indent, if it is the first on its line, and after it
+ * the end of the line, if it is the last. Both may be empty, and `(…)?` would not match what is empty. A `{{` alone is
+ * matched too, without a tag, for it is a mistake.
+ */
+const TAG = /(?:((?<=^|\n)[ \t]*)|)\{\{(?:(\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})(?:([ \t]*(?:\r?\n|$))|))?/g;
 /** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-/** A name's parts. The first is empty where the name begins with a dot: the innermost context itself. */
-type TagPath = readonly string[];
-
-type TemplateNode =
-  | string
-  | { readonly kind: 'variable'; readonly path: TagPath }
-  | { readonly kind: 'section' | 'inverted'; readonly path: TagPath; readonly nodes: TemplateNode[] };
-
+/** A variable, or a section (its sigil is `#`, if inverted `^`). The template itself stands around all of them. */
 interface Tag {
   readonly text: string;
   /** Where it stands in the template. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-}
-
-/** A section whose end has not come yet, or the template itself. */
-interface OpenSection extends Tag {
-  readonly nodes: TemplateNode[];
+  /** The parts of the name. The first is empty where it begins with a dot: the innermost context itself. */
+  readonly path: readonly string[];
+  /** What a section holds. */
+  readonly nodes: (string | Tag)[];
 }
 
 /** A compiled Mustache template. */
 class Template {
-  readonly #nodes: readonly TemplateNode[];
-  readonly #length: number;
+  readonly #whole: Tag;
 
   /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
-    this.#nodes = parseTemplate(text);
-    this.#length = text.length;
+    this.#whole = parseTemplate(text);
   }
 
   /**
@@ -2045,15 +2079,15 @@ class Template {
    */
   render(data: unknown): string {
     const contexts = [data];
-    const pieces: string[] = [];
+    let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
-    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#length);
+    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
-    const emit = (text: string): void => {
-      pieces.push(text);
-      leftBytes -= Buffer.byteLength(text);
+    const emit = (piece: string): void => {
+      text += piece;
+      leftBytes -= Buffer.byteLength(piece);
     };
-    const walk = (nodes: readonly TemplateNode[]): void => {
+    const walk = ({ nodes }: Tag): void => {
       for (const node of nodes) {
         if (isSpent()) return;
         if (typeof node === 'string') {
@@ -2062,42 +2096,37 @@ class Template {
         }
         leftSteps -= contexts.length + node.path.length;
         const value = lookUp(contexts, node.path);
-        if (node.kind === 'variable') {
-          emit(toText(value));
-          continue;
-        }
         const items = Array.isArray(value) ? value : value ? [value] : [];
-        if (node.kind === 'inverted' && items.length === 0) walk(node.nodes);
-        for (const item of node.kind === 'section' ? items : []) {
-          if (--leftSteps < 0 || isSpent()) return;
+        if (!isSection(node)) emit(toText(value));
+        else if (node.sigil === '^' && items.length === 0) walk(node);
+        for (const item of node.sigil === '#' ? items : []) {
+          leftSteps--;
+          if (isSpent()) return;
           contexts.push(item);
-          walk(node.nodes);
+          walk(node);
           contexts.pop();
         }
       }
     };
-    walk(this.#nodes);
-    const text = pieces.join('');
+    walk(this.#whole);
     return isSpent() ? cutText(text) : text;
   }
 }
 
-/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
-function lookUp(contexts: readonly unknown[], path: TagPath): unknown {
-  const first = path[0]!;
-  let value = first === '' ? contexts.at(-1) : member(contexts.findLast((context) => hasMember(context, first)), first);
-  for (let i = 1; i < path.length && value !== undefined; i++) value = member(value, path[i]!);
-  return value;
+function isSection({ sigil }: Tag): boolean {
+  return sigil === '#' || sigil === '^';
 }
 
-function member(value: unknown, name: string): unknown {
-  return hasMember(value, name) ? value[name] : undefined;
+/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
+function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
+  const owner = contexts.findLast((context) => path[0] === '' || member(context, path[0]!) !== undefined);
+  return path.reduce((value, name) => name === '' ? value : member(value, name), owner);
 }
 
 /** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
-function hasMember(value: unknown, name: string): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && Object.hasOwn(value, name) &&
-    !(Array.isArray(value) && name === 'length');
+function member(value: unknown, name: string): unknown {
+  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
+  return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
 }
 
 /** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
@@ -2109,77 +2138,52 @@ function toText(value: unknown): string {
 /** Makes room for the ellipsis if need be, and not within a character. */
 function cutText(text: string): string {
   const ellipsis = '…';
-  const bytes = Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis));
-  return bytes.subarray(0, bytes.length - incompleteTail(bytes)).toString() + ellipsis;
+  return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
 }
 
 /** @throws {SyntaxError} with line and column. */
-function parseTemplate(text: string): TemplateNode[] {
-  const open: OpenSection[] = [{ text: '', at: 0, sigil: '', name: '', nodes: [] }];
+function parseTemplate(text: string): Tag {
+  const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
   let from = 0;
-  for (let at = text.indexOf('{{'); at >= 0; at = text.indexOf('{{', from)) {
-    TAG.lastIndex = at;
-    const [tag, triple, sigil = '', inner = ''] = TAG.exec(text) ?? failTemplate(text, at, 'a "{{" has no "}}"');
-    const [start, end] = standaloneSpan(text, from, at, at + tag.length, sigil);
+  for (const match of text.matchAll(TAG)) {
+    const [, indent, tag, triple, sigil = '', inner = '', after] = match;
+    const at = match.index + (indent?.length ?? 0);
+    if (tag === undefined) failTemplate(text, at, 'a "{{" has no "}}"');
+    const isAlone = indent !== undefined && after !== undefined && /[#^/!]/.test(sigil);
+    const start = isAlone ? match.index : at;
     if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
-    from = end;
-    if (sigil !== '!') addTag(text, open, { text: tag, at, sigil, name: (triple ?? inner).trim() });
+    from = at + 2 + tag.length + (isAlone ? after.length : 0);
+    const name = (triple ?? inner).trim();
+    const path = name === '.' ? [''] : name.split('.');
+    const why = sigil === '!' ? undefined : addTag(open, { text: `{{${tag}`, at, sigil, name, path, nodes: [] });
+    if (why !== undefined) failTemplate(text, at, why);
   }
   const section = open.at(-1)!;
   if (open.length > 1) {
     failTemplate(text, section.at, `${showTag(section.text)} has no ${showTag(`{{/${section.name}}}`)}`);
   }
   section.nodes.push(text.slice(from));
-  return section.nodes;
+  return section;
 }
 
-/** Inserts a variable, or opens or closes a section. */
-function addTag(template: string, open: OpenSection[], tag: Tag): void {
-  const { text, at, sigil, name } = tag;
-  if (/[>=<$]/.test(sigil)) {
-    failTemplate(template, at, `${showTag(text)}: partials, blocks and other delimiters are not supported`);
-  }
+/** Inserts a variable, or opens or closes a section; returns why it cannot. */
+function addTag(open: Tag[], tag: Tag): string | undefined {
+  const { sigil, name } = tag;
+  const shown = showTag(tag.text);
+  if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
-    failTemplate(
-      template,
-      at,
-      `${
-        showTag(text)
-      } has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`,
-    );
+    return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
   const section = open.at(-1)!;
   if (sigil === '/') {
-    if (open.length === 1) failTemplate(template, at, `${showTag(text)} closes a section that is not open`);
-    if (name !== section.name) {
-      failTemplate(template, at, `${showTag(text)} stands where ${showTag(`{{/${section.name}}}`)} is expected`);
-    }
+    if (open.length === 1) return `${shown} closes a section that is not open`;
+    if (name !== section.name) return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
     open.pop();
-    return;
+    return undefined;
   }
-  const path = name === '.' ? [''] : name.split('.');
-  if (sigil !== '#' && sigil !== '^') return void section.nodes.push({ kind: 'variable', path });
-  const nodes: TemplateNode[] = [];
-  section.nodes.push({ kind: sigil === '#' ? 'section' : 'inverted', path, nodes });
-  open.push({ ...tag, nodes });
-  if (open.length - 1 > NESTING_LIMIT) {
-    failTemplate(template, at, `sections are nested more than ${NESTING_LIMIT} levels deep`);
-  }
-}
-
-/** From where to where a tag goes: one that inserts nothing and stands alone on its line takes the line with it. */
-function standaloneSpan(
-  text: string,
-  from: number,
-  at: number,
-  end: number,
-  sigil: string,
-): [start: number, end: number] {
-  const [, indent] = /(?:^|\n)([ \t]*)$/.exec(text.slice(from, at)) ?? []; // of what follows the tag before
-  const [after] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(end)) ?? [];
-  if (!/[#^/!]/.test(sigil) || indent === undefined || after === undefined) return [at, end];
-  const start = at - indent.length;
-  return start === 0 || text[start - 1] === '\n' ? [start, end + after.length] : [at, end];
+  section.nodes.push(tag);
+  if (isSection(tag)) open.push(tag);
+  return open.length - 1 > NESTING_LIMIT ? `sections are nested more than ${NESTING_LIMIT} levels deep` : undefined;
 }
 
 /** A tag for a message, by the rule of `show`, but for its braces. */
@@ -2193,18 +2197,6 @@ function failTemplate(text: string, at: number, why: string): never {
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
-
-const NOTHING = Buffer.alloc(0);
-const QUOTE = 0x22;
-const COMMA = 0x2c;
-const COLON = 0x3a;
-const SEMICOLON = 0x3b;
-const OPEN_ARRAY = 0x5b;
-const BACKSLASH = 0x5c;
-const CLOSE_ARRAY = 0x5d;
-const LETTER_N = 0x6e;
-const OPEN_OBJECT = 0x7b;
-const CLOSE_OBJECT = 0x7d;
 
 /** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
 const NESTING_LIMIT = 64;
@@ -2236,47 +2228,53 @@ const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+
  * For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a
  * pattern.
  */
-function specialTable(bytes: number[]): readonly [bytes: Uint8Array, pairs: Uint8Array] {
-  const single = Uint8Array.from({ length: 256 }, (_, byte) => Number(byte < 0x20 || bytes.includes(byte)));
-  return [single, Uint8Array.from({ length: 65_536 }, (_, pair) => single[pair >> 8]! | single[pair & 0xff]!)];
+function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
+  const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
+  return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-const SPECIAL = specialTable([QUOTE, BACKSLASH]);
-const SPECIAL_IN_ATTACHMENT = specialTable([QUOTE, BACKSLASH, COMMA, SEMICOLON]);
+const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter at the top level, or in the object of another. */
-function keysWithin(within?: BodyKey): ReadonlySet<string> {
-  const entries = Object.entries<{ role: string; within?: string }>(BODY_KEYS);
-  return new Set(entries.flatMap(([key, rule]) => rule.within === within ? key : []));
-}
+/** The keys that matter: at the top level, or `within` the object of another. */
+const KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
 
-const TOP_KEYS = { all: keysWithin(), none: new Set<string>() };
-const INNER_KEYS = keysWithin('link_preview');
-
-/** An object or array that is open, or the document around them. */
+/** An object or array that is open, or around them all the document. */
 interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
-  readonly close: number; // the byte that closes it
-  readonly keys: ReadonlySet<string> | undefined; // which of an object's keys matter, if any can
+  readonly close: string; // what closes it
   key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
 }
 
+/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+function scanWhole(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+  const scan = new BodyScan(keys);
+  scan.write(document);
+  scan.end();
+  return scan.takeFields();
+}
+
 /**
- * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and
- * reports the fields that matter. It does no I/O and knows no policy. What it passes on, and whether it
- * refuses, does not depend on how the document was cut into chunks.
+ * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and reports the
+ * fields that matter. It does no I/O and knows no policy. What it passes on, and whether it refuses, does not depend on
+ * how the document was cut into chunks.
  *
- * What `write` returns may be passed on at once, except that a document is complete only with the
- * closing brace, which `end` returns: what fails before never becomes something a backend can act on.
+ * What `write` returns may be passed on at once, except that a document is complete only with the closing brace, which
+ * `end` returns: what fails before never becomes something a backend can act on.
  *
- * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to
- * case (Unicode simple folding) and takes the last of duplicates: for keys that matter, a second one,
- * a spelling that only folds to one, and a wrong type are refused.
+ * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to case (Unicode
+ * simple folding) and takes the last of duplicates: for keys that matter, a second one, a spelling that only folds to
+ * one, and a wrong type are refused.
  *
- * Where the scan stands is said by three things: `#state`, the method that reads the next byte;
- * `#scope`, the innermost object or array with the key that matters there; and `#text`, what is kept
- * of the string or bare value that is read, or undefined while it flows by.
+ * Where the scan stands is said by three things: `#state`, the method that reads the next byte; `#scope`, the innermost
+ * object or array with the key that matters there; and `#text`, what is kept of the string or bare value that is read,
+ * or undefined while it flows by. Each state may stop at any byte, where the next chunk goes on:
+ *
+ *   #readStructure  one byte between strings and bare values: white space, or what `#expected` reads
+ *   #readString     what is plain, and the one byte after it: the quote at its end, a backslash, a separator
+ *   #readEscape     one byte after the backslash, until the escape is complete
+ *   #readBare       a number or a word, up to the byte after it, which it leaves to #readStructure
  */
 class BodyScan {
   /** The top-level `auth`, once it has been read completely. */
@@ -2288,32 +2286,31 @@ class BodyScan {
   /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
   defers = false;
 
-  readonly #topKeys: ReadonlySet<string>;
-  readonly #seen = new Set<string>();
-  #lacksNumber: boolean; // null is none
+  readonly #keys: typeof KEYS;
+  readonly #seen = new Set<BodyKey>();
+  #hasNumber = false; // null is none
   #fields: Field[] = [];
   #problem: Problem | undefined; // the first that is wrong with a field
 
   #state: (i: number) => number = this.#readStructure; // returns where the next one begins
-  #expected: (i: number, byte: number) => void = this.#readStart; // what reads the next byte that is not white space
-  #scope: Scope = { outer: undefined, depth: 0, close: 0, keys: undefined, key: undefined };
+  #expected: (i: number, char: string) => void = this.#readValue; // what reads the next byte that is not white space
+  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
   #text: string | undefined; // as it is written, one character per byte
   #limitBytes = 0; // the length from which on no more of it matters
   #escape = ''; // what has been read of the one that is open, without its backslash
   #anyMember = false; // a member has been passed on: the next one needs its comma
 
-  #chunk: Buffer = NOTHING;
+  #chunk!: Buffer;
   #offset = 0; // of the chunk in the document
   #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
   #out: Uint8Array[] = [];
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
   #heldFrom = 0; // in the document
-  #utf8Tail: Buffer = NOTHING; // the beginning of a character that the next chunk completes
+  #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
-  constructor(keys: keyof typeof TOP_KEYS = 'all') {
-    this.#topKeys = TOP_KEYS[keys];
-    this.#lacksNumber = keys === 'all';
+  constructor(keys: 'all' | 'none' = 'all') {
+    this.#keys = keys === 'all' ? KEYS : new Map();
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
@@ -2328,9 +2325,13 @@ class BodyScan {
    */
   write(chunk: Uint8Array): Uint8Array[] {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
+    const whole = wholeCharacters(bytes);
+    // Natively, for the whole chunk; a character may span two or more of them.
+    if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
+    this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
     this.#out = [];
-    this.#checkUtf8();
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#pass(chunk.length);
     this.#offset += chunk.length;
@@ -2342,8 +2343,8 @@ class BodyScan {
    * @throws {Problem} bad_json if it is not complete.
    */
   end(): Uint8Array[] {
-    if (this.#expected !== this.#readEnd || this.#utf8Tail.length > 0) this.#fail(0, 'it ends too early');
-    if (this.#lacksNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
+    if (this.#keys === KEYS && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -2360,9 +2361,13 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held until
-  // `release` or `cut`. What is passed on are parts of the chunks themselves: nothing is copied.
+  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held: until
+  // `release`, at the end of the key, or, if that is `auth`, until `cut`, at the end of its value. So no byte of a
+  // credential is passed on, and no comma of a member that is not there. In {"a":1,"auth":"x","b":2} these are held:
+  // `,"auth":"x"`, which is cut, and `,"b"`, which is released; if `auth` comes first, the comma after it is cut too.
+  // What is passed on are parts of the chunks themselves: nothing is copied.
 
+  /** Everything up to `end` goes where the bytes before it went: on, or to what is held. */
   #pass(end: number): void {
     if (end > this.#from) gather(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
@@ -2374,8 +2379,7 @@ class BodyScan {
     this.#heldFrom = this.#offset + start;
   }
 
-  #release(end: number): void {
-    this.#pass(end);
+  #release(): void {
     this.#out.push(...this.#held ?? []);
     this.#held = undefined;
   }
@@ -2394,99 +2398,81 @@ class BodyScan {
   /** Between strings and bare values: passes over white space, and gives the next byte to what is expected. */
   #readStructure(i: number): number {
     const byte = this.#chunk[i]!;
-    if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, byte);
+    if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
     // What is held is kept in memory, and may be no more than all that is kept of a body whose sender is unknown.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
 
-  #readStart(i: number, byte: number): void {
-    if (byte !== OPEN_OBJECT) this.#fail(i, 'it must begin with "{"');
-    this.#open(i, byte, this.#topKeys);
-    this.#hold(i + 1);
-  }
-
-  /** The first member or element, or the end of what is empty. */
-  #readFirst(i: number, byte: number): void {
-    if (byte === this.#scope.close) this.#readAfter(i, byte);
-    else this.#readMember(i, byte);
-  }
-
-  /** A member of an object; of an array, which has no keys, an element. */
-  #readMember(i: number, byte: number): void {
-    if (this.#scope.close === CLOSE_ARRAY) return this.#readValue(i, byte);
-    if (byte !== QUOTE) this.#fail(i, 'a key in double quotes is expected');
-    this.#openString(true);
-  }
-
-  #readColon(i: number, byte: number): void {
-    if (byte !== COLON) this.#fail(i, 'a colon is expected');
-    this.#expected = this.#readValue;
-  }
-
-  #readValue(i: number, byte: number): void {
-    this.#checkType(byte);
-    if (byte === QUOTE) return this.#openString(false);
-    // An object under a key that matters has keys of its own that do: under any other such key it has been refused.
-    if (byte === OPEN_OBJECT) return this.#open(i, byte, this.#scope.key && INNER_KEYS);
-    if (byte === OPEN_ARRAY) return this.#open(i, byte);
+  /** The first byte of a value, which says its type; that of the document is an object. */
+  #readValue(i: number, char: string): void {
+    const { depth, key, close } = this.#scope;
+    if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
+    const why = key && wrongType(key, close === ']', char);
+    if (why) this.#refuse(why);
+    if (char === '"') return this.#openString(false);
+    if (char === '{' || char === '[') return this.#open(i, char);
     this.#state = this.#readBare;
-    this.#text = String.fromCharCode(byte);
+    this.#text = char;
   }
 
-  #readAfter(i: number, byte: number): void {
-    if (byte === COMMA) return this.#readComma(i);
-    if (byte !== this.#scope.close) this.#fail(i, 'a comma or the end of the object or array is expected');
-    this.#scope = this.#scope.outer!;
-    if (this.#scope.depth > 0) return this.#endValue(i + 1);
-    this.#release(i);
-    this.#from = i + 1; // the closing brace is held back until `end`
-    this.#expected = this.#readEnd;
-  }
-
-  #readEnd(i: number): void {
-    this.#fail(i, 'something follows its end');
-  }
-
-  #readComma(i: number): void {
-    this.#expected = this.#readMember;
-    if (this.#scope.depth > 1) return;
-    this.#hold(i);
-    if (!this.#anyMember) { // all members so far were cut, and this comma goes with them
-      this.#cut(i + 1);
-      this.#hold(i + 1);
-    }
-  }
-
-  #open(i: number, byte: number, keys?: ReadonlySet<string>): void {
+  /** Each object or array that is open has a scope in memory, and so their number is bounded. */
+  #open(i: number, char: string): void {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // Written out, so that all scopes have one shape: with a spread, a document of brackets took twice the time.
-    if (byte === OPEN_ARRAY) this.#scope = { outer, depth, close: CLOSE_ARRAY, keys: undefined, key: outer.key };
-    else this.#scope = { outer, depth, close: CLOSE_OBJECT, keys, key: undefined };
+    // An array's elements belong to the key whose value it is. Each scope is written out, so that all have one shape:
+    // with a spread, a document of brackets took twice the time.
+    if (char === '[') this.#scope = { outer, depth, close: ']', key: outer.key };
+    else this.#scope = { outer, depth, close: '}', key: undefined };
     this.#expected = this.#readFirst;
+    // An object within another has no member that could be cut.
+    if (depth === 1) this.#hold(i + 1);
   }
 
-  /** Refuses a value that begins like the wrong type for the key that it belongs to. */
-  #checkType(byte: number): void {
-    const { key, close } = this.#scope;
-    if (key === undefined) return;
-    const { list, role } = BODY_KEYS[key];
-    const inList = close === CLOSE_ARRAY;
-    const expected = role === 'object' ? OPEN_OBJECT : list && !inList ? OPEN_ARRAY : QUOTE;
-    // Clients send `"base64_attachments": null` for none; the votes of a poll are numbers, which begin with a digit or
-    // "-".
-    const mayBeBare = inList ? role === 'argument' && byte < 0x3a : byte === LETTER_N;
-    if (byte !== expected && !mayBeBare) {
-      this.#refuse(role === 'object' ? 'must be an object' : list ? 'must be a list of strings' : 'must be a string');
+  /** The first member or element, or the end of what is empty. */
+  #readFirst(i: number, char: string): void {
+    if (char === this.#scope.close) this.#readAfter(i, char);
+    else this.#readMember(i, char);
+  }
+
+  /** A member of an object; of an array, which has no keys, an element. */
+  #readMember(i: number, char: string): void {
+    if (this.#scope.close === ']') return this.#readValue(i, char);
+    if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
+    this.#openString(true);
+  }
+
+  #readColon(i: number, char: string): void {
+    if (char !== ':') this.#fail(i, 'a colon is expected');
+    this.#expected = this.#readValue;
+  }
+
+  /** A comma or what closes the scope, after a value; after the document nothing but white space. */
+  #readAfter(i: number, char: string): void {
+    const { depth, close, outer } = this.#scope;
+    if (depth === 0) this.#fail(i, 'something follows its end');
+    if (char === ',') {
+      this.#expected = this.#readMember;
+      if (depth === 1) this.#hold(i);
+      if (depth > 1 || this.#anyMember) return;
+      this.#cut(i + 1); // as all members so far were
+      return this.#hold(i + 1);
     }
+    if (char !== close) this.#fail(i, 'a comma or the end of the object or array is expected');
+    this.#scope = outer!;
+    this.#endValue(i + 1);
+    if (depth > 1) return;
+    this.#release();
+    this.#pass(i);
+    this.#from = i + 1; // the closing brace is held back until `end`
   }
 
+  /** Goes back to the structure; a top-level `auth` is cut with all that was held since its comma. */
   #endValue(end: number): void {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
-    if (this.#scope.close === CLOSE_ARRAY) return; // the key holds for the next element too
+    if (this.#scope.close === ']') return; // the key holds for the next element too
     if (this.#scope.key === 'auth') this.#cut(end);
     this.#scope.key = undefined;
   }
@@ -2494,75 +2480,50 @@ class BodyScan {
   // Strings and bare values. Only the text of a key that may matter, and of the value of one that does, is kept; all
   // others flow by, however long they are. The text ends with the string, or where no more of it can matter.
 
+  /**
+   * Of a key as much is kept as the longest that matters can have, and then one byte, with which it is none of them; a
+   * value that is longer than its limit is refused; an attachment's metadata ends there.
+   */
   #openString(isKey: boolean): void {
     this.#state = this.#readString;
     this.#expected = isKey ? this.#readColon : this.#readAfter; // behind the string
-    this.#text = (isKey ? this.#scope.keys : this.#scope.key) && '';
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#inAttachment ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
-  }
-
-  /** The string is an attachment: its metadata while there is a text, and its data from then on. */
-  get #inAttachment(): boolean {
-    const { key } = this.#scope;
-    return key !== undefined && BODY_KEYS[key].role === 'attachment';
+    const { depth, outer, key } = this.#scope;
+    // A key may matter at the top level and in an object under a key that does.
+    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : isAttachment(key) ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
   }
 
   /** Reads as much of a string as the chunk has; returns where it stopped. */
   #readString(i: number): number {
     const chunk = this.#chunk;
-    const end = this.#findSpecial(i);
-    if (this.#text !== undefined) {
-      // No further than the limit, so that the verdict does not depend on the chunks.
-      this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - this.#text.length)));
-    }
+    const text = this.#text;
+    const end = findSpecial(chunk, i, isAttachment(this.#scope.key) ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    // No further than the limit, so that the verdict does not depend on the chunks.
+    if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
-    const byte = chunk[end]!;
-    if (byte === QUOTE) this.#endString(end + 1);
-    else if (byte === BACKSLASH) this.#state = this.#readEscape;
-    else if (byte < 0x20) this.#fail(end, 'a string holds a control character');
-    else this.#readSeparator(byte);
+    const char = String.fromCharCode(chunk[end]!);
+    if (char === '"') {
+      this.#state = this.#readStructure;
+      if (this.#text !== undefined) this.#endText();
+      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // it was not a key
+    } else if (char === '\\') this.#state = this.#readEscape;
+    else if (char < ' ') this.#fail(end, 'a string holds a control character');
+    // A separator of an attachment: its metadata ends at the first "base64,". The backend looks for the last, so that
+    // none may follow.
+    else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
+    else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
+    else this.#keep(char);
     return end + 1;
-  }
-
-  /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
-  #findSpecial(i: number): number {
-    const chunk = this.#chunk;
-    const [bytes, pairs] = this.#inAttachment ? SPECIAL_IN_ATTACHMENT : SPECIAL;
-    if (chunk.length - i > 64) {
-      // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
-      // begin at an even address; which of its two bytes comes first does not matter to the table.
-      if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
-      const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
-      let at = 0;
-      while (
-        at + 8 <= two.length &&
-        (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-            pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-      ) at += 8;
-      i += 2 * at;
-    }
-    while (i < chunk.length && !bytes[chunk[i]!]) i++;
-    return i;
-  }
-
-  /** An attachment's metadata ends at its first "base64,". The backend looks for the last: so none may follow. */
-  #readSeparator(byte: number): void {
-    if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
-    else if (byte === COMMA && BASE64_END.test(this.#text.slice(-36))) this.#endText();
-    else this.#keep(String.fromCharCode(byte));
   }
 
   /** Reads one byte of what follows a backslash; the text gets an escape whole, for a part could not be decoded. */
   #readEscape(i: number): number {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
-    const why = escape.length === 1 ? 'an unknown escape' : 'four hexadecimal digits are expected';
-    if (!ESCAPE.test(escape)) this.#fail(i, why);
-    const isUnicode = escape[0] === 'u';
-    if (isUnicode && escape.length < 5) return i + 1;
+    if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
+    if (escape[0] === 'u' && escape.length < 5) return i + 1;
     // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    if (isUnicode && this.#inAttachment && /^u00(?:2c|3b)$/i.test(escape)) {
-      this.#refuse('may not have "," or ";" as an escape');
-    }
+    const isSeparator = escape.length === 5 && /^u00(?:2c|3b)$/i.test(escape);
+    if (isSeparator && isAttachment(this.#scope.key)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
@@ -2574,14 +2535,8 @@ class BodyScan {
     if (this.#text === undefined) return;
     this.#text += text;
     if (this.#text.length < this.#limitBytes) return;
-    if (this.#scope.key === undefined || this.#inAttachment) this.#endText();
+    if (this.#scope.key === undefined || isAttachment(this.#scope.key)) this.#endText();
     else this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-  }
-
-  #endString(end: number): void {
-    this.#state = this.#readStructure;
-    if (this.#text !== undefined) this.#endText();
-    if (this.#expected === this.#readAfter) this.#endValue(end); // it was not a key
   }
 
   /** Decodes the text, of which the rest flows by: a key, or what is reported under the key that matters. */
@@ -2596,25 +2551,30 @@ class BodyScan {
     if (key === undefined) return this.#endKey(value);
     if (key === 'auth') this.auth = value;
     else this.#fields.push({ key, value });
-    if (key === 'number') this.#lacksNumber = false;
+    if (key === 'number') this.#hasNumber = true;
   }
 
   /** Decides what a key means. At the top level, a member other than `auth` may pass from here on. */
   #endKey(name: string): void {
     // As Go's encoding/json compares: beside their capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    if (this.#scope.keys!.has(key)) {
+    const rule = this.#keys.get(key);
+    // At the top level there is no key outside, and no `within`.
+    if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
       if (name !== key) this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
     if (this.#scope.depth > 1 || this.#scope.key === 'auth') return;
-    this.#release(this.#from);
+    this.#release();
     this.#anyMember = true;
   }
 
-  /** Reads as much of a number or word as the chunk has; returns where it stopped. */
+  /**
+   * Reads as much of a number or word as the chunk has; returns where it stopped. Its first byte was any that begins no
+   * other value, and is in the text already.
+   */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -2626,32 +2586,50 @@ class BodyScan {
     this.#endValue(end);
     return end;
   }
-
-  /** Validates the chunk as UTF-8, natively; a character may span two chunks. */
-  #checkUtf8(): void {
-    const bytes = this.#utf8Tail.length > 0 ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
-    const whole = bytes.length - incompleteTail(bytes);
-    if (!isUtf8(bytes.subarray(0, whole))) this.#fail(0, 'it is not valid UTF-8');
-    this.#utf8Tail = whole === bytes.length ? NOTHING : Buffer.from(bytes.subarray(whole));
-  }
 }
 
-/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-function scanWhole(document: Uint8Array, keys: keyof typeof TOP_KEYS): Field[] {
-  const scan = new BodyScan(keys);
-  scan.write(document);
-  scan.end();
-  return scan.takeFields();
+/** The bytes without a UTF-8 character that begins at their end and is not complete (RFC 3629 3). */
+function wholeCharacters(bytes: Buffer): Buffer {
+  const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
+  const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
+  return at < 0 ? bytes : bytes.subarray(0, at - end.length);
 }
 
-/** How many bytes at the end begin a UTF-8 character that is not complete (RFC 3629 3). */
-function incompleteTail(bytes: Uint8Array): number {
-  for (let back = 1; back <= Math.min(3, bytes.length); back++) {
-    const byte = bytes[bytes.length - back]!;
-    if (byte < 0x80) return 0;
-    if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2) ? back : 0;
+/**
+ * What is wrong with a value that begins like this under a key that matters: that it is of another type. Refused at its
+ * first byte, it need not be understood, and an object under such a key can only be one that may be there.
+ */
+function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
+  const { list, role } = BODY_KEYS[key];
+  const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
+  // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
+  // refused as such. Clients send `"base64_attachments": null` for none.
+  const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
+  return isRight ? undefined : `must be ${type}`;
+}
+
+/** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
+function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
+  if (chunk.length - i > 64) {
+    // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
+    // begin at an even address; which of its two bytes comes first does not matter to the table.
+    if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
+    const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+    let at = 0;
+    while (
+      at + 8 <= two.length &&
+      (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
+          pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
+    ) at += 8;
+    i += 2 * at;
   }
-  return 0;
+  while (i < chunk.length && !bytes[chunk[i]!]) i++;
+  return i;
+}
+
+/** An attachment's string is its metadata while its text is kept, and its data from then on. */
+function isAttachment(key: BodyKey | undefined): boolean {
+  return key !== undefined && BODY_KEYS[key].role === 'attachment';
 }
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
@@ -2728,6 +2706,8 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
+    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one.
+    head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
     res.writeHead(answer.status, answer.statusText, head.headers);
     await relayAnswer(x, answer, head.length);
   } catch (error) {
@@ -2852,7 +2832,7 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
 
 /** What a client gets of an answer's head. */
 interface AnswerHead {
-  /** The backend's own headers, less what was for this hop only. */
+  /** The backend's own headers, less what was for this hop only, and what is not its to say. */
   readonly headers: string[];
   /** Of the body, if it was said, or if there is none. */
   readonly length: number | undefined;
@@ -2870,7 +2850,9 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string): 
   for (let i = 0; i < headers.length; i += 2) {
     const name = headers[i]!.toLowerCase();
     if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
-    if (!NOT_INBOUND.has(name)) passed.push(headers[i]!, headers[i + 1]!);
+    // Which pages may read an answer is not the backend's to say, nor a proxy's before it: some say "*".
+    const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
+    if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
   }
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
@@ -3276,17 +3258,23 @@ type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
 
 type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
-interface TokenSettings extends Partial<Omit<Token, 'name' | 'digest'>> {
-  readonly name: string;
-  readonly digest: string;
-  readonly secretFile?: string;
-}
+/** A token as it stands in the configuration: what it does not say, the top level does. */
+type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
 
 function ensure(isRight: boolean, otherwise: string): asserts isRight {
   if (!isRight) throw new UsageError(otherwise);
+}
+
+/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
+  try {
+    return run();
+  } catch (error) {
+    throw new UsageError(explain(error as NodeJS.ErrnoException));
+  }
 }
 
 /** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
@@ -3299,30 +3287,23 @@ class ConfigError extends UsageError {
   }
 }
 
-/** The place of what is at the top of a configuration. */
-const THE_FILE = 'the file';
-
 /** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
 class Mistakes {
   readonly found: string[] = [];
 
-  /** What is wrong at a place, or at places below it: `key: …`, `[2].key: …`. */
-  add(at: string, wrong: UsageError | string): void {
-    const sentence = wrong instanceof Error ? wrong.message : wrong;
-    const below = wrong instanceof ConfigError ? wrong.problems : [`: ${sentence}`];
-    const isRoot = at === THE_FILE;
-    const join = (problem: string): string =>
-      /^[[:]/.test(problem) ? at + problem : isRoot ? problem : `${at}.${problem}`;
-    this.found.push(...below.map(join));
+  add(at: string, sentence: string): void {
+    this.found.push(`${at}: ${sentence}`);
   }
 
-  /** What `read` returns, or undefined if it threw. */
+  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
   collect<T>(at: string, read: () => T): T | undefined {
     try {
       return read();
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
-      this.add(at, error);
+      const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+      // What is at the top of a file needs no place but its name.
+      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
       return undefined;
     }
   }
@@ -3347,7 +3328,7 @@ function showValue(value: unknown, instead: string): string {
 
 /** Where a member of an object is: by its key, or by its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
-  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? key : `[${index}]`;
+  return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /** Reads a single value. `expected` completes the sentence "… is not …". */
@@ -3357,7 +3338,10 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
   return parsed;
 }
 
-/** A reader of sets: an array in JSON, a text separated by commas in the environment. */
+/**
+ * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
+ * empty list may mean nobody, and whoever reads one may take it for no limit.
+ */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
@@ -3367,11 +3351,15 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   };
 }
 
-/** Reads each member of an object by its own reader; one that has none is a mistake, with what may be meant. */
-function readMembers(readers: Record<string, Reader<unknown>>, value: object): Record<string, unknown> {
+/**
+ * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
+ * `recipient` that is passed over would be a token that may write to anybody.
+ */
+function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
+  const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
-    const read = Object.hasOwn(readers, key) ? readers[key]! : () => refuseSetting(key, Object.keys(readers));
+    const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
     return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -3473,25 +3461,15 @@ function recipientOr(group: string): Reader<string> {
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** The readers of a token's `defaults`. */
-const DEFAULTS_READERS: { readonly [P in keyof SendDefaults]-?: Reader<SendDefaults[P]> } = {
-  number: readNumber,
-  recipients: (value) => [...listOf(recipientOr(' or group.…'))(value)],
-  text_mode: wordOf(TEXT_MODES),
-};
-
 function readDefaults(value: unknown): SendDefaults {
-  ensure(isObject(value), `must be an object with ${Object.keys(DEFAULTS_READERS).join(', ')}`);
-  return readMembers(DEFAULTS_READERS, value);
+  ensure(isObject(value), 'must be an object with number, recipients, text_mode');
+  const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  try {
-    return new Template(value);
-  } catch (error) {
-    throw new UsageError((error as SyntaxError).message);
-  }
+  return attempt(() => new Template(value), (error) => error.message);
 }
 
 /** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
@@ -3516,8 +3494,7 @@ function readBackend(value: unknown) {
 
 /** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
 function readOrigins(value: unknown): ReadonlySet<string> {
-  const isOrigin = (text: string): boolean =>
-    /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
+  const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   return listOf(textThat(isOrigin, expected))(value);
 }
@@ -3548,41 +3525,38 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
 
 /** Says what node:https would only say on the first connection, or on start. */
 function checkTls(settings: Settings): void {
-  const { 'tls.cert': cert, 'tls.key': key } = settings;
-  ensure(!cert === !key, 'needs both "cert" and "key"');
-  try {
-    if (cert) createSecureContext(tlsFiles(settings));
-  } catch (error) {
-    throw new UsageError(`its "cert" and "key" cannot be used together (${(error as NodeJS.ErrnoException).code})`);
-  }
+  ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
+  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
+  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
 }
 
+/** BlockList takes a wrong number of bits for an error of ours; a name would have to be asked for on each request. */
 function readAddresses(value: unknown): AddressList {
   const list = new BlockList();
-  const words = listOf((item) =>
+  const readOne = (item: unknown) =>
     readScalar(item, 'an address or a CIDR range', (text) => {
       const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
       const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
       if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
       list.addSubnet(address, Number(bits ?? size), type);
       return text;
-    })
-  )(value);
-  return { words: [...words], list };
+    });
+  return { words: [...listOf(readOne)(value)], list };
 }
 
+/** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
 function readAllow(value: unknown): Allow {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
   const words = [...listOf(textThat(isKnown, expected))(value)];
-  return {
-    words,
-    groups: new Set(words.flatMap((word) => GROUPS[word as Group] ?? [])),
-    patterns: words.flatMap((word) => readPattern(word) ?? []),
-  };
+  const groups = new Set(words.flatMap((word) => GROUPS[word as Group] ?? []));
+  return { words, groups, patterns: words.flatMap((word) => readPattern(word) ?? []) };
 }
 
-/** `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. */
+/**
+ * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
+ * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
@@ -3591,27 +3565,29 @@ function readPattern(text: string): Pattern | undefined {
   return good ? { method, parts } : undefined;
 }
 
-/** `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. */
+/**
+ * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
+ * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
   const owners = new Map<string, string>();
-  for (const [i, { name, digest }] of tokens.entries()) {
-    if (digest === undefined) continue; // reported
+  tokens.forEach(({ name, digest }, i) => {
     const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
     if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    owners.set(digest, here);
-  }
+    if (digest !== '') owners.set(digest, here); // else it could not be read
+  });
   tokens.forEach(({ name }, i) => { // which every log line would show
     if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
 
+/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
 function checkTokenName(name: string): void {
-  const isName = /^[A-Za-z0-9][\w.-]{0,63}$/.test(name);
-  ensure(isName, 'a name may have letters, digits, "_", "-" and ".", 64 at most');
+  ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
 /** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
@@ -3624,54 +3600,44 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
       ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       ensure(!names.has(name), 'has the name of an earlier one');
       names.add(name);
-      return readSecret(secret, QUOTED);
+      return readSecret(secret, true);
     });
-    return { name, digest };
-  }) as TokenSettings[];
+    return { name, digest: digest ?? '' };
+  });
 }
 
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    if (!isObject(config)) { // by position: the name may be meant as the secret
-      mistakes.add(`[${i}]`, 'must be an object with "secret" or "secretFile"');
-      return { name };
-    }
-    const { secret, secretFile, ...others } = config;
-    const at = placeOf(name, i);
-    const digest = mistakes.collect(at, () => readDigest({ secret, secretFile }));
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    const digest = mistakes.collect(at, () => {
+      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
+      const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      return read.secret ?? read.secretFile;
+    });
     const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { name, digest, secretFile, ...read, expiresMs };
-  }) as TokenSettings[];
-}
-
-/** The digest of a token's secret, of which there is one, or one file. */
-function readDigest(members: Record<string, unknown>): string {
-  const [given, ...more] = Object.entries(members).filter(([, value]) => value !== undefined);
-  ensure(given !== undefined && more.length === 0, 'needs either "secret" or "secretFile"');
-  return String(readMembers(TOKEN_READERS, Object.fromEntries([given]))[given[0]]);
+    return { ...read, name, digest: digest ?? '', secretFile, expiresMs } as TokenSettings;
+  });
 }
 
 function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), QUOTED);
+  return readSecret(readFile(value).text.trim(), true);
 }
 
-/**
- * What becomes part of a secret by a mistake in quoting: in JSON white space alone, elsewhere all that other formats
- * have.
- */
-const SPACED = [/^\s|\s$/, 'begins or ends with white space'] as const;
-const QUOTED = [
-  /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u,
-  'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret',
-] as const;
+/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
 /** The digest of nothing, or of an empty line: of a program that was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/** A secret's digest. A message never shows any of it. */
-function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] = SPACED): string {
+/**
+ * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
+ * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ */
+function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -3680,7 +3646,9 @@ function readSecret(secret: unknown, [mistake, why]: readonly [RegExp, string] =
     return digest;
   }
   ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
-  ensure(!mistake.test(secret), why);
+  ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
+  const isQuoted = isBare && QUOTING.test(secret);
+  ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   return digestOf(secret);
@@ -3692,26 +3660,31 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
 
-/**
- * A setting's value as it was given, and where: in a message it is named as its owner wrote it. Of two, the later wins.
- */
-type Sources = Map<string, { value: unknown; at: string }>;
+/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+class Sources extends Mistakes {
+  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  readonly given = new Map<string, { value: unknown; at: string }>();
+  readonly warnings: string[] = [];
+
+  /** Of two, the later wins. */
+  note(path: string, value: unknown, at: string): void {
+    if (value !== undefined) this.given.set(path, { value, at });
+  }
+}
 
 /**
  * Notes the settings in a parsed file, or in the object below `before` in it.
  * @throws {UsageError} for all that is none.
  */
 function noteFile(sources: Sources, config: unknown, before = ''): void {
+  if (config === undefined && before !== '') return; // of a program: a file has no undefined
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0]!;
-    return [at.slice(before.length), (value: unknown): void => {
-      if (value === undefined) return; // from a program, not from a file
-      if (at === path) sources.set(path, { value, at });
-      else noteFile(sources, value, `${at}.`);
-    }] as const;
+    const at = before + path.slice(before.length).split('.')[0];
+    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
+    return [at.slice(before.length), note];
   });
-  readMembers(Object.fromEntries(readers), config);
+  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
 }
 
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
@@ -3728,35 +3701,28 @@ const DOUBTFUL = new Map(Object.entries({
   API__URL: '"BACKEND_URL"',
 }));
 
-/** Notes the settings in the environment. */
-function noteEnv(sources: Sources, env: NodeJS.ProcessEnv, mistakes: Mistakes, warnings: string[]): void {
-  for (const [path, [name]] of GATEWAY_ROWS) {
-    if (env[name] !== undefined) sources.set(path, { value: env[name], at: name });
-  }
-  const at = 'API_TOKENS_FILE';
-  if (env[at] !== undefined) {
-    if (sources.get('tokens')?.at === 'API_TOKENS') {
-      mistakes.add(at, 'is set, and API_TOKENS too; use one of them');
-    }
-    const text = env[at] && mistakes.collect(at, () => readText(env[at]!));
-    sources.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
+/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  const file = env.API_TOKENS_FILE;
+  if (file !== undefined) {
+    const at = 'API_TOKENS_FILE';
+    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+    const text = file && sources.collect(at, () => readText(file));
+    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
     const other = DOUBTFUL.get(name);
-    if (meant) mistakes.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
   }
 }
 
 function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
-    const user = uid === undefined ? '' : ` by user ${uid}`;
-    throw new UsageError(`${showPath(path)} cannot be read${user} (${(error as NodeJS.ErrnoException).code})`);
-  }
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+  const user = uid === undefined ? '' : ` by user ${uid}`;
+  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
 }
 
 /**
@@ -3772,14 +3738,11 @@ function parseFile(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    let why = 'it is not valid JSON';
-    try {
-      scanWhole(Buffer.from(text), 'none');
-    } catch (error) {
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec((error as Error).message) ?? [];
-      why = `${placeAfter(Buffer.from(text).subarray(0, Number(offset)).toString())}: ${said}`;
-    }
-    throw new UsageError(`is not a JSON object: ${why}`);
+    const bytes = Buffer.from(text);
+    return attempt(() => scanWhole(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
+      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+    });
   }
 }
 
@@ -3788,12 +3751,12 @@ function placeAfter(text: string): string {
   return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
 }
 
+const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
+
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
   const open: Set<string>[] = [];
-  for (
-    const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(/[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g)
-  ) {
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
     else if (token === '}') open.pop();
     else if (colon !== undefined) {
@@ -3804,95 +3767,85 @@ function* repeatedKeys(text: string): Generator<{ key: string; index: number }> 
   }
 }
 
-/** Whether a configuration holds a secret, or a password of the backend, that is no digest. */
-function holdsPlainSecret(config: unknown): boolean {
-  return /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i.test(JSON.stringify(config));
-}
+/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /** Where a configuration comes from. */
-interface ConfigSources {
-  file?: string | undefined;
-  env?: NodeJS.ProcessEnv;
-  flags?: Record<string, string | undefined>;
-}
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
  * Reads file, environment and flags; of two that say something on the same setting, the later wins.
  * @throws {ConfigError} with everything that is wrong.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
-  const mistakes = new Mistakes();
-  const warnings: string[] = [];
-  const sources: Sources = new Map();
-  if (file !== undefined) loadFile(sources, file, mistakes, warnings);
-  const fromFile = sources.get('tokens');
-  noteEnv(sources, env, mistakes, warnings);
-  const tokens = sources.get('tokens');
-  if (fromFile && tokens !== fromFile) warnings.push(`${tokens!.at} replaces all tokens of the file`);
-  for (const [path, value] of Object.entries(flags)) {
-    if (value !== undefined) sources.set(path, { value, at: `--${path.split('.')[0]}` });
-  }
-  return readSettings(sources, mistakes, warnings);
+  const sources = new Sources();
+  if (file !== undefined) noteFileAt(sources, file);
+  const fromFile = sources.given.get('tokens');
+  noteEnv(sources, env);
+  const tokens = sources.given.get('tokens');
+  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
+  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  return readSettings(sources);
 }
 
-function loadFile(sources: Sources, file: string, mistakes: Mistakes, warnings: string[]): void {
-  const text = mistakes.collect('configuration', () => readText(file));
-  if (text === undefined) return;
-  mistakes.collect(showPath(file), () => {
+/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
+function noteFileAt(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readText(file));
+  const at = showPath(file);
+  sources.collect(at, () => {
+    if (text === undefined) return;
     const config = parseFile(text);
-    mistakes.collect(THE_FILE, () => noteFile(sources, config));
-    if (holdsPlainSecret(config) && statSync(file).mode & 0o004) {
-      warnings.push(`${showPath(file)} holds plain secrets and can be read by everybody (chmod o-r)`);
+    sources.collect('the file', () => noteFile(sources, config));
+    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
     }
     for (const { key, index } of repeatedKeys(text)) {
-      const what = `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`;
-      mistakes.add(showPath(file), what);
+      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
     }
   });
 }
 
 /** The settings of a program that embeds the gateway. */
 function embeddedSettings(config: GatewayConfig): Settings {
-  const mistakes = new Mistakes();
-  const sources: Sources = new Map();
-  mistakes.collect(THE_FILE, () => noteFile(sources, config));
-  return readSettings(sources, mistakes);
+  const sources = new Sources();
+  sources.collect('the file', () => noteFile(sources, config));
+  return readSettings(sources);
 }
 
-/** Reads every setting from its source or its default. @throws {ConfigError} with everything that is wrong. */
-function readSettings(sources: Sources, mistakes: Mistakes, warnings: readonly string[] = []): Settings {
+/**
+ * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
+ * wider than what was meant.
+ * @throws {ConfigError} with everything that is wrong.
+ */
+function readSettings(sources: Sources): Settings {
+  const { given, found, warnings } = sources;
   // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of sources) {
+  for (const [path, { value, at }] of given) {
     if (value !== '' || at === path) continue;
-    mistakes.add(at, 'is set but empty; unset it, or give it a value');
-    sources.delete(path);
+    sources.add(at, 'is set but empty; unset it, or give it a value');
+    given.delete(path);
   }
-  const isAllRead = mistakes.found.length === 0; // else nobody can say that there are no tokens
-  const settings: Record<string, unknown> = {};
-  for (const [path, [, , read, fallback]] of GATEWAY_ROWS) {
-    const { value, at } = sources.get(path) ?? { value: fallback || undefined, at: path };
-    settings[path] = value === undefined ? undefined : mistakes.collect(at, () => read(value));
-  }
-  const { listen, tokens = [], 'auth.anonymous': anonymous } = settings as Settings;
-  if (isAllRead && !sources.has('tokens') && listen && !listen.isLocal && !anonymous) {
+  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+  });
+  const { tokens = [], ...others } = Object.fromEntries(read);
+  const settings: Settings = { ...others, tokens, warnings };
+  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    mistakes.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
+    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  if (mistakes.found.length === 0) mistakes.collect('tls', () => checkTls(settings as Settings));
-  return mistakes.end({ ...settings, tokens, warnings } as Settings);
+  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
+  return sources.end(settings);
 }
 
 /** What requests are judged by: the tokens with their fallbacks resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
 function makeRules(settings: Settings) {
-  const resolve = (token: TokenSettings): Token => ({
-    ...token as Token,
-    methods: token.methods ?? settings['auth.methods'],
-    allow: token.allow ?? settings.allow,
-    rate: token.rate ?? settings.rate,
-    clients: token.clients ?? settings.clients,
-  });
+  const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** The token that everybody has, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -3902,9 +3855,8 @@ function makeRules(settings: Settings) {
     anonymous,
     /** The forms that any token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
-    /** The address lists of all tokens. */
-    clients: (anonymous ? [anonymous] : tokens).map((token) => token.clients),
-    /** Origins that are no strangers. */
+    all: anonymous ? [anonymous] : tokens,
+    /** Origins that are no strangers, and whose pages may read every answer. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
@@ -3916,52 +3868,39 @@ function makeRules(settings: Settings) {
 
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
-  const words = (list: Iterable<string> | undefined, none: string): string => list ? [...list].join(', ') : none;
+  const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern)).map(({ method, parts }) =>
-    `${method} /${parts.join('/')}`
-  );
-  const rows: [name: string, said: string | false][] = [
-    ['may call', words(token.allow.words, '')],
-    ...idle.map((words): [string, string] => ['warning', `${words} matches no route of the backend`]),
-    ['presented', token.digest !== '' && `as ${words(token.methods, '')}`],
-    ['sends from', words(token.senders, 'any account')],
-    ['sends to', words(token.recipients, 'anybody')],
+  const rows = [
+    ['may call', words(token.allow.words)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ['presented', token.digest && `as ${words(token.methods)}`],
+    ['sends from', words(token.senders) || 'any account'],
+    ['sends to', words(token.recipients) || 'anybody'],
     ['rate', token.rate?.words ?? 'no limit'],
-    ['from', words(token.clients?.words, 'any address')],
-    ['webhooks', makesSends(token) && describeWebhook(token)],
+    ['from', words(token.clients?.words) || 'any address'],
+    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
     ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
   ];
-  const lines = rows.map(([name, said]) => said && `    ${name.padEnd(12)} ${said}`).filter(Boolean);
+  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
+/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeWebhook(token: Token): string {
-  const { defaults: { number, recipients, text_mode: mode } = {}, message } = token;
-  const defaults = [
-    number && `from ${number}`,
-    recipients && `to ${recipients.join(', ')}`,
-    mode && `with text_mode ${mode}`,
-  ];
-  const said = defaults.filter(Boolean).join(' ');
-  const refusal = refusalOfDefaults(token);
-  return [
-    `become sends${message ? ', the message by a template' : ''}`,
-    said && `unless they say otherwise ${said}`,
-    refusal && `which will be refused: ${refusal}`,
-  ].filter(Boolean).join('; ');
-}
-
-/** Why a send with a token's own defaults would be refused, if it would. */
-function refusalOfDefaults(token: Token): string | undefined {
+  const { number, recipients, text_mode: mode } = token.defaults ?? {};
+  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
+  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
+  if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
     const refusal = refusalOfEndpoint(token, SEND_TARGET);
-    if (refusal) return refusal.message;
+    if (refusal) throw refusal;
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
-    return undefined;
   } catch (error) {
-    return (error as Problem).message;
+    parts.push(`which will be refused: ${(error as Problem).message}`);
   }
+  return parts.join('; ');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -3976,44 +3915,44 @@ function startDemoBackend(show: (line: string) => void): http.Server {
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left in the middle
-    const unknown = [404, { error: 'this stand-in backend has no such route' }] as const;
-    const [status, answer] = answers[`${req.method} ${req.url}`] ?? unknown;
-    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    const route = `${req.method} ${req.url}`;
+    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
     res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
-  });
+  }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token, and prints a line to paste for each form. */
-async function runDemo(flags: Record<string, string | undefined>, show: (line: string) => void): Promise<Gateway> {
-  const backend = startDemoBackend(show);
-  backend.listen(0, '127.0.0.1').unref();
+/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+  const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const secret = newSecret();
+  const [number, recipients] = ['+15550100001', ['+15550100002']];
+  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
-    ...(flags.listen !== undefined && { listen: flags.listen }),
+    ...(listen !== undefined && { listen }),
     auth: { methods: [...FORMS] },
-    tokens: { demo: { secret } },
+    tokens: { demo: { secret, defaults: { number, recipients } } },
   });
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
-  const send = (form: string, target: string, more = '', auth = {}): string => {
-    const body = { ...auth, message: `Hello by ${form}`, number: '+15550100001', recipients: ['+15550100002'] };
-    const json = JSON.stringify(body);
-    return `# ${form}\ncurl '${url}${target}' ${more}-H 'Content-Type: application/json' -d '${json}'\n`;
-  };
-  show([
-    '',
-    'A demonstration: the backend is a stand-in, and nothing here reaches Signal. Ctrl-C ends it.',
-    'Paste these into another terminal; what reaches the backend appears below, without the token.',
-    '',
-    send('bearer', '/v2/send', `-H 'Authorization: Bearer ${secret}' `),
-    send('basic', '/v2/send', `-u 'api:${secret}' `),
-    send('query', `/v2/send?@auth=${secret}`),
-    send('path', `/@auth=${secret}/v2/send`),
-    send('body', '/v2/send', '', { auth: secret }),
-    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/+15550100001' -H 'Authorization: Bearer ${secret}'\n`,
-  ].join('\n'));
+  const send = (form: string, where: string, auth = {}): string =>
+    `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
+  print(`
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`);
+  const others = [
+    '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
+    send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
+    send('query', `'${url}/v2/send?@auth=${secret}'`),
+    send('path', `'${url}/@auth=${secret}/v2/send'`),
+    send('body', `'${url}/v2/send'`, { auth: secret }),
+    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
+  ].join('\n');
+  gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return gateway;
 }
 
@@ -4034,54 +3973,64 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
+/** In 80 columns. */
 function usage(): string {
-  const rows = SETTING_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(19)} ${env.padEnd(17)} ${help}${fallback && ` [${fallback}]`}`
+  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
-Usage:
-  gateway.ts [--config FILE] [--listen HOST:PORT] [--backend URL]   run
-  gateway.ts --check [the same flags]   say all that is wrong with the configuration, or what each token may do
-  gateway.ts --demo [--listen HOST:PORT]   run with a stand-in backend and a new token, and print what to try
-  gateway.ts render NAME [--config FILE]   read what a webhook posts on standard input; prints the send that the token
-                            of that name would make of it, and sends nothing
-  gateway.ts token [NAME]   make a secret; prints it and its sha256: line
-  gateway.ts hash           read a secret on standard input; prints its sha256: line
+  gateway.ts [FLAGS]        run
+  gateway.ts --check        say all that is wrong, or what each token may do
+  gateway.ts --demo         run with a stand-in backend and a new token
+  gateway.ts render NAME    print the send that the token of that name makes
+                            of what a webhook posts, here on standard input
+  gateway.ts token [NAME]   make a secret, and its digest
+  gateway.ts hash           print the digest of a secret on standard input
 
-Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG) and in the environment; of the
-file, the environment and the flags, the later wins. Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
+Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+
+Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
+their variable and [default]; of file, environment and flags, the later wins.
+Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
 
-${rows.slice(0, GATEWAY_ROWS.length).join('\n')}
+${rows.join('\n')}
 
-A token in the file has a secret, and may have settings of its own; methods, allow, rate and clients
-replace the top-level ones:
+A token in the file has these, and may have methods, allow, rate and clients of
+its own, which replace the top-level ones:
 
-${rows.slice(GATEWAY_ROWS.length).join('\n')}
-`;
+${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+
+The groups of allow:
+
+  send        POST /v2/send and /v1/send
+  info        GET /v1/about and /v1/health
+  receive     GET /v1/receive: what others write to the account
+  messaging   send, receive, and what else a bot needs: reactions, groups, polls
+  setup       accounts, linking, devices, profiles: can take the account over
+
+The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
-  const tokens = rules.anonymous ? [rules.anonymous] : [...rules.tokens.values()];
+  const count = rules.tokens.size;
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
-    rules.anonymous ? OPEN_WARNING : `${tokens.length} token${tokens.length === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `${count} token${count === 1 ? '' : 's'}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
-    ...tokens.map((token) => describeToken(token, Date.now())),
+    ...rules.all.map((token) => describeToken(token, Date.now())),
   ].join('\n');
 }
 
 function parseCommandLine(args: string[]) {
-  try {
-    return parseArgs({ args, options: FLAGS, allowPositionals: true });
-  } catch (error) {
-    const [said = ''] = (error as Error).message.split('. ');
+  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
+    const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    throw new UsageError(`${isLong ? 'that is no option' : said}; --help lists what there is`);
-  }
+    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+  });
 }
 
 /** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
@@ -4091,9 +4040,9 @@ async function main(): Promise<void> {
   process.stdout.on('error', () => {});
   const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
-  if (values.help) return print(usage().trimEnd());
+  if (values.help) return print(usage());
   if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return printToken(rest[0], print);
+  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
   if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
@@ -4104,11 +4053,11 @@ async function main(): Promise<void> {
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE } = process.env;
-    const configured = [file, values.backend, BACKEND_URL, API_TOKENS, API_TOKENS_FILE];
-    const isAlone = !values.check && !isRender && configured.every((value) => value === undefined);
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
+    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo({ listen: values.listen ?? process.env.LISTEN }, print));
+    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
   }
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
@@ -4116,8 +4065,8 @@ async function main(): Promise<void> {
   if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
-  stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return stopOnSignal(gateway);
 }
 
 /**
@@ -4139,33 +4088,28 @@ async function renderSend(settings: Settings, name: string, payload: Buffer): Pr
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-function printToken(name: string | undefined, print: (text: string) => void): void {
+function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
   const secret = newSecret();
-  print(`${secret}\nsha256:${digestOf(secret)}`);
-  if (name !== undefined) print(`"${name}": { "secret": "sha256:${digestOf(secret)}" }`);
+  const digest = `sha256:${digestOf(secret)}`;
+  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
+  return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
 function hashStdin(): string {
-  try {
-    return readSecret(readFileSync(0, 'utf8').replace(/\r?\n$/, ''));
-  } catch (error) {
-    throw error instanceof UsageError ? new UsageError(`standard input: ${error.message}`) : error;
-  }
+  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
+  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
 }
 
 /** How long the end waits for somebody to read the last lines of the log. */
 const FLUSH_MS = 500;
 
-function stopOnSignal(gateway: Gateway): void {
-  const stop = async (): Promise<void> => {
-    await gateway.close();
-    // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
-    setTimeout(() => process.exit(), FLUSH_MS);
-    writeOut('', () => process.exit());
-  };
-  let stopping: Promise<void> | undefined;
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => stopping ??= stop());
+async function stopOnSignal(gateway: Gateway): Promise<void> {
+  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+  await gateway.close();
+  // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
+  setTimeout(() => process.exit(), FLUSH_MS);
+  writeOut('', () => process.exit());
 }
 
 /** The files that settings name. */
