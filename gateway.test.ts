@@ -8778,7 +8778,7 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
     (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
   );
-  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('API_TOKENS_FILE') && used.includes('TLS_KEY'));
+  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('GATEWAY_CONFIG') && used.includes('TLS_KEY'));
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
@@ -8801,7 +8801,7 @@ test("the README's docker run, its compose file and its unit start the gateway a
   const [compose] = blocks('yaml') as [string];
   const [, run] = /^(docker run [^]*?node \/gateway\.ts)$/m.exec(README)!;
   const [unit] = blocks('ini') as [string];
-  const gateway = compose.slice(compose.indexOf('  gateway:'), compose.indexOf('\nsecrets:'));
+  const gateway = compose.slice(compose.indexOf('  gateway:'));
   const variables = Array.from(
     gateway.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm),
     ([, name, value]) => [name, value],
@@ -8814,7 +8814,7 @@ test("the README's docker run, its compose file and its unit start the gateway a
   const [, image] = /image: (.*)/.exec(gateway)!;
   const [, command] = /command: (.*)/.exec(gateway)!;
   assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`));
-  for (const mount of ['gateway.ts:/gateway.ts:ro', 'tokens:/run/secrets/tokens:ro']) assert.ok(run!.includes(mount));
+  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) assert.ok(run!.includes(mount));
   const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
   for (const [key, option] of Object.entries(options)) assert.ok(gateway.includes(key) && run!.includes(option), key);
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
