@@ -4604,6 +4604,52 @@ test('render prints the send that would be made of a payload, and sends nothing'
   assert.equal(backend.connections, 0);
 });
 
+test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const tokens = {
+    hook: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
+  const runs = (
+    [
+      ['{"message":"x"}', { message: 'x' }],
+      ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
+      ['temp=23', { message: 'temp=23' }],
+      ['message=a+b&view_once=true', { message: 'a b', view_once: 'true' }],
+      ['who=me and you', { message: 'me and you' }],
+      ['data={"who":1}', { message: '1' }],
+      [picture, { message: 'x', base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='] }],
+      [picture.replaceAll('--limit', '----a b:c'), {
+        message: 'x',
+        base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='],
+      }],
+      ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
+    ] as [string, object][]
+  ).map(async ([input, made]) => {
+    const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
+    assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
+  });
+  await Promise.all(runs);
+  const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
+  assert.deepEqual([broken.code, broken.stdout], [1, '']);
+});
+
+test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const allow = ['GET /v2/send'];
+  const tokens = {
+    hook: { secret: SECRET, allow, defaults: DEFAULTS },
+    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
+    plain: { secret: OTHER, allow },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
+  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
+  assert.doesNotMatch(stdout, /will be refused/);
+});
+
 test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
   const file = join(folder(t), 'gateway.json');
   const write = (token: TokenConfig, more: GatewayConfig = {}): void =>
@@ -6459,7 +6505,7 @@ function multipart(
   };
 }
 
-test('a form with one field "payload" or "data" that holds JSON is read, in each of its encodings', async (t) => {
+test('a form with the single field "payload" or "data" that holds JSON is that JSON, in each of its encodings', async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
   const json = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
   for (const name of ['payload', 'data']) {
@@ -7344,6 +7390,12 @@ test("a webhook's body is at most 1 MiB: 413 at once if it says so, and as soon 
   assert.equal(requests(both.gateway)[0].bytesIn, 0);
   assertDenied(
     await ask(both.gateway, { body: fill(MIB + 1), headers: { ...BEARER, 'transfer-encoding': 'chunked' } }),
+    413,
+    'body_too_large',
+    both,
+  );
+  assertDenied(
+    await ask(both.gateway, multipart([['message', 'x'], ['f', 'x'.repeat(MIB), '; filename="x"']])),
     413,
     'body_too_large',
     both,
