@@ -666,7 +666,7 @@ class Exchange {
   reason: string | undefined;
   bytesIn = 0;
   bytesOut = 0;
-  /** Its share of what the gateway holds of bodies. */
+  /** How much of its body is held. */
   heldBytes = 0;
   /** What it asks for is not passed on, but made into a send. */
   isMade = false;
@@ -692,6 +692,12 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
+  }
+
+  /** Sets its share of what is held. */
+  hold(bytes: number): void {
+    this.core.heldBytes += bytes - this.heldBytes;
+    this.heldBytes = bytes;
   }
 
   end(reason: Problem): void {
@@ -771,7 +777,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     refuse(x, x.ended ?? error);
   } finally {
     forgetRunning(x);
-    core.heldBytes -= x.heldBytes;
+    x.hold(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -1793,10 +1799,10 @@ class RequestBody {
 
   /** Counts what is held, until the request is over. */
   #hold({ length }: Uint8Array): void {
-    const { core } = this.#x;
-    this.#x.heldBytes += length;
-    core.heldBytes += length;
-    if (core.heldBytes > HELD_LIMIT_BYTES) throw new Problem('busy', { retryAfterMs: BUSY_MS });
+    const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
+    // Who is refused makes room at once, or those that are read in the same moment would be refused too.
+    this.#x.hold(isTooMuch ? 0 : this.#x.heldBytes + length);
+    if (isTooMuch) throw new Problem('busy', { retryAfterMs: BUSY_MS });
   }
 
   /**
@@ -2054,7 +2060,8 @@ async function readMultipart(body: Buffer, contentType: string): Promise<(readon
 /** A file as the backend takes it, which ends a name at a semicolon. */
 async function dataUri(file: File): Promise<string> {
   const type = /^[\w.+/-]+/.exec(file.type)?.[0] ?? 'application/octet-stream';
-  const name = file.name.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
+  // Bun 1.4 has no name where it is empty.
+  const name = (file.name ?? '').split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
   const data = Buffer.from(await file.arrayBuffer()).toString('base64');
   return data && `data:${type};${name && `filename=${name};`}base64,${data}`;
 }
