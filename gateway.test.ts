@@ -9,7 +9,7 @@
  */
 
 import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -8903,6 +8903,228 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   });
 }
 
+/** What a recipe of "Scripts and devices" needs: where the gateway is, and a folder for its files. */
+interface Place extends Running {
+  dir: string;
+}
+
+interface DeviceRecipe {
+  heading: string;
+  form: string;
+  /** What must reach the backend. */
+  texts: (string | RegExp)[];
+  /** Does what the device would do with the blocks of its recipe. */
+  run: (blocks: string[], to: Place) => Promise<unknown> | unknown;
+  /** It is a program that may not be here. */
+  needs?: string;
+}
+
+/** Runs a script as a shell would; returns its exit code. */
+async function shell(script: string, dir: string, env: NodeJS.ProcessEnv = {}, args: string[] = []): Promise<number> {
+  const options = { cwd: dir, env: { PATH: process.env.PATH, ...env }, stdio: 'ignore' } as const;
+  const [code] = await once(spawn('sh', ['-c', script, 'sh', ...args], options), 'close') as [number];
+  return code;
+}
+
+/** The target that a recipe names, which a device asks the gateway for. */
+function targetIn(block: string): string {
+  return /:\d+\]? ?(\/[^\s'"]*(?: [\w ]+(?= ENDON))?)/.exec(block)![1]!.replaceAll(' ', '%20');
+}
+
+/** As the HTTPClient of the ESP8266 writes a request. */
+function askAsEsp(to: Place, start: string, headers: string[] = [], body = ''): Promise<string> {
+  const length = body && [`Content-Length: ${Buffer.byteLength(body)}`];
+  const own = [
+    'Host: gateway:8880',
+    'User-Agent: ESP8266HTTPClient',
+    'Accept-Encoding: identity;q=1,chunked;q=0.1,*;q=0',
+  ];
+  return raw(to, [`${start} HTTP/1.1`, ...own, 'Connection: close', ...headers, ...length, '', body].join('\r\n'));
+}
+
+/** The headers that a recipe in YAML or a table sets, and the address that it posts to. */
+function postIn(block: string): { path: string; headers: http.OutgoingHttpHeaders } {
+  const type = /content_type: (.*)/.exec(block)?.[1] ?? 'application/json';
+  const authorization = /Authorization:? +(Bearer \S+)/.exec(block)![1]!;
+  return { path: targetIn(block), headers: { authorization, 'content-type': type } };
+}
+
+const DEVICES: DeviceRecipe[] = [
+  {
+    heading: 'Shell and cron',
+    form: 'bearer',
+    needs: 'curl',
+    texts: [
+      'Backup done: 5 files\n',
+      /^total (?:\P{Cc}|\n)*snap\.jpg\n/u,
+      'Backup done: 5 files',
+      'Front door',
+      'Backup done: 5 files',
+      /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/,
+    ],
+    run: async ([, lines, report], { dir }) => {
+      writeFileSync(join(dir, 'snap.jpg'), 'a picture');
+      for (const line of lines!.trim().split('\n')) assert.equal(await shell(line, dir), 0, line);
+      assert.equal(await shell(report!, dir, {}, ['sh', '-c', 'echo all is well']), 0);
+      assert.equal(
+        await shell(report!, dir, {}, ['sh', '-c', 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3']),
+        3,
+      );
+    },
+  },
+  {
+    heading: 'systemd, OnFailure=',
+    form: 'bearer',
+    needs: 'curl',
+    texts: ['backup.service: failed --no-pager --lines=20\n'],
+    run: async ([unit], { dir }) => {
+      const [, command] = /^ExecStart=\/bin\/sh -c '(.*)'$/m.exec(unit!)!;
+      assert.match(unit!, /^LoadCredential=signal-send:/m);
+      writeFileSync(join(dir, 'systemctl'), '#!/bin/sh\necho "$4: failed $2 $3"\nexit 3\n', { mode: 0o755 });
+      const script = command!.replaceAll('%i', 'backup.service').replaceAll('%d', dir);
+      assert.equal(await shell(script, dir, { PATH: `${dir}:${process.env.PATH}` }), 0);
+    },
+  },
+  {
+    heading: 'monit',
+    form: 'bearer',
+    needs: 'curl',
+    texts: ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
+    run: async ([script], { dir }) => {
+      const env = {
+        MONIT_HOST: 'pi',
+        MONIT_SERVICE: 'nginx',
+        MONIT_DESCRIPTION: 'failed protocol test [HTTP] at [localhost]:443',
+      };
+      assert.equal(await shell(script!, dir, env), 0);
+    },
+  },
+  {
+    heading: "A router's or a camera's URL action",
+    form: 'path',
+    texts: ['Somebody is at the door', 'Somebody is at the door'],
+    run: async ([url], to) => {
+      assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
+      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
+    },
+  },
+  {
+    heading: 'Shelly',
+    form: 'path',
+    texts: ['The washing machine is done', 'The washing machine is done'],
+    run: async ([url, script], to) => {
+      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
+      type Params = { method: string; url: string; headers: http.OutgoingHttpHeaders; body: string };
+      const calls: [string, Params][] = [];
+      new Function('Shelly', script!)({ call: (...call: [string, Params]) => calls.push(call) });
+      const [[name, { method, url: where, headers, body }]] = calls as [[string, Params]];
+      assert.equal(name, 'HTTP.Request');
+      assert.equal((await ask(to, { method, path: targetIn(where), headers, body })).status, 201);
+    },
+  },
+  {
+    heading: 'Tasmota',
+    form: 'path',
+    texts: ['Somebody is at the door'],
+    run: async ([rule], to) => assert.equal(statusOf(await askAsEsp(to, `GET ${targetIn(rule!)}`)), 201),
+  },
+  {
+    heading: 'ESP8266, ESP32',
+    form: 'bearer',
+    texts: ['The cellar is wet'],
+    run: async ([lines], to) => {
+      const headers = Array.from(
+        lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g),
+        ([, name, value]) => `${name}: ${value}`,
+      );
+      const body = /POST\("(.*)"\)/.exec(lines!)![1]!;
+      assert.equal(statusOf(await askAsEsp(to, `POST ${targetIn(lines!)}`, headers, body)), 201);
+    },
+  },
+  {
+    heading: 'Home Assistant, rest_command',
+    form: 'bearer',
+    texts: ['recipients=+15559999999&message=Tür offen'],
+    run: async ([yaml], to) => {
+      assert.match(yaml!, /method: post\n[^]*payload: "\{\{ text \}\}"/);
+      const answer = await ask(to, { ...postIn(yaml!), body: 'recipients=+15559999999&message=Tür offen' });
+      assert.equal(answer.status, 201);
+    },
+  },
+  {
+    heading: 'Home Assistant, notify: rest',
+    form: 'bearer',
+    texts: ['Door open', 'Door open'],
+    run: async ([yaml], to) => {
+      const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
+      for (const body of [{ message: 'Door open' }, { message: 'Door open', [target!]: TO }]) {
+        assert.equal((await ask(to, { ...postIn(yaml!), body })).status, 201);
+      }
+    },
+  },
+  {
+    heading: 'Synology',
+    form: 'bearer',
+    texts: ['Volume 1 on nas has degraded.'],
+    run: async ([table], to) => {
+      const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
+      const answer = await ask(to, { ...postIn(table!), body: { [name!]: 'Volume 1 on nas has degraded.' } });
+      assert.equal(answer.status, 201);
+    },
+  },
+  {
+    heading: 'A page',
+    form: 'bearer',
+    texts: ['Dinner is ready'],
+    run: async ([script], to) => {
+      const browser = {
+        origin: 'https://dash.example:8443',
+        'sec-fetch-site': 'cross-site',
+        'user-agent': 'Mozilla/5.0',
+      };
+      const fetch = (url: string, { method, headers, body }: Required<Ask> & { body: string }): Promise<Answer> =>
+        ask(to, { method, path: targetIn(url), headers: { ...headers, ...browser }, body });
+      const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;
+      assert.equal((await send('Dinner is ready')).status, 201);
+    },
+  },
+];
+
+/** The part of the README under a heading, up to the next one of its level or above. */
+function section(level: number, heading: string): string {
+  return README.split(`\n${'#'.repeat(level)} ${heading}\n`)[1]!.split(new RegExp(`^#{2,${level}} `, 'm'))[0]!;
+}
+
+const blocksIn = (text: string): string[] =>
+  Array.from(text.matchAll(/^```\w+\n([^]*?)^```$/gm), ([, block]) => block!);
+
+for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
+  test(`recipe: ${heading}`, {
+    skip: spawnSync('sh', ['-c', `command -v ${needs}`]).status !== 0 && `there is no ${needs}`,
+  }, async (t) => {
+    const secrets = [SECRET, OTHER];
+    const json = blocksIn(section(2, 'Scripts and devices'))[0]!;
+    const { tokens, cors } = JSON.parse(json.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!)) as GatewayConfig;
+    const { backend, gateway } = await startBoth(t, { tokens: tokens!, cors: cors! });
+    const dir = folder(t);
+    const file = join(dir, 'signal-send');
+    const here = (block: string): string =>
+      block.replaceAll('@auth=TOKEN', `@auth=${OTHER}`).replaceAll('TOKEN', SECRET)
+        .replaceAll('gateway:8880', `127.0.0.1:${gateway.port}`).replaceAll('/etc/signal-send', file);
+    writeFileSync(file, here(blocksIn(section(3, 'Shell and cron'))[0]!));
+    const recipe = section(3, heading);
+    assert.ok(recipe.includes(`(${form}`), 'the form is named');
+    await run(blocksIn(recipe).map(here), { ...gateway, dir });
+    assert.equal(backend.sent.length, texts.length);
+    for (const [i, { message, number, recipients }] of backend.sent.entries()) {
+      assert.deepEqual([number, recipients], [FROM, [TO]]);
+      if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
+      else assert.equal(message, texts[i]);
+    }
+    assert.ok(!`${gateway.log}`.includes(SECRET) && !`${gateway.log}`.includes(OTHER));
+  });
+}
+
 test("the README's render command prints a send", async (t) => {
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(README)!;
   const file = join(folder(t), 'gateway.json');
@@ -8916,19 +9138,29 @@ test("the README's render command prints a send", async (t) => {
 });
 
 test('every recipe of the README is run here, and confined', () => {
-  const section = README.slice(README.indexOf('\n## Webhooks\n')).split(/\n## /)[1]!;
+  const webhooks = section(2, 'Webhooks');
   assert.deepEqual(
-    Array.from(section.matchAll(/^### (.*)$/gm), ([, heading]) => heading),
+    Array.from(webhooks.matchAll(/^### (.*)$/gm), ([, heading]) => heading),
     RECIPES.map(({ heading }) => heading),
   );
   const tokens = Array.from(
-    section.matchAll(/^```json\n([^]*?)^```$/gm),
+    webhooks.matchAll(/^```json\n([^]*?)^```$/gm),
     ([, block]) => Object.values((JSON.parse(block!) as GatewayConfig).tokens!),
   ).flat();
   assert.equal(tokens.length, RECIPES.length);
   for (const token of tokens) {
     assert.deepEqual([token.allow, token.senders, token.recipients], [['send'], [FROM], [TO]]);
   }
+  const devices = section(2, 'Scripts and devices');
+  assert.deepEqual(
+    Array.from(devices.matchAll(/^### (.*)$/gm), ([, heading]) => heading),
+    DEVICES.map(({ heading }) => heading),
+  );
+  const { tokens: confined } = JSON.parse(blocksIn(devices)[0]!) as GatewayConfig;
+  assert.deepEqual(
+    Object.values(confined!).map(({ allow, senders, recipients }) => [allow, senders, recipients]),
+    [['send'], ['GET /v2/send']].map((allow) => [allow, [FROM], [TO]]),
+  );
 });
 
 // ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
