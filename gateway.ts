@@ -11,7 +11,7 @@
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
  *            →  body scanned while it streams,     →  relayed once, answered, logged
- *               or a webhook's made into a send
+ *               or made into a send (webhook, form, text)
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
@@ -695,7 +695,7 @@ class Exchange {
   }
 
   /** Sets its share of what is held. */
-  hold(bytes: number): void {
+  setHeld(bytes: number): void {
     this.core.heldBytes += bytes - this.heldBytes;
     this.heldBytes = bytes;
   }
@@ -777,7 +777,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     refuse(x, x.ended ?? error);
   } finally {
     forgetRunning(x);
-    x.hold(0);
+    x.setHeld(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -1210,9 +1210,10 @@ function canMatch(pattern: Pattern): boolean {
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /** Why a token may not use a target: setup first, so that nothing is learned about what is there. */
-function refuseEndpoint(allow: Allow, { method, route, segments }: Target): Problem {
+function refuseEndpoint(allow: Allow, target: Target): Problem {
+  const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  if (route?.method === method) return new Problem('endpoint_not_allowed');
+  if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   return others.length > 0
     ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
@@ -1787,21 +1788,21 @@ class RequestBody {
     this.#checkLength(smallerBytes);
     // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
     const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
-    await this.#readHead((chunk) => this.#hold(chunk), deadlineMs);
+    await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
     while (!this.#ended) {
       const chunk = await this.#next(deadlineMs, smallerBytes);
       if (chunk === undefined) break;
-      this.#hold(chunk);
+      this.#countHeld(chunk);
       gather(this.#head, chunk);
     }
     return joined(this.#head.splice(0));
   }
 
   /** Counts what is held, until the request is over. */
-  #hold({ length }: Uint8Array): void {
+  #countHeld({ length }: Uint8Array): void {
     const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
     // Who is refused makes room at once, or those that are read in the same moment would be refused too.
-    this.#x.hold(isTooMuch ? 0 : this.#x.heldBytes + length);
+    this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
     if (isTooMuch) throw new Problem('busy', { retryAfterMs: BUSY_MS });
   }
 
@@ -2166,7 +2167,7 @@ function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
 // and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
 // client sends is inserted into them, and never read as one.
 
-/** What a rendering may make at most, as UTF-8; beyond it the text is cut. */
+/** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
