@@ -9,7 +9,7 @@
  */
 
 import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -4621,6 +4621,52 @@ test('render prints the send that would be made of a payload, and sends nothing'
   assert.equal(backend.connections, 0);
 });
 
+test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const tokens = {
+    hook: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
+  const runs = (
+    [
+      ['{"message":"x"}', { message: 'x' }],
+      ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
+      ['temp=23', { message: 'temp=23' }],
+      ['message=a+b&view_once=true', { message: 'a b', view_once: 'true' }],
+      ['who=me and you', { message: 'me and you' }],
+      ['data={"who":1}', { message: '1' }],
+      [picture, { message: 'x', base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='] }],
+      [picture.replaceAll('--limit', '----a b:c'), {
+        message: 'x',
+        base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='],
+      }],
+      ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
+    ] as [string, object][]
+  ).map(async ([input, made]) => {
+    const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
+    assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
+  });
+  await Promise.all(runs);
+  const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
+  assert.deepEqual([broken.code, broken.stdout], [1, '']);
+});
+
+test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const allow = ['GET /v2/send'];
+  const tokens = {
+    hook: { secret: SECRET, allow, defaults: DEFAULTS },
+    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
+    plain: { secret: OTHER, allow },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
+  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
+  assert.doesNotMatch(stdout, /will be refused/);
+});
+
 test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
   const file = join(folder(t), 'gateway.json');
   const write = (token: TokenConfig, more: GatewayConfig = {}): void =>
@@ -6688,7 +6734,7 @@ function multipart(
   };
 }
 
-test('a form with one field "payload" or "data" that holds JSON is read, in each of its encodings', async (t) => {
+test('a form with the single field "payload" or "data" that holds JSON is that JSON, in each of its encodings', async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
   const json = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
   for (const name of ['payload', 'data']) {
@@ -6720,42 +6766,588 @@ test('a form with one field "payload" or "data" that holds JSON is read, in each
   }
 });
 
+/** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
+const READS_NAMES: TokenConfig = {
+  defaults: DEFAULTS,
+  message: '{{alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}',
+};
+
+const URLENCODED = 'application/x-www-form-urlencoded';
+
+for (
+  const [name, text, type] of [
+    ['a sentence', 'Backup done: 5 files'],
+    ['a pair', 'temp=23'],
+    ['a pair and a sentence', 'temp=23 is fine'],
+    ['pairs, none of whose names is known', 'temp=23&hum=40&e=%zz'],
+    ['words around an ampersand', 'a & b'],
+    ['an ampersand at the end', 'message&'],
+    ['the name of a field alone', 'message'],
+    ['the name of a field behind another text', 'x message=hello'],
+    ['the name of a field on the second line', 'x\nmessage=hello'],
+    ['a field among pairs that no encoder writes', 'temp=23 °C&message=hello'],
+    ['a field among what are no pairs', 'x&message=hello'],
+    ['a field in another spelling', 'Message=hello'],
+    ['a name within another', 'xmessage=hello&messages=1'],
+    ['nothing before the sign', '=message&=x'],
+    ['what the template reads only below others', 'title=x'],
+    ['what is JSON but no object', '[{"message":"x"}]'],
+    ['a text in quotes', '"text"'],
+    ['null', 'null'],
+    ['a brace further on', 'a {"message":"x"}'],
+    [
+      'a multipart form that is not declared',
+      '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--\n',
+    ],
+    ['blank lines around it', '\n\tBackup done\n\n'],
+    ['other alphabets', 'Tür offen 🚪 \u202eabc'],
+    ['a form as text/plain', 'recipients=%2B15550100003&message=x', 'text/plain'],
+    ['JSON in a form as text/plain', 'payload=%7B%7D', 'Text/Plain; charset=utf-8'],
+    ['a form as something else', 'message=x', 'application/octet-stream'],
+    ['a form in a type that only begins so', 'message=x', `${URLENCODED}2`],
+    ['a form as JSON in a suffix', 'message=x', 'application/x+jsonp'],
+    ['what looks like a credential', `auth=${OTHER}`],
+  ] as [name: string, text: string, type?: string][]
+) {
+  test(`a text is the message as it stands: ${name}`, async (t) => {
+    const { backend, gateway } = await startWebhook(t, READS_NAMES);
+    for (const declared of type === undefined ? [undefined, '', URLENCODED, `${URLENCODED}; charset=utf-8`] : [type]) {
+      const headers = { ...BEARER, ...(declared !== undefined && { 'content-type': declared }) };
+      const answer = await ask(gateway, { body: text, headers });
+      assert.equal(answer.status, 201, `${declared} ${answer.text}`);
+      assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: text });
+      assert.equal(backend.seen.at(-1)!.headers['content-type'], 'application/json');
+    }
+  });
+}
+
+const WHEN: TokenConfig = {
+  defaults: DEFAULTS,
+  message: 'at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}',
+};
+
+for (
+  const [name, body, send, token = { defaults: DEFAULTS }] of [
+    ['its first name is a field of a send', 'message=Backup done: 5 files', { message: 'Backup done: 5 files' }],
+    ['its first name is one, and the rest is raw', 'message=50% of "x"\n\u00e9&notify_self=no', {
+      message: '50% of "x"\n\u00e9',
+      notify_self: 'no',
+    }],
+    [
+      'all of it is encoded, and one name is a field of a send',
+      "temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26",
+      { message: 'x\r\n\x1b[y z&' },
+    ],
+    ['its first name is one that the template reads', 'when=now or so', { message: 'at now or so, ' }, WHEN],
+    ['one name is one that the template reads', 'x=1&when=now', { message: 'at now, ' }, WHEN],
+    ['its first name is read within a section', 'level=3 or so&when=now', { message: 'at now, 3 or so' }, WHEN],
+    [
+      'a phone number has lost its plus',
+      'message=x&number=+15550100003&recipients=+15550100004&quote_author=+49123456',
+      { message: 'x', number: '+15550100003', recipients: ['+15550100004'], quote_author: ' 49123456' },
+    ],
+    ['a field is given twice', 'recipients=%2B15550100003&message=x&recipients=+15550100004', {
+      message: 'x',
+      recipients: ['+15550100003', '+15550100004'],
+    }],
+    ['fields are empty', 'message=x&number=&text_mode=&sticker&view_once=&recipient=', { message: 'x' }],
+    ['fields are none of a send', 'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e', { message: 'x' }],
+    ['it holds a credential, right or wrong', `message=x&auth=${SECRET}&Auth=${OTHER}&AUTH=`, { message: 'x' }],
+    ['a credential beside JSON', `auth=${SECRET}&payload={"message":"x","auth":1}`, { message: 'x' }, {
+      defaults: DEFAULTS,
+      message: '{{.}}{{auth}}{{payload}}{{message}}',
+    }],
+    ['a picture', 'base64_attachments=QUJD', { base64_attachments: ['QUJD'] }],
+    ['two pictures', 'base64_attachments=QUJD&base64_attachments=QUJE', { base64_attachments: ['QUJD', 'QUJE'] }],
+    ['a field "payload" that is no JSON', 'payload=x=1&y', { message: 'x=1' }, {
+      defaults: DEFAULTS,
+      message: '{{payload}}',
+    }],
+  ] as [string, string, { message?: string }, TokenConfig?][]
+) {
+  test(`a urlencoded form is the object of its fields: ${name}`, async (t) => {
+    const { backend, gateway } = await startWebhook(t, token);
+    for (const type of [undefined, '', URLENCODED, 'Application/X-WWW-Form-Urlencoded;charset=UTF-8']) {
+      const headers = { ...BEARER, ...(type !== undefined && { 'content-type': type }) };
+      const answer = await ask(gateway, { body, headers });
+      assert.equal(answer.status, 201, `${type} ${answer.text}`);
+      assert.deepEqual(gotJson(backend), {
+        ...DEFAULTS,
+        ...send,
+        ...(name.includes('beside') && { message: '{"message":"x"}x' }),
+      });
+      assert.ok(!`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`.includes(SECRET));
+    }
+  });
+}
+
+test('a multipart form is the object of its fields, and its files are attachments, named without a path', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  const png = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a, 0, 0xff]).toString('latin1');
+  const data = Buffer.from(png, 'latin1').toString('base64');
+  const file = (name: string, type = 'image/png', content = png): [string, string, string] => [
+    'file',
+    content,
+    `; filename="${name}"${type && `\r\nContent-Type: ${type}`}`,
+  ];
+  for (
+    const [fields, send] of [
+      [[['message', 'a=b&c\r\n{"ü":1}']], { message: 'a=b&c\r\n{"ü":1}' }],
+      [[['message', 'x'], file('snap.png')], {
+        message: 'x',
+        base64_attachments: [`data:image/png;filename=snap.png;base64,${data}`],
+      }],
+      [[file('snap.png'), ['base64_attachments', 'QUJD'], file('b.txt', 'text/plain; charset=utf-8', 'b')], {
+        base64_attachments: [
+          `data:image/png;filename=snap.png;base64,${data}`,
+          'QUJD',
+          'data:text/plain;filename=b.txt;base64,Yg==',
+        ],
+      }],
+      // A browser sends this where no file was chosen.
+      [[['message', 'x'], file('', 'application/octet-stream', '')], { message: 'x' }],
+      [[['message', 'x'], ['number', ' 15550100003'], ['recipients', '+15550100004'], ['recipients', GROUP]], {
+        message: 'x',
+        number: '+15550100003',
+        recipients: ['+15550100004', GROUP],
+      }],
+      [[['auth', SECRET], ['message', 'x'], ['Auth', OTHER]], { message: 'x' }],
+      ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', ...('Deno' in globalThis ? [] : ['a;b.png'])].map((name) => [
+        [file(name)], // Deno 2.9 ends a name at a semicolon, in quotes too
+        { base64_attachments: [`data:image/png;filename=a_b.png;base64,${data}`] },
+      ]),
+      [[file('')], { base64_attachments: [`data:image/png;base64,${data}`] }],
+      [[['data', '{"message":"x"}', '; filename="x.json"\r\nContent-Type: application/json']], {
+        base64_attachments: ['data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9'],
+      }],
+    ] as [[string, string, string?][], object][]
+  ) {
+    const { body, headers } = multipart(fields);
+    const bytes = Buffer.concat(
+      body.split(png).flatMap((part, i) => [
+        ...(i > 0 ? [Buffer.from(png, 'latin1')] : []),
+        Buffer.from(part),
+      ]),
+    );
+    const answer = await ask(gateway, { body: bytes, headers });
+    assert.equal(answer.status, 201, answer.text);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...send });
+  }
+});
+
+test('a text loses what only a terminal understands; JSON and forms lose nothing', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  for (
+    const [text, message] of [
+      ['one\r\ntwo\r\n\tthree', 'one\ntwo\n\tthree'],
+      ['\x1b[1;31mFAILED\x1b[0m \x1b[38;5;9m[x]\x1b[m ok\x1b[K', 'FAILED [x] ok'],
+      ['\x9b31mred\x9b0m', 'red'],
+      ['\x1b(B\x1b[mplain', 'plain'],
+      ['\x1b]0;a title\x07a \x1b]8;;https://a.b\x1b\\link\x1b]8;;\x1b\\', 'a link'],
+      ['\x1b]0;without an end', ']0;without an end'],
+      ['10%\r20%\b\x00\x7f\x85\x1b', '10%20%'],
+      ['[31m[0m stays', '[31m[0m stays'],
+    ] as const
+  ) {
+    for (const type of ['text/plain', URLENCODED]) {
+      const answer = await ask(gateway, { body: text, headers: { ...BEARER, 'content-type': type } });
+      assert.equal(answer.status, 201, answer.text);
+      assert.equal(gotJson(backend).message, message);
+    }
+    for (const request of [{ body: { message: text } }, { body: `message=${encodeURIComponent(text)}` }]) {
+      assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
+      assert.equal(gotJson(backend).message, text);
+    }
+  }
+});
+
+test('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  const KIB = 1024;
+  for (
+    const [text, message] of [
+      ['x'.repeat(64 * KIB), 'x'.repeat(64 * KIB)],
+      ['x'.repeat(64 * KIB + 1), `${'x'.repeat(64 * KIB - 3)}…`],
+      [`${'x'.repeat(64 * KIB - 5)}😀😀`, `${'x'.repeat(64 * KIB - 5)}…`],
+      [`\x1b[m${'x'.repeat(64 * KIB)}\r`, 'x'.repeat(64 * KIB)],
+      ['ü'.repeat(512 * KIB), `${'ü'.repeat(32 * KIB - 2)}…`],
+    ] as const
+  ) {
+    assert.equal((await ask(gateway, { body: text, headers: BEARER })).status, 201);
+    assert.ok(gotJson(backend).message === message);
+  }
+  const long = 'x'.repeat(100 * KIB);
+  for (const body of [{ message: long }, `message=${long}`]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
+    assert.ok(gotJson(backend).message === long);
+  }
+});
+
+test("a template sees a text, a form and a file's data as it sees JSON", async (t) => {
+  const { backend, gateway } = await startWebhook(t, {
+    defaults: DEFAULTS,
+    message: '{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}',
+  });
+  for (
+    const [request, message] of [
+      [{ body: 'hello' }, ': hello!'],
+      [{ body: 'who=ada&message=hello' }, 'ada: hello!'],
+      [multipart([['who', 'ada'], ['f', 'x', '; filename="x"']]), 'ada: '],
+      [{ body: '' }, ': !'],
+      [{ body: { who: 'ada', message: 'hello' } }, 'ada: hello!'],
+    ] as [Ask, string][]
+  ) {
+    const answer = await ask(gateway, {
+      method: 'POST',
+      path: '/v2/send',
+      ...request,
+      headers: { ...BEARER, ...request.headers },
+    });
+    assert.equal(answer.status, 201, answer.text);
+    assert.equal(gotJson(backend).message, message);
+  }
+});
+
 attack(
-  "pass off another form as a webhook's",
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
+  'pass off what is no JSON as JSON, or no form as one',
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message: '{{text}}{{message}}' } } },
   400,
   'bad_json',
   [
-    { body: 'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' },
-    { body: 'payload=%7B%22message%22%3A%22x%22%7D&x=1' },
-    { body: 'x=%7B%22message%22%3A%22x%22%7D' },
-    { body: 'payload=' },
-    { body: 'payload=%5B%5D' },
-    { body: 'payload=null' },
     { body: 'payload={"message":"x"' },
-    { body: 'message=x&number=%2B1' },
-    { body: '[{"message":"x"}]' },
-    { body: '"text"' },
-    { body: 'null' },
-    { body: 'hello' },
+    { body: ' \n\t{"message":"x"' },
+    { body: '{message:x}' },
+    { body: '{', headers: { 'content-type': URLENCODED } },
+    { body: '{{text}}', headers: { 'content-type': 'text/plain' } },
     { body: '\ufeff{"message":"x"}' },
+    { body: '\u00a0{"message":"x"}' },
     { body: '{"message":"x"} {}' },
     { body: Buffer.from('{"message":"\xff"}', 'latin1') },
     { body: `{"a":${'['.repeat(64)}${']'.repeat(64)}}` },
     { body: `payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}` },
+    ...['[{"message":"x"}]', '"text"', 'null', 'hello', '', 'message=hello', multipart([['message', 'x']]).body]
+      .flatMap((
+        body,
+      ): Ask[] =>
+        ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'].map((
+          type,
+        ) => ({
+          body,
+          headers: { 'content-type': type },
+        }))
+      ),
+    { body: 'no parts', headers: multipart([]).headers },
+    { body: '', headers: multipart([]).headers },
+    { body: 'message=x', headers: multipart([]).headers },
+    { body: multipart([['data', '{"message":"x"}']]).body, headers: { 'content-type': 'multipart/form-data' } },
+    multipart([['data', '{"message":"x"']]),
+    { body: Buffer.from('caf\xe9', 'latin1') },
+    { body: Buffer.from('message=caf\xe9', 'latin1') },
+    { body: Buffer.from([0xff, 0xd8, 0xff, 0xe0]), headers: { 'content-type': 'image/jpeg' } },
+  ],
+);
+
+attack(
+  'have a form or a text sent that says nothing, or to nobody',
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
+  400,
+  'bad_field',
+  [
     { method: 'POST', path: '/v2/send' },
-    { method: 'POST', path: '/v2/send', body: '' },
+    { body: '' },
+    { body: ' \r\n' },
+    { body: '\x1b[0m' },
+    { body: 'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' },
+    { body: 'payload=%7B%22message%22%3A%22x%22%7D&x=1' },
+    { body: 'payload=' },
+    { body: 'payload=%5B%5D' },
+    { body: 'data=null' },
+    { body: 'message=&x=1' },
     multipart([['payload', '{"message":"x"}'], ['payload', '{"message":"y"}']]),
     multipart([['payload', '{"message":"x"}'], ['data', '{"message":"y"}']]),
     multipart([['x', '{"message":"x"}']]),
     multipart([]),
-    multipart([['data', '{"message":"x"}', '; filename="x.json"']]),
     multipart([['data', 'x']]),
-    { body: 'no parts', headers: multipart([]).headers },
-    { body: multipart([['data', '{"message":"x"}']]).body, headers: { 'content-type': 'multipart/form-data' } },
-    { body: multipart([['data', '{"message":"x"}']]).body },
+    multipart([['message', ' ']]),
+    // Written by hand or by a sloppy program, these went to the default person, or as a text.
+    ...[
+      'recipients=',
+      'recipients=&recipients=%2B15550100003',
+      'recipient=%2B15550100003',
+      'recipient=+15550100003 and so on',
+      'Recipients=%2B15550100003',
+      'RECIPIENTS=+15550100003 or so',
+      'recipients[]=%2B15550100003',
+      'recipients%5B0%5D=%2B15550100003',
+      'recipients[]=+15550100003 or so',
+      'number=15550100003',
+      'number=5 files',
+      'number=%2B1',
+      'Number=%2B15550100003',
+      'number[]=x',
+      'base64_attachments[0]=QUJD',
+      `recipients=${INTERNAL_ID}`,
+      'recipients=-x',
+      'recipients=a%0Ab',
+    ].flatMap((
+      fields,
+    ): Ask[] => [{ body: `${fields}&message=x` }, ...(fields.includes(' ') ? [] : [{ body: `message=x&${fields}` }])]),
+    multipart([['message', 'x'], ['recipients', '']]),
+    multipart([['message', 'x'], ['recipients[]', '+15550100003']]),
+    multipart([['message', 'x'], ['f', 'x', '; filename=".."']]),
+    multipart([['message', 'x'], ['base64_attachments', 'data:a/b;filename=../x;base64,QUJD']]),
+    multipart([['message', 'x'], ['f', 'x', `; filename="${'x'.repeat(2000)}"`]]),
   ],
 );
+
+test('a text or a form comes with its token in each place but the body, and without one it is 401', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  for (const body of ['Backup done', 'message=Backup done', multipart([['message', 'Backup done']]).body]) {
+    const type = { 'content-type': body.startsWith('--') ? 'multipart/form-data; boundary=limit' : URLENCODED };
+    for (const { name, form, ask: make } of FORMS.filter(({ form }) => form !== 'body')) {
+      const { path = '/v2/send', headers } = make(SECRET);
+      const answer = await ask(gateway, { body, path, headers: { ...type, authorization: '', ...headers } });
+      assert.equal(answer.status, 201, `${name} ${answer.text}`);
+      assert.equal(requests(gateway).at(-1)!.form, form);
+      assert.equal(gotJson(backend).message, 'Backup done');
+    }
+    const both = await startWebhook(t);
+    for (const headers of [{}, { authorization: '' }, { authorization: `Bearer ${OTHER}` }]) {
+      assertDenied(await ask(both.gateway, { body, headers: { ...type, ...headers } }), 401, 'unauthorized', both);
+      const more = { body: `${body}&auth=${SECRET}`, headers: { ...type, ...headers } };
+      assertDenied(await ask(both.gateway, more), 401, 'unauthorized', both);
+    }
+  }
+});
+
+test('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', async (t) => {
+  const both = await startBoth(t);
+  const posts: Ask[] = [{ body: 'Backup done' }, { body: 'message=x' }, { body: ' ' }, multipart([['message', 'x']])];
+  for (const request of posts) {
+    const answer = await ask(both.gateway, { ...request, headers: { ...BEARER, ...request.headers } });
+    assertDenied(answer, 400, 'bad_json', both);
+    assert.match(
+      answer.json.error,
+      /^The body is not a JSON object: .*\. A text or a form is taken with a token that has "defaults" or "message"\.$/,
+    );
+  }
+  // Not where that would not help.
+  for (const request of [{ body: '{"message"' }, { body: 'x', path: '/v1/send' }]) {
+    const answer = await ask(both.gateway, { ...request, headers: BEARER });
+    assertDenied(answer, 400, 'bad_json', both);
+    assert.doesNotMatch(answer.json.error, /defaults/);
+  }
+});
+
+/** A gateway whose token may be used by a GET. */
+function startByGet(t: TestContext, token: TokenConfig = { defaults: DEFAULTS }): ReturnType<typeof startWebhook> {
+  return startWebhook(t, { allow: ['GET /v2/send'], ...token });
+}
+
+for (
+  const [query, send] of [
+    ['message=Front%20door', { message: 'Front door' }],
+    ['message=Front+door', { message: 'Front door' }],
+    ['message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA', { message: 'Tür\n\toffen 🚪' }],
+    ['%6Dessage=x%0Ay', { message: 'x\ny' }],
+    ['message=x&number=%2B15550100003&recipients=+15550100004', {
+      message: 'x',
+      number: '+15550100003',
+      recipients: ['+15550100004'],
+    }],
+    ['recipients=%2B15550100003&message=x&&recipients=+15550100004&text_mode=styled&z=1&view_once=', {
+      message: 'x',
+      recipients: ['+15550100003', '+15550100004'],
+      text_mode: 'styled',
+    }],
+    [`message=x&auth=${SECRET}&Auth=${OTHER}`, { message: 'x' }],
+    ["message='x'%26%3C%3E=", { message: "'x'&<>=" }],
+  ] as const
+) {
+  test(`GET /v2/send?${query.replaceAll(SECRET, '…')} is sent by POST, where the token's allowlist spells it`, async (t) => {
+    const { backend, gateway } = await startByGet(t);
+    for (const { name, form, ask: make } of FORMS) {
+      const { path = '/v2/send', headers = {}, body } = make(SECRET);
+      const url = `${path}${path.includes('?') ? '&' : '?'}${query}`;
+      // A GET has a body for its credential alone; what else it says is not looked at.
+      const answer = await ask(gateway, { method: 'GET', path: url, headers, ...(form === 'body' && { body: body! }) });
+      assert.equal(answer.status, 201, `${name} ${answer.text}`);
+      assert.deepEqual([answer.headers['cache-control'], answer.headers.connection], ['no-store', 'close']);
+      const seen = backend.seen.at(-1)!;
+      assert.deepEqual([seen.method, seen.url, gotJson(backend)], ['POST', '/v2/send', { ...DEFAULTS, ...send }]);
+      assert.equal(seen.headers['content-type'], 'application/json');
+      assert.ok(!`${seen.rawHeaders}${seen.body}${gateway.log}`.includes(SECRET));
+      const { method, route, status } = requests(gateway).at(-1)!;
+      assert.deepEqual([method, route, status], ['GET', '/v2/send', 201]);
+    }
+  });
+}
+
+test('a template fills the message of a GET, and of one without a query too', async (t) => {
+  const { backend, gateway } = await startByGet(t, { defaults: DEFAULTS, message: 'Rang{{#at}} at {{.}}{{/at}}' });
+  for (
+    const [path, message] of [['/v2/send?at=9', 'Rang at 9'], ['/v2/send', 'Rang'], ['/v2/send/?', 'Rang'], [
+      '/v2/send?payload=%7B%22at%22%3A9%7D',
+      'Rang at 9',
+    ]]
+  ) {
+    assert.equal((await ask(gateway, { path: path!, headers: BEARER })).status, 201);
+    assert.equal(gotJson(backend).message, message);
+  }
+});
+
+test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
+  const { backend, gateway } = await startByGet(t);
+  for (const [target, status] of [['/v2/send?message=x', 201], ['/v2/send?message=', 400]] as const) {
+    const head = `GET ${target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+    const response = await raw(gateway, head + head);
+    assert.equal(statusOf(response), status);
+    assert.equal(response.match(/^HTTP\/1\.1/gm)!.length, 1);
+    assert.match(response, /^connection: close\r$/im);
+    assert.match(response, /^cache-control: no-store\r$/im);
+  }
+  assert.equal(backend.seen.length, 1);
+});
+
+test('a GET that asks to upgrade sends its message, and is not upgraded', async (t) => {
+  const { backend, gateway } = await startByGet(t);
+  const response = await rawRequest(gateway, '/v2/send?message=x', {
+    headers: [`Authorization: Bearer ${SECRET}`, 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'],
+  });
+  assert.equal(statusOf(response), 201);
+  assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x' });
+  assert.equal(backend.seen[0]!.headers.upgrade, undefined);
+});
+
+for (
+  const [name, token] of [
+    ['allowed send', { defaults: DEFAULTS }],
+    ['allowed everything by words', { defaults: DEFAULTS, allow: ['send', 'info', 'receive', 'messaging', 'setup'] }],
+    ['allowed it by wildcards', {
+      defaults: DEFAULTS,
+      allow: ['* /v2/send', 'GET /v2/*', 'GET /*', '* /*', 'GET /v2/:name', 'GET /*/send', 'POST /v2/send'],
+    }],
+    ['that makes no sends', { allow: ['GET /v2/send', '* /*'] }],
+    ['that makes no sends, with rules of its own', {
+      allow: ['GET /v2/send', '* /*'],
+      senders: [FROM],
+      recipients: [TO],
+    }],
+  ] as [string, TokenConfig][]
+) {
+  attack(
+    `send by a GET with a token ${name}`,
+    { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } },
+    405,
+    'method_not_allowed',
+    [
+      { path: '/v2/send?message=x' },
+      { path: '/v2/send?message=x%0Ay' },
+      { path: '/v2/send' },
+      { path: '//v2/send/?message=x' },
+      { path: `/@auth=${SECRET}/v2/send?message=x` },
+    ],
+  );
+}
+
+attack(
+  'send by another method, or a GET of another route, what only GET /v2/send may',
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, allow: ['GET /v2/send'], defaults: DEFAULTS } } },
+  405,
+  'method_not_allowed',
+  [
+    ...['PUT', 'PATCH', 'DELETE', 'OPTIONS'].map((method): Ask => ({ method, path: '/v2/send?message=x' })),
+    { path: '/v1/send?message=x' },
+  ],
+);
+
+attack(
+  'reach by GET /v2/send what else the token may not',
+  {
+    ...ALL_FORMS,
+    tokens: {
+      hook: { secret: SECRET, allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS },
+    },
+  },
+  403,
+  'endpoint_not_allowed',
+  [{ body: MESSAGE }, { body: 'hello' }, { path: '/v1/send', body: MESSAGE }, { path: '/v1/about' }],
+);
+
+const BY_GET: GatewayConfig = {
+  ...ALL_FORMS,
+  tokens: { hook: { secret: SECRET, allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS } },
+};
+
+attack('send by a GET to somebody who is not on the list', BY_GET, 403, 'recipient_not_allowed', [
+  { path: '/v2/send?message=x&recipients=%2B15559999999' },
+  { path: '/v2/send?message=x&recipients=+15559999999' },
+  { path: `/v2/send?message=x&recipients=%2B15550100002&recipients=${GROUP}` },
+  { path: '/v2/send?payload=%7B%22message%22%3A%22x%22%2C%22recipients%22%3A%22%2B15559999999%22%7D' },
+]);
+attack('send by a GET from another account', BY_GET, 403, 'sender_not_allowed', [
+  { path: '/v2/send?message=x&number=%2B15559999999' },
+]);
+attack('have a GET sent that says nothing, or to nobody', BY_GET, 400, 'bad_field', [
+  { path: '/v2/send' },
+  { path: '/v2/send?message=' },
+  { path: '/v2/send?msg=x' },
+  { path: '/v2/send?message=x&recipients=' },
+  { path: '/v2/send?message=x&Recipients=%2B15550100002' },
+  { path: '/v2/send?message=x&recipient=%2B15550100002' },
+  { path: '/v2/send?message=x&number=1' },
+]);
+attack('smuggle control characters through the query of a GET', BY_GET, 400, 'bad_target', [
+  ...['%0D%0A', '%00', '%1B%5B0m', '%7F', '%C2%85', '%FF'].map((bytes) => ({ path: `/v2/send?message=x${bytes}` })),
+  { path: '/v2/send?message=x&number=%0A' },
+  { path: '/v2/send?message%0A=x' },
+  { path: '/v2/send?message=x&text=%09' },
+  { path: '/v1/about?message=x%0Ay' },
+  { path: '/v1/send?message=x%0Ay' },
+  { path: '/v2%0A/send?message=x' },
+]);
+attack('send by a GET without a token', BY_GET, 401, 'unauthorized', [
+  { path: '/v2/send?message=x', headers: { authorization: '' } },
+  { path: `/v2/send?message=x&auth=${SECRET}`, headers: { authorization: '' } },
+]);
+attack('have a browser send by a GET with the password that it remembers', BY_GET, 403, 'cross_site', [
+  {
+    path: '/v2/send?message=x',
+    headers: { authorization: basic(`api:${SECRET}`), 'user-agent': 'Mozilla/5.0 (X11; Linux x86_64)' },
+  },
+  {
+    path: '/v2/send?message=x',
+    headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' },
+  },
+]);
+
+test('what is held of bodies is 32 MiB for all connections together, and is given back on every path', async (t) => {
+  const MIB = 1024 * 1024;
+  const { gateway } = await startWebhook(t);
+  const countOf = (status: number): number => requests(gateway).filter((line) => line.status === status).length;
+  for (const [fill, end, status] of [['x', 'x', 499], ['x', '\xff', 400], ['{', '{{', 413], ['x', 'x', 201]] as const) {
+    const headers = { ...BEARER, ...(status !== 413 && { 'content-length': MIB }) };
+    const all = Array.from({ length: 33 }, () => beginSend(gateway, headers).on('error', () => {}));
+    const answers = all.map((req) =>
+      once(req, 'response').then(([res]: http.IncomingMessage[]) => ({ req, res: res!.resume() }))
+    );
+    for (const req of all) req.write(fill.repeat(MIB - 1));
+    // One of them finds no room; the others have it as soon as that one has given back its share.
+    const { req: refused, res } = await Promise.race(answers);
+    assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '5']);
+    assert.equal(requests(gateway).at(-1)!.code, 'busy');
+    // What is not held whole is not concerned.
+    const json = await ask(gateway, { path: '/v1/send', body: { ...MESSAGE, more: 'x'.repeat(MIB) }, headers: BEARER });
+    assert.equal(json.status, 201);
+
+    const before = countOf(status);
+    const held = all.filter((req) => req !== refused);
+    for (const req of held) status === 499 ? req.destroy() : req.end(Buffer.from(end, 'latin1'));
+    await until(() => countOf(status) === before + 32);
+    refused.destroy();
+    await Promise.allSettled(answers);
+  }
+});
 
 test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
   for (
@@ -7029,6 +7621,12 @@ test("a webhook's body is at most 1 MiB: 413 at once if it says so, and as soon 
   assert.equal(requests(both.gateway)[0].bytesIn, 0);
   assertDenied(
     await ask(both.gateway, { body: fill(MIB + 1), headers: { ...BEARER, 'transfer-encoding': 'chunked' } }),
+    413,
+    'body_too_large',
+    both,
+  );
+  assertDenied(
+    await ask(both.gateway, multipart([['message', 'x'], ['f', 'x'.repeat(MIB), '; filename="x"']])),
     413,
     'body_too_large',
     both,
@@ -8544,6 +9142,223 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   });
 }
 
+/** What a recipe of "Scripts and devices" needs: where the gateway is, and a folder for its files. */
+interface Place extends Running {
+  dir: string;
+}
+
+interface DeviceRecipe {
+  heading: string;
+  form: string;
+  /** What must reach the backend. */
+  texts: (string | RegExp)[];
+  /** Does what the device would do with the blocks of its recipe. */
+  run: (blocks: string[], to: Place) => Promise<unknown> | unknown;
+  /** It is a program that may not be here. */
+  needs?: string;
+}
+
+/** Runs a script as a shell would; returns its exit code. */
+async function shell(script: string, dir: string, env: NodeJS.ProcessEnv = {}, args: string[] = []): Promise<number> {
+  const options = { cwd: dir, env: { PATH: process.env.PATH, ...env }, stdio: 'ignore' } as const;
+  const [code] = await once(spawn('sh', ['-c', script, 'sh', ...args], options), 'close') as [number];
+  return code;
+}
+
+/** The target that a recipe names, which a device asks the gateway for. */
+function targetIn(block: string): string {
+  return /:\d+\]? ?(\/[^\s'"]*(?: [\w ]+(?= ENDON))?)/.exec(block)![1]!.replaceAll(' ', '%20');
+}
+
+/** As the HTTPClient of the ESP8266 writes a request. */
+function askAsEsp(to: Place, start: string, headers: string[] = [], body = ''): Promise<string> {
+  const length = body && [`Content-Length: ${Buffer.byteLength(body)}`];
+  const own = [
+    'Host: gateway:8880',
+    'User-Agent: ESP8266HTTPClient',
+    'Accept-Encoding: identity;q=1,chunked;q=0.1,*;q=0',
+  ];
+  return raw(to, [`${start} HTTP/1.1`, ...own, 'Connection: close', ...headers, ...length, '', body].join('\r\n'));
+}
+
+/** The headers that a recipe in YAML or a table sets, and the address that it posts to. */
+function postIn(block: string): { path: string; headers: http.OutgoingHttpHeaders } {
+  const type = /content_type: (.*)/.exec(block)?.[1] ?? 'application/json';
+  const authorization = /Authorization:? +(Bearer \S+)/.exec(block)![1]!;
+  return { path: targetIn(block), headers: { authorization, 'content-type': type } };
+}
+
+const DEVICES: DeviceRecipe[] = [
+  {
+    heading: 'Shell and cron',
+    form: 'bearer',
+    needs: 'curl',
+    texts: [
+      'Backup done: 5 files\n',
+      /^total (?:\P{Cc}|\n)*snap\.jpg\n/u,
+      'Backup done: 5 files',
+      'Front door',
+      'Backup done: 5 files',
+      /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/,
+    ],
+    run: async ([, lines, report], { dir }) => {
+      writeFileSync(join(dir, 'snap.jpg'), 'a picture');
+      for (const line of lines!.trim().split('\n')) assert.equal(await shell(line, dir), 0, line);
+      assert.equal(await shell(report!, dir, {}, ['sh', '-c', 'echo all is well']), 0);
+      assert.equal(
+        await shell(report!, dir, {}, ['sh', '-c', 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3']),
+        3,
+      );
+    },
+  },
+  {
+    heading: 'systemd, OnFailure=',
+    form: 'bearer',
+    needs: 'curl',
+    texts: ['backup.service: failed --no-pager --lines=20\n'],
+    run: async ([unit], { dir }) => {
+      const [, command] = /^ExecStart=\/bin\/sh -c '(.*)'$/m.exec(unit!)!;
+      assert.match(unit!, /^LoadCredential=signal-send:/m);
+      writeFileSync(join(dir, 'systemctl'), '#!/bin/sh\necho "$4: failed $2 $3"\nexit 3\n', { mode: 0o755 });
+      const script = command!.replaceAll('%i', 'backup.service').replaceAll('%d', dir);
+      assert.equal(await shell(script, dir, { PATH: `${dir}:${process.env.PATH}` }), 0);
+    },
+  },
+  {
+    heading: 'monit',
+    form: 'bearer',
+    needs: 'curl',
+    texts: ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
+    run: async ([script], { dir }) => {
+      const env = {
+        MONIT_HOST: 'pi',
+        MONIT_SERVICE: 'nginx',
+        MONIT_DESCRIPTION: 'failed protocol test [HTTP] at [localhost]:443',
+      };
+      assert.equal(await shell(script!, dir, env), 0);
+    },
+  },
+  {
+    heading: "A router's or a camera's URL action",
+    form: 'path',
+    texts: ['Somebody is at the door', 'Somebody is at the door'],
+    run: async ([url], to) => {
+      assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
+      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
+    },
+  },
+  {
+    heading: 'Shelly',
+    form: 'path',
+    texts: ['The washing machine is done', 'The washing machine is done'],
+    run: async ([url, script], to) => {
+      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
+      type Params = { method: string; url: string; headers: http.OutgoingHttpHeaders; body: string };
+      const calls: [string, Params][] = [];
+      new Function('Shelly', script!)({ call: (...call: [string, Params]) => calls.push(call) });
+      const [[name, { method, url: where, headers, body }]] = calls as [[string, Params]];
+      assert.equal(name, 'HTTP.Request');
+      assert.equal((await ask(to, { method, path: targetIn(where), headers, body })).status, 201);
+    },
+  },
+  {
+    heading: 'Tasmota',
+    form: 'path',
+    texts: ['Somebody is at the door'],
+    run: async ([rule], to) => assert.equal(statusOf(await askAsEsp(to, `GET ${targetIn(rule!)}`)), 201),
+  },
+  {
+    heading: 'ESP8266, ESP32',
+    form: 'bearer',
+    texts: ['The cellar is wet'],
+    run: async ([lines], to) => {
+      const headers = Array.from(
+        lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g),
+        ([, name, value]) => `${name}: ${value}`,
+      );
+      const body = /POST\("(.*)"\)/.exec(lines!)![1]!;
+      assert.equal(statusOf(await askAsEsp(to, `POST ${targetIn(lines!)}`, headers, body)), 201);
+    },
+  },
+  {
+    heading: 'Home Assistant, rest_command',
+    form: 'bearer',
+    texts: ['recipients=+15559999999&message=Tür offen'],
+    run: async ([yaml], to) => {
+      assert.match(yaml!, /method: post\n[^]*payload: "\{\{ text \}\}"/);
+      const answer = await ask(to, { ...postIn(yaml!), body: 'recipients=+15559999999&message=Tür offen' });
+      assert.equal(answer.status, 201);
+    },
+  },
+  {
+    heading: 'Home Assistant, notify: rest',
+    form: 'bearer',
+    texts: ['Door open', 'Door open'],
+    run: async ([yaml], to) => {
+      const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
+      for (const body of [{ message: 'Door open' }, { message: 'Door open', [target!]: TO }]) {
+        assert.equal((await ask(to, { ...postIn(yaml!), body })).status, 201);
+      }
+    },
+  },
+  {
+    heading: 'Synology',
+    form: 'bearer',
+    texts: ['Volume 1 on nas has degraded.'],
+    run: async ([table], to) => {
+      const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
+      const answer = await ask(to, { ...postIn(table!), body: { [name!]: 'Volume 1 on nas has degraded.' } });
+      assert.equal(answer.status, 201);
+    },
+  },
+  {
+    heading: 'A page',
+    form: 'bearer',
+    texts: ['Dinner is ready'],
+    run: async ([script], to) => {
+      const browser = {
+        origin: 'https://dash.example:8443',
+        'sec-fetch-site': 'cross-site',
+        'user-agent': 'Mozilla/5.0',
+      };
+      const fetch = (url: string, { method, headers, body }: Required<Ask> & { body: string }): Promise<Answer> =>
+        ask(to, { method, path: targetIn(url), headers: { ...headers, ...browser }, body });
+      const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;
+      assert.equal((await send('Dinner is ready')).status, 201);
+    },
+  },
+];
+
+const blocksIn = (text: string): string[] =>
+  Array.from(text.matchAll(/^```\w+\n([^]*?)^```$/gm), ([, block]) => block!);
+
+for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
+  test(`recipe: ${heading}`, {
+    skip: spawnSync('sh', ['-c', `command -v ${needs}`]).status !== 0 && `there is no ${needs}`,
+  }, async (t) => {
+    const secrets = [SECRET, OTHER];
+    const json = blocksIn(sectionOf('Scripts and devices'))[0]!;
+    const { tokens, cors } = JSON.parse(json.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!)) as GatewayConfig;
+    const { backend, gateway } = await startBoth(t, { tokens: tokens!, cors: cors! });
+    const dir = folder(t);
+    const file = join(dir, 'signal-send');
+    const here = (block: string): string =>
+      block.replaceAll('@auth=TOKEN', `@auth=${OTHER}`).replaceAll('TOKEN', SECRET)
+        .replaceAll('gateway:8880', `127.0.0.1:${gateway.port}`).replaceAll('/etc/signal-send', file);
+    writeFileSync(file, here(blocksIn(sectionOf('Shell and cron'))[0]!));
+    const recipe = sectionOf(heading);
+    assert.ok(recipe.includes(`(${form}`), 'the form is named');
+    await run(blocksIn(recipe).map(here), { ...gateway, dir });
+    assert.equal(backend.sent.length, texts.length);
+    for (const [i, { message, number, recipients }] of backend.sent.entries()) {
+      assert.deepEqual([number, recipients], [FROM, [TO]]);
+      if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
+      else assert.equal(message, texts[i]);
+    }
+    assert.ok(!`${gateway.log}`.includes(SECRET) && !`${gateway.log}`.includes(OTHER));
+  });
+}
+
 test('the render command of RECIPES.md prints a send', async (t) => {
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
   const file = join(folder(t), 'gateway.json');
@@ -8556,10 +9371,14 @@ test('the render command of RECIPES.md prints a send', async (t) => {
   }]);
 });
 
-test('every recipe for a webhook is run here', () => {
+test('every recipe of RECIPES.md is run here', () => {
   assert.deepEqual(
     Array.from(sectionOf('Webhooks').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
     [...RECIPES.map(({ heading }) => heading), 'Another sender'],
+  );
+  assert.deepEqual(
+    Array.from(sectionOf('Scripts and devices').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
+    DEVICES.map(({ heading }) => heading),
   );
 });
 
@@ -8573,7 +9392,9 @@ test('every token of README.md and RECIPES.md is confined', () => {
   assert.ok(tokens.length >= 15);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
-    if (token.defaults) assert.deepEqual([token.allow, token.senders, token.recipients], [['send'], [FROM], [TO]]);
+    if (!token.defaults) continue;
+    const allow = name === 'devices' ? ['GET /v2/send'] : ['send'];
+    assert.deepEqual([token.allow, token.senders, token.recipients], [allow, [FROM], [TO]]);
   }
 });
 
@@ -8686,7 +9507,9 @@ test("the README's example of embedding runs", async (t) => {
 });
 
 test("the README's page sends, and shows why it could not", async (t) => {
-  const config: GatewayConfig = JSON.parse(blocks('json').find((block) => block.includes('"cors"'))!);
+  const config: GatewayConfig = JSON.parse(
+    blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!,
+  );
   config.tokens!.dashboard!.secret = SECRET;
   const { backend, gateway } = await startBoth(t, config);
   const origin = config.cors![0]!;
@@ -8705,7 +9528,7 @@ test("the README's page sends, and shows why it could not", async (t) => {
   };
   const shown: string[] = [];
   for (const secret of [SECRET, 'wrong']) {
-    const page = blocks('js')[0]!.replace('TOKEN', secret);
+    const page = blocks('js').find((block) => block.includes('alert('))!.replace('TOKEN', secret);
     const show = (text: string): unknown => shown.push(text);
     await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
   }

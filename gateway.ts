@@ -11,7 +11,7 @@
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
  *            →  body scanned while it streams,     →  relayed once, answered, logged
- *               or a webhook's made into a send
+ *               or made into a send (webhook, form, text)
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
@@ -108,7 +108,8 @@ interface GatewayConfig {
   tokens?: Record<string, TokenConfig>;
   /**
    * What may be called: the groups send, info, receive, messaging, setup, and patterns such as `GET /v1/groups/:number`
-   * or `* /v1/groups/*`. Whoever may call `setup` can take over the account.
+   * or `* /v1/groups/*`. Whoever may call `setup` can take over the account. `GET /v2/send` sends the `message` of the
+   * query, for a token that has `defaults` or `message`.
    * @default send,info
    */
   allow?: string[];
@@ -167,8 +168,9 @@ interface TokenConfig {
   /** Valid through that day, UTC (`2027-06-30`), or until that time (`2027-06-30T12:00:00Z`). If absent, for ever. */
   expires?: string;
   /**
-   * With `defaults` or `message`, a POST to /v2/send is not passed on: a new send is made of its body. These fill
-   * what the body lacks. What the body has goes first: confine the token with `senders` and `recipients`.
+   * With `defaults` or `message`, a POST to /v2/send is not passed on: a new send is made of its body, be it JSON, a
+   * form or a text. These fill what the body lacks. What the body has goes first: confine the token with `senders` and
+   * `recipients`.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
   /** A Mustache template of the message, filled from the body. It goes before a `message` in the body. */
@@ -241,6 +243,10 @@ const PROBLEMS = {
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
   bad_backend_answer: [502, 'The Signal backend gave no usable answer; the message may have been sent.'],
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
+  busy: [
+    503,
+    'The gateway has too much to do at the moment; nothing was sent, try again after the time in Retry-After.',
+  ],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
 } as const satisfies Record<string, readonly [status: number, sentence: string]>;
 
@@ -329,6 +335,8 @@ interface Core {
   readonly running: Exchange[];
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
+  /** What is held of bodies that sends are made of. */
+  heldBytes: number;
   draining: boolean;
 }
 
@@ -360,6 +368,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     strangers: new Set(),
     running: [],
     tunnels: new Set(),
+    heldBytes: 0,
     draining: false,
   };
   const server = makeServer(core, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
@@ -639,6 +648,10 @@ class Exchange {
   problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
+  /** How much of its body is held. */
+  heldBytes = 0;
+  /** What it asks for is not passed on, but made into a send. */
+  isMade = false;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
   waits = false;
   /** The backend was given its last byte, and may have acted on it. */
@@ -672,6 +685,12 @@ class Exchange {
       new Promise((resolve) => {
         wake = resolve;
       });
+  }
+
+  /** Sets its share of what is held. */
+  setHeld(bytes: number): void {
+    this.core.heldBytes += bytes - this.heldBytes;
+    this.heldBytes = bytes;
   }
 
   end(reason: Problem): void {
@@ -743,19 +762,23 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     takeRate(core, token);
 
     // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
-    // of a webhook's body is judged in its stead, as if its sender had sent that.
+    // of a body, or of a query, is judged in its stead, as if its sender had sent that. And then once, never again.
     const judge = (field: Field): void => judgeField(token, target, field);
-    const content = isWebhook(token, target)
-      ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
-      : await body.open(target, judge);
-
-    // Once. Never again.
-    await relay(x, target, content, upgrade);
-    if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
+    x.isMade = makesSends(token) && target.route === SEND_ROUTE;
+    if (x.isMade) {
+      const payload = isSendByGet(target)
+        ? takeQuery(res, target)
+        : await readPayload(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type']);
+      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, makeSend(token, payload, judge));
+    } else {
+      await relay(x, target, await body.open(target, judge), upgrade);
+      if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
+    }
   } catch (error) {
     refuse(x, x.ended ?? error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
+    x.setHeld(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -862,7 +885,6 @@ function parseTarget(method: string, raw: string): Target {
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const cut = raw.indexOf('?');
   const path = cut < 0 ? raw : raw.slice(0, cut);
-  const pairs = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '').map(parsePair);
 
   if (/%(?:2f|5c|2e|25)/i.test(path)) {
     throw badTarget(
@@ -870,7 +892,7 @@ function parseTarget(method: string, raw: string): Target {
     );
   }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter((segment) => segment !== '').map(decode);
+  const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decode(segment));
   const credentials = segments.filter((segment) => segment.startsWith('@auth='));
   const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
@@ -884,6 +906,8 @@ function parseTarget(method: string, raw: string): Target {
       throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
     }
   }
+  const query = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '');
+  const pairs = query.map((pair) => parsePair(pair, isSendByGet({ method, route })));
   const others = pairs.filter((pair) => pair.name !== '@auth');
   return {
     method,
@@ -906,26 +930,30 @@ function takeSecret(found: string[]): string | undefined {
   return found[0];
 }
 
-function decode(text: string): string {
+/** @param isText whether line feeds and tabs may be in it. */
+function decode(text: string, isText = false): string {
   let decoded: string;
   try {
     decoded = decodeURIComponent(text);
   } catch {
     throw badTarget('its percent-encoded bytes are not UTF-8');
   }
-  if (/\p{Cc}/u.test(decoded)) throw badTarget('it holds an encoded control character');
+  if (/\p{Cc}/u.test(isText ? decoded.replace(/[\n\t]/g, '') : decoded)) {
+    throw badTarget('it holds an encoded control character');
+  }
   return decoded;
 }
 
 /** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
-function parsePair(pair: string): { raw: string; name: string; value: string } {
+function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
   const cut = pair.indexOf('=');
-  const part = (text: string): string => decode(text.replaceAll('+', ' '));
+  const part = (text: string, isText = false): string => decode(text.replaceAll('+', ' '), isText);
+  const name = part(cut < 0 ? pair : pair.slice(0, cut));
   return {
     // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
-    name: part(cut < 0 ? pair : pair.slice(0, cut)),
-    value: part(cut < 0 ? '' : pair.slice(cut + 1)),
+    name,
+    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
   };
 }
 
@@ -1030,6 +1058,13 @@ const ROUTES: readonly Route[] = Object.entries({
   })
 );
 
+/** By a token that makes sends, also called with GET: that goes on as the POST that it stands for. */
+const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
+
+function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
+  return method === 'GET' && route === SEND_ROUTE;
+}
+
 /** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
 const GROUPS: Record<Group, readonly Group[]> = {
   send: ['send'],
@@ -1086,7 +1121,9 @@ interface Allow {
  * @throws {Problem} bad_target for what cannot stand for a parameter.
  */
 function findRoute(method: string, segments: readonly string[]): Route | undefined {
-  const route = ROUTES.find((candidate) => candidate.method === method && partsMatch(candidate.parts, segments));
+  const route = ROUTES.find((candidate) =>
+    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
+  );
   route?.parts.forEach((part, i) => {
     const [check, expected] = PARAMETERS.get(part) ?? [];
     if (check?.(segments[i]!) === false) throw badTarget(expected!);
@@ -1116,6 +1153,7 @@ function isLiteral(part: string): boolean {
 /** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
+  if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
   const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
@@ -1129,6 +1167,11 @@ function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefine
   if (route && allow.groups.has(route.group)) return 'covered';
   // No wildcard reaches setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
+}
+
+/** No wildcard opens it: who allows all that reads means nothing that acts. */
+function spellsSendByGet({ method, parts }: Pattern): boolean {
+  return method === 'GET' && parts.join('/') === 'v2/send';
 }
 
 /**
@@ -1165,7 +1208,7 @@ function refusalOf(token: Token, target: Target, client: string): Problem | unde
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   const { method, route, segments, parameters } = target;
   const grant = findGrant(token.allow, target);
-  if (grant === undefined) return refusalOfRoute(token.allow, target);
+  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
   // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
   const isOpaque = route === undefined || route.parts.at(-1) === '*';
   if (isOpaque && (token.senders || token.recipients)) {
@@ -1192,9 +1235,10 @@ function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
 }
 
 /** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
-function refusalOfRoute(allow: Allow, { route, segments }: Target): Problem {
+function refusalOfRoute(allow: Allow, target: Target): Problem {
+  const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  if (route) return new Problem('endpoint_not_allowed');
+  if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   return others.length > 0
     ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
@@ -1575,6 +1619,10 @@ function badField(key: string, why: string): Problem {
 /** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
+/** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
+const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
+const BUSY_MS = 5000;
+
 /** How long a refused client may take to read its answer and stop sending. */
 const LINGER_MS = 2000;
 
@@ -1685,10 +1733,15 @@ class RequestBody {
       const { auth } = await this.#scanHead(deadlineMs);
       return auth === undefined ? undefined : { form: 'body', secret: auth };
     } catch (error) {
-      const isBadJson = error instanceof Problem && error.code === 'bad_json';
-      if (!isBadJson || /^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'))) throw error;
+      if (!this.#isNoObject(error)) throw error;
       return undefined;
     }
+  }
+
+  /** Whether a scan failed because the body is a text, a form or the like. */
+  #isNoObject(error: unknown): error is Problem {
+    const isBadJson = error instanceof Problem && error.code === 'bad_json';
+    return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
   }
 
   /**
@@ -1698,7 +1751,12 @@ class RequestBody {
    */
   async open(target: Target, judge: (field: Field) => void): Promise<Content> {
     this.#checkLength(this.#x.rules.bodyLimitBytes);
-    const scan = await this.#scanHead();
+    const scan = await this.#scanHead().catch((error: unknown) => {
+      if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
+      throw new Problem('bad_json', {
+        detail: `${error.message} A text or a form is taken with a token that has "defaults" or "message".`,
+      });
+    });
     scan.defers = false;
     scan.takeFields().forEach(judge);
     const isEmpty = this.#x.bytesIn === 0;
@@ -1720,19 +1778,29 @@ class RequestBody {
   /**
    * Reads the whole body, as it came.
    * @param limitBytes of the whole; `limits.body` holds too.
-   * @throws {Problem} body_too_large, unsupported_encoding, request_timeout, client_left.
+   * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
     // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
     const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
-    await this.#readHead(() => {}, deadlineMs);
+    await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
     while (!this.#ended) {
       const chunk = await this.#next(deadlineMs, smallerBytes);
-      if (chunk !== undefined) gather(this.#head, chunk);
+      if (chunk === undefined) break;
+      this.#countHeld(chunk);
+      gather(this.#head, chunk);
     }
-    return joined(this.#head);
+    return joined(this.#head.splice(0));
+  }
+
+  /** Counts what is held, until the request is over. */
+  #countHeld({ length }: Uint8Array): void {
+    const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
+    // Who is refused makes room at once, or those that are read in the same moment would be refused too.
+    this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
+    if (isTooMuch) throw new Problem('busy', { retryAfterMs: BUSY_MS });
   }
 
   /**
@@ -1742,6 +1810,7 @@ class RequestBody {
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
+    this.#head = []; // it is counted no longer
     this.#x.waitForNobody();
     if (this.#x.isTunnel) return;
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
@@ -1882,13 +1951,14 @@ function joined(chunks: Uint8Array[]): Buffer {
 }
 
 // ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
-// Grafana, GitHub and others post a shape of their own. Of what is posted with a token that has `defaults` or
-// `message` a new send is made: nothing of the old body is in it but the fields of a send, and what the template took.
+// Grafana, GitHub and others post a shape of their own; scripts and devices post a line of text, or a form. Of what is
+// posted with a token that has `defaults` or `message` a new send is made: nothing of the old body is in it but the
+// fields of a send, and what the template took.
 
 const TEXT_MODES = ['normal', 'styled'] as const;
 type TextMode = (typeof TEXT_MODES)[number];
 
-/** What a send gets where the webhook's body has no usable value of its own. */
+/** What a send gets where the body has no usable value of its own. */
 interface SendDefaults {
   readonly number?: string;
   readonly recipients?: readonly string[];
@@ -1898,79 +1968,141 @@ interface SendDefaults {
 /** The largest body that a send is made of: it is held in memory. */
 const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
 
-/** The one request whose body may be a webhook's. */
-const SEND_TARGET = parseTarget('POST', '/v2/send');
-
 /** The fields of a send, kept by their names. The hidden `recipient` is not among them, because nobody documents it. */
 const SEND_FIELDS = new Set(
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
 );
 
-/** Dropped, whatever its spelling, these would send the message to somebody else or without its picture. */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments)$/iu;
+/**
+ * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
+ * picture. With brackets jQuery, PHP and others write a list into a form.
+ */
+const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+
+/** A credential, right or wrong, must not get into the text. */
+const CREDENTIAL_NAME = /^auth$/iu;
+
+/** The one field of a form that holds a webhook's JSON: GitHub's, and Uptime Kuma's. */
+const PAYLOAD_FIELDS = new Set(['payload', 'data']);
+
+/** Wider than JSON: of what begins so, nothing is meant as text. */
+const BEGINS_OBJECT = /^\s*\{/;
+
+/** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
+const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
+
+const ESCAPE_BYTE = '\x1b';
+/** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
+const TERMINAL_SEQUENCE = new RegExp(
+  `(?:${ESCAPE_BYTE}\\[|\\x9b)[0-?]*[ -/]*[@-~]|` +
+    `${ESCAPE_BYTE}\\][^\\x07${ESCAPE_BYTE}]*(?:\\x07|${ESCAPE_BYTE}\\\\)|${ESCAPE_BYTE}[ -/]+[0-~]`,
+  'g',
+);
 
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
 
-/** Whether a request's body is not passed on, but made into a send. */
-function isWebhook(token: Token, { route }: Target): boolean {
-  return makesSends(token) && route === SEND_TARGET.route;
+/** What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer. */
+function takeQuery(res: http.ServerResponse, { parameters }: Target): Record<string, unknown> {
+  res.shouldKeepAlive = false;
+  res.setHeader('Cache-Control', 'no-store');
+  return readFields(parameters);
 }
 
 /**
- * Makes a send of a webhook's body.
- * @param judge throws a Problem for a field that may not pass.
- * @throws {Problem} bad_json, bad_field, and what judge throws.
+ * What was posted, as an object, whatever it is: the first that fits decides. curl -d and wget declare everything a
+ * form, and many who send JSON declare something else.
+ * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
  */
-async function makeSend(
-  token: Token,
-  body: Buffer,
-  contentType: string | undefined,
-  judge: (field: Field) => void,
-): Promise<Uint8Array> {
-  return judgeSend(buildSend(token, await readPayload(body, contentType)), judge);
+async function readPayload(token: Token, body: Buffer, contentType = ''): Promise<Record<string, unknown>> {
+  const type = contentType.split(';')[0]!.trim().toLowerCase();
+  const text = body.toString();
+  if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
+  if (type === 'multipart/form-data') return readFields(await readMultipart(body, contentType));
+  if (!isUtf8(body)) {
+    throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
+  }
+  const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  return readFields(
+    isUndeclared && isHtmlForm(token, text) ? new URLSearchParams(text) : [['message', cleanText(text)]],
+  );
 }
 
-/**
- * The JSON object that a webhook posted, whatever its Content-Type, as it is or as the one field of a form.
- * @throws {Problem} bad_json, bad_field for one that is given twice and must not be lost.
- */
-async function readPayload(body: Buffer, contentType: string | undefined): Promise<Record<string, unknown>> {
-  const json = isForm(body, contentType) ? Buffer.from(await readForm(body, contentType)) : body;
+/** @throws {Problem} bad_json, bad_field. */
+function readJson(json: Buffer): Record<string, unknown> {
   scanWhole(json, 'none'); // stricter than JSON.parse: encoding, depth
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
   const payload = JSON.parse(text) as Record<string, unknown>;
-  // A credential, right or wrong, must not get into the text.
-  for (const key of Object.keys(payload)) if (/^auth$/iu.test(key)) delete payload[key];
+  for (const key of Object.keys(payload)) if (CREDENTIAL_NAME.test(key)) delete payload[key];
   return payload;
 }
 
-/** The one field of a form that holds a webhook's JSON: GitHub's, and Uptime Kuma's. */
-const FORM_FIELDS = ['payload', 'data'];
-
-/** Known by how the body begins, because senders of JSON declare all kinds of types. */
-function isForm(body: Buffer, contentType: string | undefined): boolean {
-  const beginning = body.toString('latin1', 0, 100);
-  return FORM_FIELDS.some((name) => beginning.startsWith(`${name}=`)) ||
-    (isMultipart(contentType) && !/^\s*\{/.test(beginning));
+/** A multipart form's fields; a file is an attachment. @throws {Problem} bad_json. */
+async function readMultipart(body: Buffer, contentType: string): Promise<(readonly [name: string, value: string])[]> {
+  const form = await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType } })
+    .formData().catch(() => {
+      throw new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
+    });
+  return Promise.all(
+    Array.from(
+      form,
+      async ([name, value]) =>
+        typeof value === 'string' ? [name, value] as const : ['base64_attachments', await dataUri(value)] as const,
+    ),
+  );
 }
 
-function isMultipart(contentType = ''): boolean {
-  return /^multipart\/form-data\b/i.test(contentType);
+/** A file as the backend takes it, which ends a name at a semicolon. */
+async function dataUri(file: File): Promise<string> {
+  const type = /^[\w.+/-]+/.exec(file.type)?.[0] ?? 'application/octet-stream';
+  // Bun 1.4 has no name where it is empty.
+  const name = (file.name ?? '').split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
+  const data = Buffer.from(await file.arrayBuffer()).toString('base64');
+  return data && `data:${type};${name && `filename=${name};`}base64,${data}`;
 }
 
-/** The content of a form's one field. @throws {Problem} bad_json. */
-async function readForm(body: Buffer, contentType: string | undefined): Promise<string> {
-  const form = isMultipart(contentType)
-    ? await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType! } }).formData()
-      .catch(() => [])
-    : new URLSearchParams(body.toString());
-  const [[name, value] = [], ...others] = form;
-  if (typeof value === 'string' && FORM_FIELDS.some((known) => known === name) && others.length === 0) return value;
-  throw new Problem('bad_json', { detail: 'The body is a form, but not one with a single field "payload" or "data".' });
+/** Whether a text is meant as a form: by its first name, or, if it is all as an encoder writes it, by any. */
+function isHtmlForm({ message: template }: Token, text: string): boolean {
+  const isKnown = (name: string): boolean =>
+    SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
+  return isKnown(/^([^=]*)=/.exec(text)?.[1] ?? '') ||
+    (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
+}
+
+/** As a person reads it who has no terminal. CR LF becomes a line feed, for every CR goes. */
+function cleanText(text: string): string {
+  const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
+  return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
+}
+
+/** The fields of a form as an object, or the JSON that its only one holds. @throws {Problem} as readJson. */
+function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
+  const fields = new Map<string, string[]>();
+  for (const [name, value] of pairs) {
+    // Without a value it was not filled in; but a list of nobody is not everybody's.
+    if (CREDENTIAL_NAME.test(name) || (value === '' && name !== 'recipients')) continue;
+    // Not encoded, a "+" is read as a space.
+    const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
+    const values = fields.get(name);
+    if (values) values.push(restored);
+    else fields.set(name, [restored]);
+  }
+  const members = Array.from(fields, ([name, values]) => [name, values.length === 1 ? values[0]! : values] as const);
+  const [[name, value] = []] = members;
+  const isPayload = members.length === 1 && PAYLOAD_FIELDS.has(name!) && typeof value === 'string';
+  return isPayload && BEGINS_OBJECT.test(value) ? readJson(Buffer.from(value)) : Object.fromEntries(members);
+}
+
+/**
+ * Makes a send of an object.
+ * @param judge throws a Problem for a field that may not pass.
+ * @throws {Problem} bad_field, and what judge throws.
+ */
+function makeSend(token: Token, payload: Record<string, unknown>, judge: (field: Field) => void): Uint8Array {
+  return judgeSend(buildSend(token, payload), judge);
 }
 
 /**
@@ -2032,7 +2164,7 @@ function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
 // and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
 // client sends is inserted into them, and never read as one.
 
-/** What a rendering may make at most, as UTF-8; beyond it the text is cut. */
+/** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
@@ -2066,11 +2198,14 @@ interface Tag {
 
 /** A compiled Mustache template. */
 class Template {
+  /** The first parts of its names, each of which it may look for at the top level. */
+  readonly names: ReadonlySet<string>;
   readonly #whole: Tag;
 
   /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
     this.#whole = parseTemplate(text);
+    this.names = new Set(namesIn(this.#whole));
   }
 
   /**
@@ -2115,6 +2250,12 @@ class Template {
 
 function isSection({ sigil }: Tag): boolean {
   return sigil === '#' || sigil === '^';
+}
+
+function namesIn({ nodes }: Tag): string[] {
+  return nodes.flatMap((node) =>
+    typeof node === 'string' ? [] : [...node.path.filter(Boolean).slice(0, 1), ...namesIn(node)]
+  );
 }
 
 /** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
@@ -2932,20 +3073,18 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
  * @returns name and value in turn.
  */
-function outboundHeaders({ req, rules, client, requestId, token, target, credential }: Exchange): string[] {
+function outboundHeaders({ req, rules, client, requestId, target, credential, isMade }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
   // What was presented as a credential, right or not, in the bytes of a header.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
-  // The gateway makes the body of such a send itself; what is said of the client's is not true of it.
-  const isMade = token !== undefined && target !== undefined && isWebhook(token, target);
   const headers: string[] = [];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMade && name.startsWith('content-'));
+      (isMade && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMade) headers.push('content-type', 'application/json');
@@ -3869,7 +4008,9 @@ function makeRules(settings: Settings) {
 /** What a token may do, in words. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(pattern));
+  const idle = token.allow.patterns.filter((pattern) =>
+    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
+  );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.words)],
@@ -3886,6 +4027,11 @@ function describeToken(token: Token, nowMs: number): string {
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
+/** What a token that makes sends may be asked by. */
+function sendTarget({ allow }: Token): Target {
+  return parseTarget(allow.patterns.some(spellsSendByGet) ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
+}
+
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeWebhook(token: Token): string {
   const { number, recipients, text_mode: mode } = token.defaults ?? {};
@@ -3894,9 +4040,10 @@ function describeWebhook(token: Token): string {
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
   if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
-    const refusal = refusalOfEndpoint(token, SEND_TARGET);
+    const target = sendTarget(token);
+    const refusal = refusalOfEndpoint(token, target);
     if (refusal) throw refusal;
-    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, SEND_TARGET, field));
+    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
   }
@@ -4074,17 +4221,21 @@ async function main(): Promise<void> {
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} as the gateway would answer.
  */
-async function renderSend(settings: Settings, name: string, payload: Buffer): Promise<string> {
+async function renderSend(settings: Settings, name: string, body: Buffer): Promise<string> {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
   const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
   ensure(makesSends(token), why);
-  const refusal = refusalOfEndpoint(token, SEND_TARGET);
+  const target = sendTarget(token);
+  const refusal = refusalOfEndpoint(token, target);
   if (refusal) throw refusal;
-  if (payload.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
-  const send = await makeSend(token, payload, undefined, (field) => judgeField(token, SEND_TARGET, field));
+  if (body.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
+  // No Content-Type is known here, but a multipart form shows its boundary.
+  const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
+  const payload = await readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
+  const send = makeSend(token, payload, (field) => judgeField(token, target, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
