@@ -65,11 +65,25 @@ interface GatewayConfig {
      */
     url?: string;
     /**
-     * Until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no
-     * progress. `0` is no limit. A message whose answer comes too late may have been sent all the same.
+     * Until the backend's response headers, counted from the last byte of the request, its turn included; also how long
+     * its answer may make no progress. `0` is no limit. A message whose answer comes too late may have been sent all the
+     * same.
      * @default 150s
      */
     timeout?: string;
+    /**
+     * Requests at the backend at one time; further ones take their turn. In json-rpc mode it goes down under parallel
+     * requests: few make that rare, 1 excludes it, and then a send waits for all before it. WebSockets and polls of
+     * `GET /v1/receive` do not count. `0` is no limit.
+     * @default 4
+     */
+    parallel?: number;
+    /**
+     * How long a send waits for a backend that cannot be connected to, because it restarts. `0` is not at all. Nothing
+     * was sent until then.
+     * @default 30s
+     */
+    wait?: string;
   };
   /**
    * Where to listen: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. Beyond this machine,
@@ -243,10 +257,14 @@ const PROBLEMS = {
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
   bad_backend_answer: [502, 'The Signal backend gave no usable answer; the message may have been sent.'],
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
+  busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
 } as const satisfies Record<string, readonly [status: number, sentence: string]>;
 
 type ProblemCode = keyof typeof PROBLEMS;
+
+/** Nobody knows when a backend that is behind will have caught up. */
+const BUSY_RETRY_MS = 10_000;
 
 /** A request that ends here. `detail` replaces the sentence on the wire; `reason` is for the log alone. */
 class Problem extends Error {
@@ -270,7 +288,7 @@ class Problem extends Error {
     this.code = code;
     this.status = status;
     this.reason = more.reason;
-    this.retryAfterMs = more.retryAfterMs;
+    this.retryAfterMs = code === 'busy' ? BUSY_RETRY_MS : more.retryAfterMs;
     this.allow = more.allow;
   }
 }
@@ -341,6 +359,8 @@ interface Core {
   readonly strangers: Set<Socket>;
   /** The requests, and WebSockets before they are open, that are being handled. */
   readonly running: Exchange[];
+  /** The turns at the backend: how many are taken, and who has asked for the next. */
+  readonly turns: { taken: number; readonly queue: Exchange[] };
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
   draining: boolean;
@@ -373,6 +393,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     connections: new Map(),
     strangers: new Set(),
     running: [],
+    turns: { taken: 0, queue: [] },
     tunnels: new Set(),
     draining: false,
   };
@@ -511,6 +532,7 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
+  passTurns(core); // there may be more of them now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -659,6 +681,11 @@ class Exchange {
   bytesOut = 0;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
   waits = false;
+  /** Once its answer has begun, or when there will be none, it needs none any more. */
+  needsTurn = true;
+  hasTurn = false;
+  /** Its body, a large one, is being read for the backend, and so cannot be sent anew. */
+  streams = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
   /** Where it stands among those that are running. */
@@ -669,8 +696,13 @@ class Exchange {
   isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   ended: Problem | undefined;
+  /** Ends what it has under way at the backend. */
+  abort: (() => void) | undefined;
+  /** Ends its `standBy`. */
+  wake: (() => void) | undefined;
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
+  #sinceMs = 0;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
@@ -684,6 +716,8 @@ class Exchange {
   end(reason: Problem): void {
     if (this.ended !== undefined) return;
     this.ended = reason;
+    this.abort?.();
+    this.wake?.();
     for (const listener of this.#listeners) listener();
   }
 
@@ -691,15 +725,37 @@ class Exchange {
     this.#listeners.push(listener);
   }
 
-  /** Ends it with this problem if nothing else is waited for before the time is over; 0 for no limit. */
-  waitFor(timeoutMs: number, code: ProblemCode): void {
+  /**
+   * Ends it, or does something else, with this problem if nothing else is waited for before the time is over; Infinity
+   * for no limit.
+   */
+  waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem): void => this.end(problem)): void {
     clearTimeout(this.#timer);
-    const onTimeout = (): void => this.end(new Problem(code, { reason: 'timeout' }));
-    this.#timer = timeoutMs > 0 ? setTimeout(onTimeout, timeoutMs) : undefined;
+    const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
+    this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
+  /** The backend's time begins. */
   waitForBackend(): void {
+    this.#sinceMs = performance.now();
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
+  }
+
+  /** What is left of the backend's time. */
+  get leftMs(): number {
+    return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
+  }
+
+  /**
+   * Waits to be woken, while nothing of it is at the backend.
+   * @throws {Problem} what ended it instead; the gateway's end does at once.
+   */
+  async standBy(): Promise<void> {
+    if (this.core.draining) this.end(new Problem('shutting_down'));
+    this.waits = true;
+    if (!this.ended) await new Promise<void>((resolve) => (this.wake = resolve));
+    this.waits = false;
+    if (this.ended) throw this.ended;
   }
 
   waitForNobody(): void {
@@ -1861,6 +1917,7 @@ class RequestBody {
 
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
+    this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#ended) {
@@ -1872,6 +1929,7 @@ class RequestBody {
         if (this.#ended) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         this.#x.waitForBackend();
+        if (this.#ended) await takeTurn(this.#x);
       } catch (error) {
         this.#x.end(error as Problem);
         throw error;
@@ -2785,9 +2843,9 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   let answer: BackendAnswer | undefined;
   try {
     x.waits = upgrade !== undefined;
-    x.sent = !(content && 'chunks' in content);
-    x.waitForBackend();
-    answer = await (core.fetch && !upgrade ? sendByFetch(core.fetch, request) : sendByHttp(request));
+    const { fetch } = core;
+    const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
+    answer = await sendInTurn(request, target.route?.group, send);
     const head = readAnswerHead(answer, upgrade && 'websocket');
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
@@ -2800,12 +2858,99 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
+/** Sends it when it is its turn, which ends with the head of the answer, or when there will be none. */
+async function sendInTurn(
+  { x, content }: BackendRequest,
+  group: Group | undefined,
+  send: () => Promise<BackendAnswer>,
+): Promise<BackendAnswer> {
+  const isLarge = content !== undefined && 'chunks' in content;
+  x.waitForBackend();
+  try {
+    // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
+    if (!isLarge && group !== 'receive') await takeTurn(x);
+    x.sent = !isLarge;
+    return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
+  } finally {
+    giveTurn(x);
+  }
+}
+
+/**
+ * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
+ * requests, each of which reads and writes an unguarded map.
+ * @throws {Problem} busy, and what else ended the exchange meanwhile.
+ */
+async function takeTurn(x: Exchange): Promise<void> {
+  if (!x.needsTurn) return; // the answer came before the body's end
+  const { queue } = x.core.turns;
+  queue.push(x);
+  passTurns(x.core);
+  if (x.hasTurn) return;
+  x.waitFor(x.leftMs, 'busy');
+  await x.standBy();
+  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+}
+
+/** Gives a turn back, or the place among those that wait for one. */
+function giveTurn(x: Exchange): void {
+  const { turns } = x.core;
+  const place = turns.queue.indexOf(x);
+  if (place >= 0) turns.queue.splice(place, 1);
+  if (x.hasTurn) turns.taken--;
+  x.hasTurn = x.needsTurn = false;
+  x.wake?.();
+  passTurns(x.core);
+}
+
+/** Gives the turns that are free to those that wait, in the order in which they asked. */
+function passTurns({ turns, rules }: Core): void {
+  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
+    const x = turns.queue.shift()!;
+    turns.taken++;
+    x.hasTurn = true;
+    x.wake?.();
+  }
+}
+
+/**
+ * Where no connection came about, because the backend restarts, nothing can have been sent: it is tried again. That is
+ * no retry, and there is none.
+ * @param waitMs how long, from the first time on.
+ */
+async function sendConnected(
+  x: Exchange,
+  waitMs: number,
+  send: () => Promise<BackendAnswer>,
+): Promise<BackendAnswer> {
+  let giveUpMs: number | undefined;
+  for (let pauseMs = 100;; pauseMs = Math.min(2 * pauseMs, 1000)) {
+    try {
+      const answer = await send();
+      if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
+      return answer;
+    } catch (error) {
+      const problem = x.ended ?? backendProblem(error);
+      giveUpMs ??= performance.now() + waitMs;
+      const leftMs = giveUpMs - performance.now();
+      if (problem.code !== 'backend_unreachable' || x.ended || x.streams || leftMs <= 0) throw problem;
+      const { origin } = x.rules.backend;
+      warnRarely(x.core, 'no connection to the backend: sends wait for it', { backend: origin, reason: problem.reason });
+      x.waitFor(x.leftMs, 'backend_unreachable');
+      setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
+      await x.standBy();
+      x.waitFor(x.leftMs, 'backend_timeout');
+    }
+  }
+}
+
 /**
  * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
  * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
  */
 function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
   const { backend, backendTimeoutMs } = x.rules;
+  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
     const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
@@ -2835,17 +2980,23 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
     // Before the connection has come about, nothing can have been sent.
     outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
     outgoing.on('close', () => isAnswered || reject(new Error('closed')));
+    const onConnect = (): void => {
+      isConnected = true;
+      if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
+    };
     outgoing.on('socket', (socket) => {
-      isConnected = !socket.connecting;
-      if (isConnected) return;
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs || Infinity), 'backend_unreachable');
+      if (!socket.connecting) return onConnect();
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
+        reject(problem);
+        outgoing.destroy();
+      });
       socket.once(isTls ? 'secureConnect' : 'connect', () => {
-        isConnected = true;
-        x.waitForBackend();
+        x.waitFor(x.leftMs, 'backend_timeout');
+        onConnect();
       });
     });
-    x.onEnd(() => outgoing.destroy());
-    upload(x, outgoing, content).catch((error) => outgoing.destroy(error));
+    x.abort = () => outgoing.destroy();
+    if (!chunks) outgoing.end(content);
   });
 }
 
@@ -2855,10 +3006,9 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-async function upload(x: Exchange, outgoing: http.ClientRequest, content: Content): Promise<void> {
-  if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
+async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = roomIn(x, outgoing);
-  for await (const chunk of content.chunks()) {
+  for await (const chunk of chunks) {
     if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return;
   }
@@ -2886,7 +3036,7 @@ async function sendByFetch(
   { x, method, path, headers, content }: BackendRequest,
 ): Promise<BackendAnswer> {
   const abort = new AbortController();
-  x.onEnd(() => abort.abort());
+  x.abort = () => abort.abort();
   const chunks = content && 'chunks' in content ? content.chunks() : undefined;
   const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
   const response = await fetch(x.rules.backend.origin + path, {
@@ -3335,6 +3485,8 @@ type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<un
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
   'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
+  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
+  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = not'],
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
   'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
@@ -3347,7 +3499,7 @@ const SETTINGS = {
   'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
   'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
   'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', readCount, '1024', 'connections at the same time'],
+  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
   'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
   'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS, LEVELS.join(', ')), 'info', 'debug, info, warn or error'],
   'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
@@ -3512,8 +3664,9 @@ function textThat(isRight: (text: string) => boolean, expected: string): Reader<
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
-function readCount(value: unknown): number {
-  return Number(textThat((text) => /^[1-9][0-9]{0,8}$/.test(text), 'a whole number of at least 1')(value));
+function countFrom(least: number): Reader<number> {
+  const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
+  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -4009,7 +4162,9 @@ function makeRules(settings: Settings) {
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
-    backendTimeoutMs: settings['backend.timeout'],
+    backendTimeoutMs: settings['backend.timeout'] || Infinity,
+    backendWaitMs: settings['backend.wait'],
+    backendParallel: settings['backend.parallel'] || Infinity,
     bodyLimitBytes: settings['limits.body'],
     warnings: settings.warnings,
   } as const;
