@@ -2935,7 +2935,10 @@ async function sendConnected(
       const leftMs = giveUpMs - performance.now();
       if (problem.code !== 'backend_unreachable' || x.ended || x.streams || leftMs <= 0) throw problem;
       const { origin } = x.rules.backend;
-      warnRarely(x.core, 'no connection to the backend: sends wait for it', { backend: origin, reason: problem.reason });
+      warnRarely(x.core, 'no connection to the backend: sends wait for it', {
+        backend: origin,
+        reason: problem.reason,
+      });
       x.waitFor(x.leftMs, 'backend_unreachable');
       setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
       await x.standBy();
