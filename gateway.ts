@@ -10,7 +10,7 @@
  *   A request:  target made canonical, or 400      →  client's address
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
- *            →  body scanned while it streams,     →  relayed once, answered, logged
+ *            →  body scanned while it streams,     →  when it is its turn: relayed once, answered, logged
  *               or a webhook's made into a send
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx gateway.ts --demo)
@@ -808,7 +808,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       ? await makeSend(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type'], judge)
       : await body.open(target, judge);
 
-    // Once. Never again.
+    // When it is its turn, and once. Never again.
     await relay(x, target, content, upgrade);
   } catch (error) {
     refuse(x, x.ended ?? error);
@@ -1929,7 +1929,7 @@ class RequestBody {
         if (this.#ended) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         this.#x.waitForBackend();
-        if (this.#ended) await takeTurn(this.#x);
+        if (this.#ended) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) {
         this.#x.end(error as Problem);
         throw error;
@@ -2914,15 +2914,11 @@ function passTurns({ turns, rules }: Core): void {
 }
 
 /**
- * Where no connection came about, because the backend restarts, nothing can have been sent: it is tried again. That is
- * no retry, and there is none.
+ * Where no connection came about, because the backend restarts, nothing can have been sent, and it is tried again. This
+ * repeats nothing: a large body has not been read yet.
  * @param waitMs how long, from the first time on.
  */
-async function sendConnected(
-  x: Exchange,
-  waitMs: number,
-  send: () => Promise<BackendAnswer>,
-): Promise<BackendAnswer> {
+async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
   let giveUpMs: number | undefined;
   for (let pauseMs = 100;; pauseMs = Math.min(2 * pauseMs, 1000)) {
     try {
@@ -2933,12 +2929,9 @@ async function sendConnected(
       const problem = x.ended ?? backendProblem(error);
       giveUpMs ??= performance.now() + waitMs;
       const leftMs = giveUpMs - performance.now();
-      if (problem.code !== 'backend_unreachable' || x.ended || x.streams || leftMs <= 0) throw problem;
-      const { origin } = x.rules.backend;
-      warnRarely(x.core, 'no connection to the backend: sends wait for it', {
-        backend: origin,
-        reason: problem.reason,
-      });
+      if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
+      const fields = { backend: x.rules.backend.origin, reason: problem.reason };
+      warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
       x.waitFor(x.leftMs, 'backend_unreachable');
       setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
       await x.standBy();
@@ -2952,7 +2945,7 @@ async function sendConnected(
  * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
  */
 function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
-  const { backend, backendTimeoutMs } = x.rules;
+  const { backend } = x.rules;
   const chunks = content && 'chunks' in content ? content.chunks() : undefined;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
@@ -2960,26 +2953,16 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
     let isConnected = false;
     let isAnswered = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => {
-      const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+    const answer = (incoming: http.IncomingMessage, upgraded?: Side): void => {
       isAnswered = true;
-      return {
-        status: incoming.statusCode ?? 0,
-        statusText: incoming.statusMessage ?? '',
-        headers: incoming.rawHeaders,
-        upgraded,
-        next: () => reader.next(backendTimeoutMs, 'backend_timeout'),
-        finish: () => incoming.removeAllListeners('readable').resume(),
-        // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
-        destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
-      };
+      resolve(answerByHttp(x, incoming, upgraded));
     };
     outgoing.on('response', (incoming) => {
       // An answer may come before the request is through, and end before it: nobody reads the rest then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      resolve(answer(incoming));
+      answer(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => resolve(answer(incoming, side)));
+    outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
     // Before the connection has come about, nothing can have been sent.
     outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
     outgoing.on('close', () => isAnswered || reject(new Error('closed')));
@@ -3001,6 +2984,20 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
     x.abort = () => outgoing.destroy();
     if (!chunks) outgoing.end(content);
   });
+}
+
+function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
+  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+  return {
+    status: incoming.statusCode ?? 0,
+    statusText: incoming.statusMessage ?? '',
+    headers: incoming.rawHeaders,
+    upgraded,
+    next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
+    finish: () => incoming.removeAllListeners('readable').resume(),
+    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
+    destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
+  };
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
@@ -3489,7 +3486,7 @@ const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
   'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
   'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
-  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = not'],
+  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
   'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
