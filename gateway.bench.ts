@@ -19,8 +19,8 @@
  * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one. Where
  * gateways are compared with each other, the first of them stands for it.
  *
- * The gateway has its own defaults, but no limit of requests at a time, because the others have none. It logs a line per
- * request into a pipe, which is read and dropped, as journald or Docker would, while the others log nothing. Wrong
+ * The gateway has its own defaults, but no limit of requests at a time, because the others have none. It logs a line
+ * per request into a pipe, which is read and dropped, as journald or Docker would, while the others log nothing. Wrong
  * credentials are soon 429 from one address, and not logged then.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. An answer that is not the

@@ -66,8 +66,8 @@ interface GatewayConfig {
     url?: string;
     /**
      * Until the backend's response headers, counted from the last byte of the request, its turn included; also how long
-     * its answer may make no progress. `0` is no limit. A message whose answer comes too late may have been sent all the
-     * same.
+     * its answer may make no progress. `0` is no limit. A message whose answer comes too late may have been sent all
+     * the same.
      * @default 150s
      */
     timeout?: string;
