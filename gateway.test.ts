@@ -3477,12 +3477,11 @@ function linesOf(gateway: Running, pattern: RegExp): LogLine[] {
 
 relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
   const backend = await startBackend(t);
-  let server: http.Server | undefined;
-  backend.server.prependListener('request', () => {
-    if (backend.seen.length === 7) server!.close();
-  });
   const port = await sparePort();
-  server = await listenAgain(t, backend, port);
+  const server = await listenAgain(t, backend, port);
+  backend.server.prependListener('request', () => {
+    if (backend.seen.length === 7) server.close();
+  });
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
   const answers = names.map((name) => send(gateway, name));
