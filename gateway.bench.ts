@@ -4,6 +4,7 @@
  *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent
  *   fetch relay      the same with fetch, bodies streamed; on Deno without re-used connections, as the gateway has it
  *   bare 401         a bare node:http server that says 401 and reads nothing
+ *   parallel N       the gateway with that setting of `backend.parallel`; 0 is no limit
  *
  * `npm run bench` measures the compiled file on the Node that runs it. Everything else measures the gateway beside this
  * file: `node gateway.bench.ts` (22.18 and newer), `deno run -A gateway.bench.ts`, `bun gateway.bench.ts`.
@@ -15,10 +16,12 @@
  * turns in rounds, each with connections of its own; the first round of a row warms up and counts nowhere. Of the rest
  * the medians are printed, with the least and the greatest; a ratio is the median of the rounds' ratios, for what slows
  * a round slows all its servers. 0.55 says that this server takes 0.55 of the gateway's processor time (or of its
- * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one.
+ * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one. Where
+ * gateways are compared with each other, the first of them stands for it.
  *
- * The gateway has its own defaults: it logs a line per request into a pipe, which is read and dropped, as journald or
- * Docker would, while the others log nothing. Wrong credentials are soon 429 from one address, and not logged then.
+ * The gateway has its own defaults, but no limit of requests at a time, because the others have none. It logs a line
+ * per request into a pipe, which is read and dropped, as journald or Docker would, while the others log nothing. Wrong
+ * credentials are soon 429 from one address, and not logged then.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. An answer that is not the
  * expected one ends the run: nothing may be fast by failing. Loopback only, on ports that the system chooses; children
@@ -28,6 +31,7 @@
 import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import { arch, availableParallelism, cpus, platform } from 'node:os';
@@ -54,6 +58,9 @@ const GATEWAYS: Record<string, string> = {
 };
 const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay', 'fetch relay'];
 const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
+const PARALLELS = ['parallel 0', 'parallel 1', 'parallel 4', 'parallel 16'];
+/** About what a send takes in json-rpc mode. */
+const SLOW_MS = 50;
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
 
@@ -95,23 +102,24 @@ function fetchRelay(port: string): http.Server {
   });
 }
 
-/** A server that says the same to everybody, once it has read what it was sent, or at once. */
-function always(status: number, answer: object, reads: boolean): http.Server {
+/** A server that says the same to everybody, some time after it has read what it was sent, or at once. */
+function always(status: number, answer: object, reads: boolean, afterMs = 0): http.Server {
   const body = JSON.stringify(answer);
   // The server drops no connection while others have their turn: a bare relay would break at it.
   return http.createServer({ keepAliveTimeout: 0 }, (req, res) => {
     const say = (): unknown =>
       res.writeHead(status, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body);
-    if (reads) req.resume().on('end', say);
+    if (reads) req.resume().on('end', () => afterMs > 0 ? setTimeout(say, afterMs) : say());
     else say();
   });
 }
 
 /** Imported here and not above: the other roles must not pay for it. */
-async function gateway(port: string, file: string): Promise<http.Server> {
+async function gateway(port: string, file: string, parallel = 0): Promise<http.Server> {
   const { createGateway } = await import(pathToFileURL(resolve(file)).href);
+  const isKnown = readFileSync(file, 'utf8').includes('backend.parallel'); // not in 1.0.0
   const { server, listen } = createGateway({
-    backend: { url: `http://127.0.0.1:${port}` },
+    backend: { url: `http://127.0.0.1:${port}`, ...(isKnown && { parallel }) },
     listen: '127.0.0.1:0',
     tokens: {
       bench: { secret: SECRET },
@@ -129,12 +137,17 @@ async function gateway(port: string, file: string): Promise<http.Server> {
 }
 
 const SERVERS: Record<string, (port: string, file: string) => http.Server | Promise<http.Server>> = {
-  gateway,
-  beside: gateway,
+  gateway: (port, file) => gateway(port, file),
+  beside: (port, file) => gateway(port, file),
   'node:http relay': httpRelay,
   'fetch relay': fetchRelay,
   'bare 401': () => always(401, { error: 'A valid API token is required.', code: 'unauthorized' }, false),
   backend: () => always(201, { timestamp: '1' }, true),
+  'slow backend': () => always(201, { timestamp: '1' }, true, SLOW_MS),
+  ...Object.fromEntries(PARALLELS.map((name) => [
+    name,
+    (port: string, file: string) => gateway(port, file, Number(name.split(' ')[1])),
+  ])),
 };
 
 /** Listens, says where, and tells what it has used whenever it is asked. */
@@ -173,17 +186,20 @@ interface Job {
 const BLOCK = Buffer.from(randomBytes(750_000).toString('base64'));
 
 /** One raw connection with one request on its way at a time: it costs far less than any server here. */
-function converse({ port, request, megabytes, expect }: Job, isOver: () => boolean): Promise<void> {
+function converse(job: Job, isOver: () => boolean, note: (tookMs: number) => void): Promise<void> {
+  const { port, request, megabytes, expect } = job;
   const [before = '', after = ''] = request.split('#');
   return new Promise((resolve, reject) => {
     const socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
     let text = '';
+    let startMs = 0;
     const next = async (): Promise<void> => {
       text = '';
       if (isOver()) {
         resolve();
         return void socket.destroy();
       }
+      startMs = performance.now();
       socket.write(before);
       for (let i = 0; i < megabytes; i++) if (!socket.write(BLOCK)) await once(socket, 'drain');
       if (after) socket.write(after);
@@ -195,6 +211,7 @@ function converse({ port, request, megabytes, expect }: Job, isOver: () => boole
       const length = /\r\ncontent-length: *(\d+)/i.exec(text)?.[1];
       const ends = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
       if (head < 4 || !ends) return;
+      note(performance.now() - startMs);
       if (expect.includes(Number(text.slice(9, 12)))) next().catch(reject);
       else reject(new Error(text));
     });
@@ -209,9 +226,11 @@ function load(): void {
     const job = JSON.parse(line) as Job;
     const startMs = performance.now();
     let count = 0;
+    const tookMs: number[] = [];
     const isOver = (): boolean => count >= job.count || performance.now() >= startMs + job.forMs || !++count;
-    Promise.all(Array.from({ length: job.connections }, () => converse(job, isOver))).then(
-      () => say({ count, tookMs: performance.now() - startMs }),
+    const note = (ms: number): unknown => tookMs.push(ms);
+    Promise.all(Array.from({ length: job.connections }, () => converse(job, isOver, note))).then(
+      () => say({ count, tookMs: performance.now() - startMs, p99Ms: quantile(tookMs, 0.99) }),
       (error: Error) => {
         console.error(`unexpected: ${error.message}`);
         process.exit(1);
@@ -223,7 +242,7 @@ function load(): void {
 
 // ── CHILDREN ─────────────────────────────────────────────────────────────────────────────────────
 
-type Told = Record<'port' | 'cpuUs' | 'bytes' | 'count' | 'tookMs', number>;
+type Told = Record<'port' | 'cpuUs' | 'bytes' | 'count' | 'tookMs' | 'p99Ms', number>;
 
 interface Child {
   port: number;
@@ -298,8 +317,8 @@ const ROWS: ({ name: string; servers?: string[] } & Partial<Job>)[] = [
 /** What the rounds found, by server: of each round one value or two. */
 type Found = Record<string, number[][]>;
 
-function median(values: number[]): number {
-  return values.toSorted((a, b) => a - b)[values.length >> 1]!;
+function quantile(values: number[], part: number): number {
+  return values.toSorted((a, b) => a - b)[Math.floor(values.length * part)]!;
 }
 
 function format(value: number): string {
@@ -313,12 +332,16 @@ function printRow(cells: string[]): void {
 
 /** Prints a line for each server. */
 function report(row: string, units: string[], found: Found): void {
+  const [first] = Object.values(found);
   for (const [server, rounds] of Object.entries(found)) {
     const cells = units.flatMap((unit, i) => {
       const values = rounds.map((round) => round[i]!);
-      const ratios = found.gateway!.map((own, r) => unit.endsWith('/s') ? own[i]! / values[r]! : values[r]! / own[i]!);
+      const ratios = first!.map((own, r) => unit.endsWith('/s') ? own[i]! / values[r]! : values[r]! / own[i]!);
       const spread = values.length > 1 ? ` (${format(Math.min(...values))}–${format(Math.max(...values))})` : '';
-      return [`${format(median(values))} ${unit}${spread}`, server === 'gateway' ? '' : median(ratios).toFixed(2)];
+      return [
+        `${format(quantile(values, 0.5))} ${unit}${spread}`,
+        rounds === first ? '' : quantile(ratios, 0.5).toFixed(2),
+      ];
     });
     printRow([row, server, ...cells]);
   }
@@ -341,7 +364,8 @@ async function inRounds(servers: string[], measure: (server: string) => Promise<
 async function measureAll(): Promise<void> {
   const loader = await start('load');
   const backend = await start('backend');
-  const startServer = (server: string): Promise<Child> => start(server, String(backend.port), GATEWAYS[server] ?? '');
+  const startServer = (server: string, { port } = backend): Promise<Child> =>
+    start(server, String(port), GATEWAYS[server] ?? GATEWAYS.gateway!);
   const drive = ({ port }: Child, job: Partial<Job>): Promise<Told> =>
     loader.ask({ port, request: SEND, connections: 32, megabytes: 0, expect: [201], count: 1e9, forMs: 1e9, ...job });
   const memoryMiB = async ({ ask }: Child): Promise<number> => (await ask()).bytes / 2 ** 20;
@@ -377,6 +401,16 @@ async function measureAll(): Promise<void> {
     });
     report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found);
   }
+
+  const slow = await start('slow backend');
+  const slowed: Record<string, Child> = {};
+  const servers = [...PARALLELS, 'node:http relay'];
+  for (const server of servers) slowed[server] = await startServer(server, slow);
+  const waited = await inRounds(servers, async (server) => {
+    const { count, tookMs, p99Ms } = await drive(slowed[server]!, { connections: 64, forMs: SCALE.forMs });
+    return [p99Ms, count * 1000 / tookMs];
+  });
+  report(`64 clients, ${SLOW_MS} ms each`, ['ms p99', '/s'], waited);
 }
 
 async function main(): Promise<never> {

@@ -200,6 +200,7 @@ interface Running {
   port: number;
   log: string[];
   close(): Promise<void>;
+  reload(config: GatewayConfig): void;
 }
 
 /** Options of the tests that are run for both ways to the backend. */
@@ -221,7 +222,7 @@ function relayTest(title: string, run: (t: TestContext) => Promise<void>): void 
 const PROVOKED = new Set<string>();
 let gatewaysStarted = 0;
 
-/** A gateway with one token, on a port of its own. */
+/** A gateway with one token, on a port of its own. It waits for no backend that is down, unless a test says so. */
 async function startGateway(
   t: TestContext,
   backend: { url: string },
@@ -235,20 +236,26 @@ async function startGateway(
     const [, code] = /"code":"(\w+)"/.exec(line) ?? [];
     if (code) PROVOKED.add(code);
   };
-  const gateway = createGateway({
-    backend: { url: backend.url },
+  const base: GatewayConfig = {
+    backend: { url: backend.url, wait: '0' },
     listen: '127.0.0.1:0',
     tokens: { test: { secret: SECRET } },
     shutdown: '1s',
     log: { format: 'json', level: 'debug' },
-    ...config,
-  }, { log: note, ...WAYS.get(t), ...options });
+  };
+  const gateway = createGateway({ ...base, ...config }, { log: note, ...WAYS.get(t), ...options });
   const url = await gateway.listen();
   t.after(() => {
     gateway.server.closeAllConnections();
     return gateway.close();
   });
-  return { url, port: Number(url.split(':').at(-1)), log, close: () => gateway.close() };
+  return {
+    url,
+    port: Number(url.split(':').at(-1)),
+    log,
+    close: () => gateway.close(),
+    reload: (next) => gateway.reload({ ...base, ...next }),
+  };
 }
 
 async function startBoth(
@@ -3103,6 +3110,482 @@ for (const [name, text] of LIES) {
     assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
   });
 }
+
+// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
+// In json-rpc mode the backend's process ends under parallel requests, and all that is on its way is lost.
+
+interface HeldBackend extends Backend {
+  /** Answers the request that has come completely, and is not answered, for the longest time. */
+  answer(): void;
+  /** How many have come completely and are not answered; and how many there were at most. */
+  held: number;
+  most: number;
+}
+
+/** A backend that holds its answers back until it is told to give them. */
+async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
+  const waiting: http.ServerResponse[] = [];
+  const count = (): void => {
+    held.held = waiting.length;
+    held.most = Math.max(held.most, held.held);
+  };
+  const backend = await startBackend(t, (req, res, seen) => {
+    const chunks: Buffer[] = [];
+    req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
+      seen.body = Buffer.concat(chunks);
+      seen.complete = true;
+      waiting.push(res);
+      count();
+      req.socket.once('close', () => {
+        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
+        count();
+      });
+    });
+  });
+  const answer = (): void => {
+    waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
+    count();
+  };
+  const held = Object.assign(backend, { answer, held: 0, most: 0 });
+  return held;
+}
+
+/** So many turns at a backend that is not waited for if it is down. */
+function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+  return { backend: { url, wait: '0', parallel, timeout } };
+}
+
+function send(gateway: Running, message: string): Promise<Answer> {
+  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+}
+
+function messageOf({ body }: Seen): string {
+  return JSON.parse(body.toString()).message;
+}
+
+/** Sends, one after the other is in the gateway, what will find no turn free. */
+async function queueUp(gateway: Running, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
+  const answers: Promise<Answer>[] = [];
+  for (const message of messages) {
+    const before = started();
+    answers.push(send(gateway, message));
+    await until(() => started() > before);
+    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
+  }
+  return answers;
+}
+
+const LARGE = JSON.stringify({ ...MESSAGE, message: 'large', base64_attachments: ['A'.repeat(200_000)] });
+
+/** A large send, of which the backend has the head, and the client still the last byte. */
+async function beginLarge(gateway: Running, backend: Backend): Promise<http.ClientRequest> {
+  const before = backend.seen.length;
+  const req = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
+  req.on('error', () => {});
+  req.write(LARGE.slice(0, -1));
+  await until(() => backend.seen.length > before);
+  return req;
+}
+
+async function statusFor(req: http.ClientRequest): Promise<number> {
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  return res.resume().statusCode!;
+}
+
+relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
+  for (const parallel of [1, 2, 0]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, turns(backend, parallel));
+    const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
+    await until(() => backend.held === (parallel || 6));
+    for (let i = 0; i < 6; i++) {
+      await until(() => backend.held > 0);
+      backend.answer();
+    }
+    for (const answer of answers) assert.equal((await answer).status, 201);
+    assert.equal(backend.most, parallel || 6);
+  }
+});
+
+relayTest(
+  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
+  async (t) => {
+    const backend = await startHeldBackend(t);
+    let started = 0;
+    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
+    const names = ['a', 'b', 'c', 'd', 'e'];
+    const answers = await queueUp(gateway, names, () => started);
+    for (let i = 0; i < 3; i++) {
+      await until(() => backend.held === 1);
+      backend.answer();
+    }
+    await until(() => backend.held === 1);
+    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
+    gateway.reload(turns(backend, 2));
+    await until(() => backend.held === 2);
+    backend.answer();
+    backend.answer();
+    for (const answer of answers) assert.equal((await answer).status, 201);
+    // And less: what runs is not disturbed, and the next waits for both.
+    const both = [send(gateway, 'f'), send(gateway, 'g')];
+    await until(() => backend.held === 2);
+    gateway.reload(turns(backend, 1));
+    const [last] = await queueUp(gateway, ['h'], () => started);
+    backend.answer();
+    await Promise.race(both);
+    await ask(gateway, { path: '/healthz' });
+    assert.equal(backend.held, 1);
+    backend.answer();
+    await Promise.all(both);
+    await until(() => backend.held === 1);
+    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
+    backend.answer();
+    assert.equal((await last!).status, 201);
+  },
+);
+
+relayTest('a turn is given back, once, wherever a request ends', async (t) => {
+  const replies: Record<string, string | undefined> = {
+    '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
+    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
+    '/v1/typing-indicator': '204 No Content\r\n\r\n',
+    '/v1/reactions': '200 OK', // breaks off
+    '/v1/receipts': '2000 OK\r\n\r\n',
+    '/v1/remote-delete': '301 Moved Permanently\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n',
+    '/v1/polls': '200 OK\r\nContent-Length: 9\r\n\r\nhalf',
+  };
+  let [acting, most] = [0, 0];
+  const backend = await startBackend(t, (req) => {
+    const reply = replies[req.url!.replace(`/${FROM}`, '')];
+    req.resume().on('end', () => {
+      most = Math.max(most, ++acting);
+      // In the next turn of the loop, so that those who come too early are seen.
+      if (reply) {
+        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
+      }
+    });
+  });
+  const gateway = await startGateway(t, backend, {
+    ...turns(backend, 1, '500ms'),
+    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
+  });
+  const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
+  const leave = async (): Promise<void> => {
+    const before = backend.seen.length;
+    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
+    await until(() => backend.seen.length > before);
+    req.destroy();
+    await until(() => requests(gateway).at(-1)!.code === 'client_left');
+  };
+  const ends: Record<string, () => Promise<unknown>> = {
+    'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
+    'no body': () => ask(gateway, { headers: BEARER }),
+    'a wish to be upgraded': () =>
+      raw(
+        gateway,
+        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+      ),
+    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
+    'a timeout': () => ask(gateway, never),
+    'a client that leaves': leave,
+  };
+  for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
+    const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      // An answer that breaks off breaks the client's connection.
+      ends[`${name} ${body.length}`] = () =>
+        ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
+    }
+  }
+  for (const [name, run] of Object.entries(ends)) {
+    await run();
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
+  }
+  [acting, most] = [0, 0];
+  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
+  for (const answer of sends) assert.equal((await answer).status, 201);
+  assert.equal(most, 1);
+});
+
+relayTest(
+  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
+  async (t) => {
+    const backend = await startBackend(t, (req, res) => {
+      if (req.url!.startsWith('/v1/receive')) return;
+      if (req.method === 'GET') return void res.writeHead(200).write('half');
+      req.resume().on('end', () => res.writeHead(201).end('[]'));
+    });
+    backend.server.on('upgrade', () => backend.connections++); // and says nothing
+    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
+    const upload = await beginLarge(gateway, backend);
+    open(t, gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    await until(() => backend.seen.length === 3);
+    const before = backend.connections;
+    openWebSocket(t, gateway);
+    await until(() => backend.connections > before);
+    assert.equal((await send(gateway, 'small')).status, 201);
+    upload.end(LARGE.slice(-1));
+    assert.equal(await statusFor(upload), 201);
+  },
+);
+
+relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
+  const upload = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  upload.end(LARGE.slice(-1));
+  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
+  assert.equal(backend.seen[0]!.complete, false);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  await until(() => backend.held === 1);
+  assert.equal(backend.seen[0]!.body.toString(), LARGE);
+  backend.answer();
+  assert.equal(await statusFor(upload), 201);
+});
+
+relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
+  let early: http.ServerResponse | undefined;
+  const finish: (() => void)[] = [];
+  const backend = await startBackend(t, (req, res, seen) => {
+    if (backend.seen.length === 1) early = res;
+    else finish.push(() => res.end('[]'));
+    req.resume().on('end', () => (seen.complete = true));
+  });
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const upload = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => finish.length === 1);
+  upload.end(LARGE.slice(-1));
+  await ask(gateway, { path: '/healthz' });
+  early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
+  assert.equal(await statusFor(upload), 400);
+  const second = send(gateway, 'second');
+  await ask(gateway, { path: '/healthz' });
+  assert.equal(finish.length, 1);
+  finish[0]!();
+  await until(() => finish.length === 2);
+  finish[1]!();
+  assert.deepEqual([(await first).status, (await second).status], [200, 200]);
+});
+
+relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const large = await beginLarge(gateway, backend); // under the old time
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  gateway.reload(turns(backend, 1, '200ms'));
+  const answer = await send(gateway, 'second');
+  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
+  assert.match(answer.json.error, /nothing was sent/);
+  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
+  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
+  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
+  upload.end(LARGE);
+  assert.equal(await statusFor(upload), 503);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  large.end(LARGE.slice(-1));
+  await until(() => backend.held === 1);
+  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+});
+
+relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  gateway.reload(turns(backend, 1, '2s'));
+  const startMs = performance.now();
+  const second = send(gateway, 'second');
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  backend.answer();
+  assert.equal((await first).status, 201);
+  const answer = await second;
+  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
+});
+
+relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  const large = await beginLarge(gateway, backend);
+  large.end(LARGE.slice(-1));
+  const small = open(t, gateway, SEND);
+  await ask(gateway, { path: '/healthz' });
+  large.destroy();
+  small.socket.destroy();
+  await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
+  const last = send(gateway, 'last');
+  backend.answer();
+  await until(() => backend.held === 1 && backend.seen.length === 3);
+  backend.answer();
+  assert.deepEqual([(await first).status, (await last).status], [201, 201]);
+  const complete = backend.seen.filter((seen) => seen.complete);
+  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
+});
+
+relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
+  const late = await beginLarge(gateway, backend);
+  const large = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  large.end(LARGE.slice(-1));
+  const uploads = [large, late].map(statusFor);
+  const small = send(gateway, 'small');
+  await ask(gateway, { path: '/healthz' });
+  const closing = gateway.close();
+  const answer = await small;
+  assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
+  late.end(LARGE.slice(-1)); // asks for its turn only now
+  assert.deepEqual(await Promise.all(uploads), [503, 503]);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  await closing;
+  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
+});
+
+// ── A BACKEND THAT RESTARTS ──────────────────────────────────────────────────────────────────────
+
+/** A port of which nobody listens. */
+async function sparePort(): Promise<number> {
+  const spare = http.createServer().listen(0, '127.0.0.1');
+  await once(spare, 'listening');
+  const { port } = spare.address() as AddressInfo;
+  await new Promise((resolve) => spare.close(resolve));
+  return port;
+}
+
+/** A backend as signal-cli-rest-api is, that can be started on a port, and be stopped. */
+async function listenAgain(t: TestContext, backend: Backend, port: number): Promise<http.Server> {
+  const server = http.createServer((req, res) => {
+    res.shouldKeepAlive = false; // what is sent on a connection that just ends is lost, and may not be sent again
+    backend.server.emit('request', req, res);
+  });
+  server.listen(port, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => void server.close().closeAllConnections());
+  return server;
+}
+
+function waiting(port: number, wait: string, more = {}): GatewayConfig {
+  return { backend: { url: `http://127.0.0.1:${port}`, wait, parallel: 1, ...more } };
+}
+
+function linesOf(gateway: Running, pattern: RegExp): LogLine[] {
+  return logLines(gateway.log).filter(({ message }) => pattern.test(message));
+}
+
+relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const server = await listenAgain(t, backend, port);
+  backend.server.prependListener('request', () => {
+    if (backend.seen.length === 7) server.close();
+  });
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
+  const answers = names.map((name) => send(gateway, name));
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  assert.equal(backend.sent.length, 8);
+  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
+  await listenAgain(t, backend, port);
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
+  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
+  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
+  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
+});
+
+relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const answer = ask(gateway, { body: LARGE, headers: BEARER });
+  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
+    assert.equal((await answer).status, 502);
+    return;
+  }
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  await listenAgain(t, backend, port);
+  assert.equal((await answer).status, 201);
+  assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
+});
+
+relayTest(
+  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
+  async (t) => {
+    const backend = await startBackend(t);
+    const port = await sparePort();
+    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
+    const startMs = performance.now();
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      const timely = await ask(gateway, { body, headers: BEARER });
+      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
+      assert.match(timely.json.error, /nothing was sent/);
+    }
+    assert.ok(performance.now() - startMs > 250, 'it did not wait');
+    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
+    // The time of the backend holds too; and what is no send does not wait at all.
+    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
+    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
+      const early = await ask(gateway, { ...ask1, headers: BEARER });
+      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
+    }
+    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
+    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
+    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
+    const left = open(t, gateway, SEND);
+    await ask(gateway, { path: '/healthz' });
+    left.socket.destroy();
+    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
+    const server = await listenAgain(t, backend, port);
+    assert.equal((await send(gateway, 'last')).status, 201);
+    await new Promise((resolve) => server.close(resolve));
+    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
+    await ask(gateway, { path: '/healthz' });
+    await gateway.close();
+    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
+    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
+  },
+);
+
+relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
+  // Not reset at once: that is no connection, not even for the system.
+  const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
+    'data',
+    'resetAndDestroy',
+  ]] as const;
+  for (const [when, end] of cases) {
+    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      const sockets: net.Socket[] = [];
+      const server = net.createServer((socket) => {
+        sockets.push(socket.on('error', () => {}).on('end', () => socket.destroy()).resume());
+        if (when === 'connection') socket[end]();
+        else socket.once('data', () => socket[end]());
+      });
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      const gateway = await startGateway(t, { url: '' }, waiting((server.address() as AddressInfo).port, '1m'));
+      const answer = await ask(gateway, { body, headers: BEARER });
+      server.close();
+      for (const socket of sockets) socket.destroy();
+      const name = `${when} ${end} ${body.length}`;
+      assert.deepEqual([answer.status, answer.json.code, sockets.length], [502, 'bad_backend_answer', 1], name);
+    }
+  }
+});
 
 // ── REAL CLIENTS ─────────────────────────────────────────────────────────────────────────────────
 
@@ -9410,7 +9893,7 @@ test("the README's table of settings, and the manual at the fields of the config
   const { stdout } = await cli(['--help']);
   const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.deepEqual([rows.length, readme.length], [18, 18]);
+  assert.deepEqual([rows.length, readme.length], [20, 20]);
   const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(source)!;
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {

@@ -10,7 +10,7 @@
  *   A request:  target made canonical, or 400      →  client's address, a preflight answered
  *            →  credential found and taken out     →  token, its expiry, the form it came in
  *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
- *            →  body scanned while it streams,     →  relayed once, answered, logged
+ *            →  body scanned while it streams,     →  when it is its turn: relayed once, answered, logged
  *               or made into a send (webhook, form, text)
  *
  * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
@@ -66,11 +66,25 @@ interface GatewayConfig {
      */
     url?: string;
     /**
-     * Until the backend's response headers, counted from the last byte sent to it; also how long its answer may make no
-     * progress. `0` is no limit. A message whose answer comes too late may have been sent all the same.
+     * Until the backend's response headers, counted from the last byte of the request, its turn included; also how long
+     * its answer may make no progress. `0` is no limit. A message whose answer comes too late may have been sent all
+     * the same.
      * @default 150s
      */
     timeout?: string;
+    /**
+     * Requests at the backend at one time; further ones take their turn. In json-rpc mode it goes down under parallel
+     * requests: few make that rare, 1 excludes it, and then a send waits for all before it. WebSockets and polls of
+     * `GET /v1/receive` do not count. `0` is no limit.
+     * @default 4
+     */
+    parallel?: number;
+    /**
+     * How long a send waits for a backend that cannot be connected to, because it restarts. `0` is not at all. Nothing
+     * was sent until then.
+     * @default 30s
+     */
+    wait?: string;
   };
   /**
    * Where to listen: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. Beyond this machine,
@@ -243,14 +257,14 @@ const PROBLEMS = {
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
   bad_backend_answer: [502, 'The Signal backend gave no usable answer; the message may have been sent.'],
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
-  busy: [
-    503,
-    'The gateway has too much to do at the moment; nothing was sent, try again after the time in Retry-After.',
-  ],
+  busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
 } as const satisfies Record<string, readonly [status: number, sentence: string]>;
 
 type ProblemCode = keyof typeof PROBLEMS;
+
+/** Nobody knows when what is behind will have caught up. */
+const BUSY_RETRY_MS = 10_000;
 
 /** `detail` replaces the sentence on the wire; `reason` is for the log; `allow` are the methods that would be right. */
 type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
@@ -270,7 +284,7 @@ class Problem extends Error {
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
-    this.details = details;
+    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS, ...details } : details;
   }
 }
 
@@ -333,6 +347,8 @@ interface Core {
    * that a Set outgrows, and one of them that has become old keeps all later requests alive until a full collection.
    */
   readonly running: Exchange[];
+  /** The turns at the backend: how many are taken, and who has asked for the next. */
+  readonly turns: { taken: number; readonly queue: Exchange[] };
   /** The WebSockets that are open. */
   readonly tunnels: Set<Tunnel>;
   /** What is held of bodies that sends are made of. */
@@ -367,6 +383,7 @@ function startGateway(settings: Settings, options: GatewayOptions): RunningGatew
     connections: new Map(),
     strangers: new Set(),
     running: [],
+    turns: { taken: 0, queue: [] },
     tunnels: new Set(),
     heldBytes: 0,
     draining: false,
@@ -503,6 +520,7 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
+  passTurns(core); // there may be more of them now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -654,6 +672,11 @@ class Exchange {
   isMade = false;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
   waits = false;
+  /** Once its answer has begun, or when there will be none, it needs none any more. */
+  needsTurn = true;
+  hasTurn = false;
+  /** Its body, a large one, is being read for the backend, and so cannot be sent anew. */
+  streams = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
@@ -662,8 +685,13 @@ class Exchange {
   isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   ended: Problem | undefined;
+  /** Ends what it has under way at the backend. */
+  abort: (() => void) | undefined;
+  /** Ends its `standBy`. */
+  wake: (() => void) | undefined;
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
+  #sinceMs = 0;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
@@ -696,6 +724,8 @@ class Exchange {
   end(reason: Problem): void {
     if (this.ended !== undefined) return;
     this.ended = reason;
+    this.abort?.();
+    this.wake?.();
     for (const listener of this.#listeners) listener();
   }
 
@@ -703,15 +733,37 @@ class Exchange {
     this.#listeners.push(listener);
   }
 
-  /** Ends it with this problem if nothing else is waited for before the time is over; 0 for no limit. */
-  waitFor(timeoutMs: number, code: ProblemCode): void {
+  /**
+   * Ends it, or does something else, with this problem if nothing else is waited for before the time is over; Infinity
+   * for no limit.
+   */
+  waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem): void => this.end(problem)): void {
     clearTimeout(this.#timer);
-    const onTimeout = (): void => this.end(new Problem(code, { reason: 'timeout' }));
-    this.#timer = timeoutMs > 0 ? setTimeout(onTimeout, timeoutMs) : undefined;
+    const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
+    this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
+  /** The backend's time begins. */
   waitForBackend(): void {
+    this.#sinceMs = performance.now();
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
+  }
+
+  /** What is left of the backend's time. */
+  get leftMs(): number {
+    return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
+  }
+
+  /**
+   * Waits to be woken, while nothing of it is at the backend.
+   * @throws {Problem} what ended it instead; the gateway's end does at once.
+   */
+  async standBy(): Promise<void> {
+    if (this.core.draining) this.end(new Problem('shutting_down'));
+    this.waits = true;
+    if (!this.ended) await new Promise<void>((resolve) => (this.wake = resolve));
+    this.waits = false;
+    if (this.ended) throw this.ended;
   }
 
   waitForNobody(): void {
@@ -761,8 +813,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made
-    // of a body, or of a query, is judged in its stead, as if its sender had sent that. And then once, never again.
+    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made of a
+    // body, or of a query, is judged in its stead, as if its sender had sent that. Then it is relayed, when it is its
+    // turn: once, and never again.
     const judge = (field: Field): void => judgeField(token, target, field);
     x.isMade = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMade) {
@@ -1621,8 +1674,6 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 
 /** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
-const BUSY_MS = 5000;
-
 /** How long a refused client may take to read its answer and stop sending. */
 const LINGER_MS = 2000;
 
@@ -1800,7 +1851,7 @@ class RequestBody {
     const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
     // Who is refused makes room at once, or those that are read in the same moment would be refused too.
     this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
-    if (isTooMuch) throw new Problem('busy', { retryAfterMs: BUSY_MS });
+    if (isTooMuch) throw new Problem('busy');
   }
 
   /**
@@ -1924,6 +1975,7 @@ class RequestBody {
 
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
+    this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#ended) {
@@ -1935,6 +1987,7 @@ class RequestBody {
         if (this.#ended) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         this.#x.waitForBackend();
+        if (this.#ended) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) {
         this.#x.end(error as Problem);
         throw error;
@@ -2840,9 +2893,9 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   let answer: BackendAnswer | undefined;
   try {
     x.waits = upgrade !== undefined;
-    x.sent = !(content && 'chunks' in content);
-    x.waitForBackend();
-    answer = await (core.fetch && !upgrade ? sendByFetch(core.fetch, request) : sendByHttp(request));
+    const { fetch } = core;
+    const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
+    answer = await sendInTurn(request, target.route?.group, send);
     const head = readAnswerHead(answer, upgrade && 'websocket');
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
@@ -2857,53 +2910,146 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
+/** Sends it when it is its turn, which ends with the head of the answer, or when there will be none. */
+async function sendInTurn(
+  { x, content }: BackendRequest,
+  group: Group | undefined,
+  send: () => Promise<BackendAnswer>,
+): Promise<BackendAnswer> {
+  const isLarge = content !== undefined && 'chunks' in content;
+  x.waitForBackend();
+  try {
+    // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
+    if (!isLarge && group !== 'receive') await takeTurn(x);
+    x.sent = !isLarge;
+    return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
+  } finally {
+    giveTurn(x);
+  }
+}
+
+/**
+ * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
+ * requests, each of which reads and writes an unguarded map.
+ * @throws {Problem} busy, and what else ended the exchange meanwhile.
+ */
+async function takeTurn(x: Exchange): Promise<void> {
+  if (!x.needsTurn) return; // the answer came before the body's end
+  const { queue } = x.core.turns;
+  queue.push(x);
+  passTurns(x.core);
+  if (x.hasTurn) return;
+  x.waitFor(x.leftMs, 'busy');
+  await x.standBy();
+  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+}
+
+/** Gives a turn back, or the place among those that wait for one. */
+function giveTurn(x: Exchange): void {
+  const { turns } = x.core;
+  const place = turns.queue.indexOf(x);
+  if (place >= 0) turns.queue.splice(place, 1);
+  if (x.hasTurn) turns.taken--;
+  x.hasTurn = x.needsTurn = false;
+  x.wake?.();
+  passTurns(x.core);
+}
+
+/** Gives the turns that are free to those that wait, in the order in which they asked. */
+function passTurns({ turns, rules }: Core): void {
+  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
+    const x = turns.queue.shift()!;
+    turns.taken++;
+    x.hasTurn = true;
+    x.wake?.();
+  }
+}
+
+/**
+ * Where no connection came about, because the backend restarts, nothing can have been sent, and it is tried again. This
+ * repeats nothing: a large body has not been read yet.
+ * @param waitMs how long, from the first time on.
+ */
+async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
+  let giveUpMs: number | undefined;
+  for (let pauseMs = 100;; pauseMs = Math.min(2 * pauseMs, 1000)) {
+    try {
+      const answer = await send();
+      if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
+      return answer;
+    } catch (error) {
+      const problem = x.ended ?? backendProblem(error);
+      giveUpMs ??= performance.now() + waitMs;
+      const leftMs = giveUpMs - performance.now();
+      if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
+      const fields = { backend: x.rules.backend.origin, reason: problem.details.reason };
+      warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
+      x.waitFor(x.leftMs, 'backend_unreachable');
+      setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
+      await x.standBy();
+      x.waitFor(x.leftMs, 'backend_timeout');
+    }
+  }
+}
+
 /**
  * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
  * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
  */
 function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
-  const { backend, backendTimeoutMs } = x.rules;
+  const { backend } = x.rules;
+  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
     const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
     let isConnected = false;
     let isAnswered = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): BackendAnswer => {
-      const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+    const answer = (incoming: http.IncomingMessage, upgraded?: Side): void => {
       isAnswered = true;
-      return {
-        status: incoming.statusCode ?? 0,
-        statusText: incoming.statusMessage ?? '',
-        headers: incoming.rawHeaders,
-        upgraded,
-        next: () => reader.next(backendTimeoutMs, 'backend_timeout'),
-        finish: () => incoming.removeAllListeners('readable').resume(),
-        // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
-        destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
-      };
+      resolve(answerByHttp(x, incoming, upgraded));
     };
     outgoing.on('response', (incoming) => {
       // An answer may come before the request is through, and end before it: nobody reads the rest then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      resolve(answer(incoming));
+      answer(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => resolve(answer(incoming, side)));
+    outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
     // Before the connection has come about, nothing can have been sent.
     outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
     outgoing.on('close', () => isAnswered || reject(new Error('closed')));
+    const onConnect = (): void => {
+      isConnected = true;
+      if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
+    };
     outgoing.on('socket', (socket) => {
-      isConnected = !socket.connecting;
-      if (isConnected) return;
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs || Infinity), 'backend_unreachable');
+      if (!socket.connecting) return onConnect();
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
+        reject(problem);
+        outgoing.destroy();
+      });
       socket.once(isTls ? 'secureConnect' : 'connect', () => {
-        isConnected = true;
-        x.waitForBackend();
+        x.waitFor(x.leftMs, 'backend_timeout');
+        onConnect();
       });
     });
-    x.onEnd(() => outgoing.destroy());
-    upload(x, outgoing, content).catch((error) => outgoing.destroy(error));
+    x.abort = () => outgoing.destroy();
+    if (!chunks) outgoing.end(content);
   });
+}
+
+function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
+  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+  return {
+    status: incoming.statusCode ?? 0,
+    statusText: incoming.statusMessage ?? '',
+    headers: incoming.rawHeaders,
+    upgraded,
+    next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
+    finish: () => incoming.removeAllListeners('readable').resume(),
+    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
+    destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
+  };
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
@@ -2912,10 +3058,9 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-async function upload(x: Exchange, outgoing: http.ClientRequest, content: Content): Promise<void> {
-  if (content === undefined || content instanceof Uint8Array) return void outgoing.end(content);
+async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = x.changesOf(outgoing, ['drain', 'close']);
-  for await (const chunk of content.chunks()) {
+  for await (const chunk of chunks) {
     if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return;
   }
@@ -2931,7 +3076,7 @@ async function sendByFetch(
   { x, method, path, headers, content }: BackendRequest,
 ): Promise<BackendAnswer> {
   const abort = new AbortController();
-  x.onEnd(() => abort.abort());
+  x.abort = () => abort.abort();
   const chunks = content && 'chunks' in content ? content.chunks() : undefined;
   const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
   const response = await fetch(x.rules.backend.origin + path, {
@@ -3355,6 +3500,8 @@ type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<un
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
   'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
+  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
+  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
   'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
@@ -3367,7 +3514,7 @@ const SETTINGS = {
   'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
   'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
   'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', readCount, '1024', 'connections at the same time'],
+  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
   'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
   'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS, LEVELS.join(', ')), 'info', 'debug, info, warn or error'],
   'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
@@ -3538,8 +3685,9 @@ function textThat(isRight: (text: string) => boolean, expected: string): Reader<
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
-function readCount(value: unknown): number {
-  return Number(textThat((text) => /^[1-9][0-9]{0,8}$/.test(text), 'a whole number of at least 1')(value));
+function countFrom(least: number): Reader<number> {
+  const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
+  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -3999,7 +4147,9 @@ function makeRules(settings: Settings) {
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
-    backendTimeoutMs: settings['backend.timeout'],
+    backendTimeoutMs: settings['backend.timeout'] || Infinity,
+    backendWaitMs: settings['backend.wait'],
+    backendParallel: settings['backend.parallel'] || Infinity,
     bodyLimitBytes: settings['limits.body'],
     warnings: settings.warnings,
   } as const;
