@@ -7817,7 +7817,7 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
     for (const req of all) req.write(fill.repeat(MIB - 1));
     // One of them finds no room; the others have it as soon as that one has given back its share.
     const { req: refused, res } = await Promise.race(answers);
-    assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '5']);
+    assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '10']);
     assert.equal(requests(gateway).at(-1)!.code, 'busy');
     // What is not held whole is not concerned.
     const json = await ask(gateway, { path: '/v1/send', body: { ...MESSAGE, more: 'x'.repeat(MIB) }, headers: BEARER });

@@ -13,7 +13,7 @@
  *            →  body scanned while it streams,     →  when it is its turn: relayed once, answered, logged
  *               or made into a send (webhook, form, text)
  *
- * Run    node gateway.ts --demo                                (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
+ * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (all that is wrong, or what each token may do)
  *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a payload)
