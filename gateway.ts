@@ -2085,7 +2085,7 @@ async function readPayload(token: Token, body: Buffer, contentType = ''): Promis
 
 /** @throws {Problem} bad_json, bad_field. */
 function readJson(json: Buffer): Record<string, unknown> {
-  scanWhole(json, 'none'); // stricter than JSON.parse: encoding, depth
+  BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
   const payload = JSON.parse(text) as Record<string, unknown>;
@@ -2208,7 +2208,7 @@ function isBlank(value: unknown = ''): boolean {
  */
 function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
-  scanWhole(bytes, 'all').forEach(judge);
+  BodyScan.fieldsOf(bytes, 'all').forEach(judge);
   return bytes;
 }
 
@@ -2441,14 +2441,6 @@ interface Scope {
   key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
 }
 
-/** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-function scanWhole(document: Uint8Array, keys: 'all' | 'none'): Field[] {
-  const scan = new BodyScan(keys);
-  scan.write(document);
-  scan.end();
-  return scan.takeFields();
-}
-
 /**
  * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and reports the
  * fields that matter. It does no I/O and knows no policy. What it passes on, and whether it refuses, does not depend on
@@ -2501,6 +2493,14 @@ class BodyScan {
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
   #heldFrom = 0; // in the document
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
+
+  /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+  static fieldsOf(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+    const scan = new BodyScan(keys);
+    scan.write(document);
+    scan.end();
+    return scan.takeFields();
+  }
 
   /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
   constructor(keys: 'all' | 'none' = 'all') {
@@ -4026,7 +4026,7 @@ function parseFile(text: string): unknown {
     return JSON.parse(text);
   } catch {
     const bytes = Buffer.from(text);
-    return attempt(() => scanWhole(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
+    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
       const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
       return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
     });
