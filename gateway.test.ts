@@ -56,6 +56,7 @@ const GROUP = `group.${Buffer.from(INTERNAL_ID).toString('base64')}`;
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
+const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
 const README = readFileSync(join(HERE, 'README.md'), 'utf8');
 const COOKBOOK = readFileSync(join(HERE, 'RECIPES.md'), 'utf8');
 const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
@@ -447,9 +448,1529 @@ function seeded(t: TestContext): (below: number) => number {
   };
 }
 
-// ── FIVE FORMS ───────────────────────────────────────────────────────────────────────────────────
-
 const ALL_FORMS: GatewayConfig = { auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] } };
+
+/** Headers that hold a token besides the place where it belongs, in the spellings that programs make of it. */
+function copiesOf(token: string): http.OutgoingHttpHeaders[] {
+  const encoded = Array.from(Buffer.from(token), (byte) => `%${byte.toString(16)}`).join('');
+  return [
+    {
+      'referer': `http://gateway/@auth=${token}/swagger/index.html`,
+      'x-original-url': `/@auth=${token}/v2/send`,
+      'x-original-uri': `/v2/send?@auth=${token}`,
+      'x-original-method': token,
+      'x-rewrite-url': `/v2/send?%40auth=${encoded}`,
+      'x-envoy-original-path': `/@auth=${token}/v2/send`,
+      'x-forwarded-uri': `/@auth=${token}/v2/send`,
+      'cookie': `auth=${token}`,
+    },
+    { 'origin': `http://api:${token}@gateway`, 'host': `api:${token}@gateway` },
+    { 'origin': `http://api:${encoded}@gateway`, 'host': `api:${encoded}@gateway` },
+    { host: token },
+    {
+      'x-token': token,
+      'x-request-uri': `/@auth=${encoded}/v2/send`,
+      'x-auth-request-redirect': `/login?to=${encodeURIComponent(`/@auth=${encoded}/v2/send`)}`,
+      'x-amzn-remapped-authorization': basic(`api:${token}`),
+      'x-authorization': encodeURIComponent(basic(token)),
+      'x-base64url': Buffer.from(`?>${token}?>`).toString('base64url'),
+      'x-list': `a, "${Buffer.from(`api:${token}`).toString('base64')}", b`,
+    },
+  ];
+}
+
+interface Scanned {
+  out: string;
+  auth: string | undefined;
+  fields: { key: string; value: string | undefined }[];
+}
+
+/** Pushes a document through the scanner in the given chunks. */
+function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
+  const scan = new BodyScan();
+  scan.keepLength = keepLength;
+  const out = chunks.flatMap((chunk) => scan.write(chunk));
+  out.push(...scan.end());
+  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
+}
+
+/** A document cut in two at every byte, and cut into single bytes. */
+function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
+  const bytes = Buffer.from(text as string);
+  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
+  yield Array.from(bytes, (byte) => Buffer.from([byte]));
+}
+
+const T = 'the-token';
+
+/** A connection of its own, and all that has come back on it. */
+function open(
+  t: TestContext,
+  { port }: { port: number },
+  bytes: string | Buffer = '',
+): { socket: net.Socket; text: () => string } {
+  const socket = net.connect(port, '127.0.0.1').on('error', () => {});
+  let text = '';
+  socket.on('data', (chunk) => {
+    text += chunk.toString('latin1');
+  });
+  t.after(() => socket.destroy());
+  socket.write(bytes);
+  return { socket, text: () => text };
+}
+
+function post(token: string, length: number | 'chunked', ...headers: string[]): string {
+  const framing = length === 'chunked' ? 'Transfer-Encoding: chunked' : `Content-Length: ${length}`;
+  return ['POST /v2/send HTTP/1.1', 'Host: x', `Authorization: Bearer ${token}`, framing, ...headers, '', ''].join(
+    '\r\n',
+  );
+}
+
+const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
+
+/** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
+async function startRawBackend(
+  t: TestContext,
+  answer: (socket: net.Socket, request: string, before: number) => void,
+): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
+  const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
+  const server = net.createServer((socket) => {
+    backend.sockets.push(socket);
+    let text = '';
+    let count = 0;
+    socket.on('error', () => {});
+    socket.on('data', (chunk) => {
+      text += chunk.toString('latin1');
+      const end = text.indexOf('\r\n\r\n') + 4;
+      const length = end + Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
+      if (end < 4 || text.length < length) return;
+      const request = text.slice(0, length);
+      text = text.slice(length);
+      backend.requests.push(request);
+      answer(socket, request, count++);
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => {
+    server.close();
+    backend.sockets.forEach((socket) => socket.destroy());
+  });
+  backend.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  return backend;
+}
+
+const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
+
+function folder(t: TestContext): string {
+  const path = mkdtempSync(join(tmpdir(), 'gateway-'));
+  t.after(() => rmSync(path, { recursive: true }));
+  return path;
+}
+
+/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
+const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
+
+/** The mistakes that a configuration is refused for. */
+function problemsOf(load: () => unknown): readonly string[] {
+  try {
+    load();
+  } catch (error) {
+    assert.ok(error instanceof ConfigError, String(error));
+    return error.problems;
+  }
+  return [];
+}
+
+function nest(path: readonly string[], value: unknown): object {
+  return path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
+}
+
+/** What a gateway with these arguments says once it listens. */
+async function startLine(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}): Promise<LogLine> {
+  const child = start([...args, '--listen', '127.0.0.1:0'], { LOG_FORMAT: 'json', ...env });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('\n'));
+  child.kill('SIGKILL');
+  return JSON.parse(child.output().split('\n')[0]!);
+}
+
+/** A program in a file of its own. */
+function script(t: TestContext, code: string): string {
+  const file = join(folder(t), 'script.mjs');
+  writeFileSync(file, code);
+  return file;
+}
+
+/** Runs such a program to its end. */
+async function run(file: string, env: NodeJS.ProcessEnv = {}): Promise<{ code: number; output: string }> {
+  const child = start([], env, [process.execPath, ...LOADER, file]);
+  const [code] = await once(child, 'close') as [number];
+  return { code, output: child.output() };
+}
+
+/** How this runtime starts a TypeScript file: as it started this one. */
+const LOADER = process.execArgv.flatMap((flag, i, all) =>
+  flag === '--import' ? [flag, all[i + 1]!] : flag.startsWith('--import=') ? [flag] : []
+);
+
+function start(
+  args: string[],
+  env: NodeJS.ProcessEnv = {},
+  [program, ...first]: [string, ...string[]] = [process.execPath, ...LOADER, fileURLToPath(FILE)],
+): ChildProcess & { output: () => string } {
+  const child = spawn(program, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.on('data', (chunk) => {
+      output += chunk;
+    });
+  }
+  return Object.assign(child, { output: () => output });
+}
+
+/** It ends by itself, and well. It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code. */
+async function assertExit(child: ReturnType<typeof start>): Promise<void> {
+  const [code] = await once(child, 'close') as [number | null];
+  assert.equal(code, 0, child.output());
+  assert.match(child.output(), /stopped/);
+}
+
+async function cli(
+  args: string[],
+  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
+): Promise<{ code: number; stdout: string; stderr: string }> {
+  const child = start(args, env);
+  let [stdout, stderr] = ['', ''];
+  child.stdout!.on('data', (chunk) => {
+    stdout += chunk;
+  });
+  child.stderr!.on('data', (chunk) => {
+    stderr += chunk;
+  });
+  child.stdin!.end(input);
+  const [code] = await once(child, 'close') as [number];
+  return { code, stdout, stderr };
+}
+
+/** Starts a gateway whose standard output is a pipe that nobody reads, or a file. */
+async function startUnread(
+  t: TestContext,
+  backend: Backend,
+  file?: string,
+): Promise<{ child: ChildProcess; socketPath: string }> {
+  const socketPath = join(folder(t), 'gateway.sock');
+  const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
+  const child = spawn('sh', ['-c', `exec "$0" "$@" ${file ? `>${file}` : ''}`, ...command], {
+    cwd: HERE,
+    stdio: ['ignore', 'pipe', 'inherit'],
+    env: {
+      PATH: process.env.PATH,
+      HOME: process.env.HOME,
+      LISTEN: `unix:${socketPath}`,
+      API_TOKENS: SECRET,
+      BACKEND_URL: backend.url,
+      LOG_FORMAT: 'json',
+    },
+  });
+  t.after(() => child.kill('SIGKILL'));
+  // The file is there a moment before anybody listens on it.
+  for (let isUp = false; !isUp;) {
+    const probe = net.connect({ path: socketPath });
+    isUp = await once(probe, 'connect').then(() => true, () => false);
+    probe.destroy();
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+  return { child, socketPath };
+}
+
+const ACCEPTED =
+  'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
+const RECEIVE = `/v1/receive/${FROM}`;
+const RECEIVING: GatewayConfig = {
+  allow: ['receive', 'info', 'send'],
+  auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] },
+};
+
+interface UpgradeBackend extends Backend {
+  sockets: Duplex[];
+}
+
+/** A backend in json-rpc mode; `open` says what it does with a WebSocket, by default accept it. */
+async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: Buffer) => void = (socket) => {
+  socket.write(ACCEPTED);
+  socket.on('end', () => socket.end());
+}): Promise<UpgradeBackend> {
+  const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
+  backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
+    backend.seen.push({
+      method: req.method!,
+      url: req.url!,
+      headers: req.headers,
+      rawHeaders: req.rawHeaders,
+      body: head,
+      complete: true,
+    });
+    backend.sockets.push(socket);
+    socket.on('error', () => {});
+    t.after(() => socket.destroy());
+    open(socket, head);
+  });
+  return backend;
+}
+
+/** A client's side: what it has received so far, as text. */
+interface WebSocketClient {
+  socket: net.Socket;
+  text: () => string;
+}
+
+function openWebSocket(
+  t: TestContext,
+  to: { port: number },
+  { path = RECEIVE, headers = [`Authorization: Bearer ${SECRET}`], more = '', host = '127.0.0.1' } = {},
+): WebSocketClient {
+  const socket = net.connect(to.port, host);
+  let text = '';
+  socket.on('error', () => {});
+  socket.on('data', (chunk) => {
+    text += chunk.toString('latin1');
+  });
+  socket.write(
+    [
+      `GET ${path} HTTP/1.1`,
+      'Host: gateway',
+      'Connection: keep-alive, Upgrade',
+      'Upgrade: WebSocket',
+      'Sec-WebSocket-Version: 13',
+      'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
+      ...headers,
+      '',
+      more,
+    ].join('\r\n'),
+  );
+  t.after(() => socket.destroy());
+  return { socket, text: () => text };
+}
+
+const CONFINED: GatewayConfig = {
+  allow: ['messaging', 'info'],
+  tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } },
+};
+const STRANGER = '+15559999999';
+
+/** Sends each request, with the right token unless it brings another, and sees it denied. */
+function attack(title: string, config: GatewayConfig, status: number, code: string, attempts: Ask[]): void {
+  test(`attack: ${title}`, async (t) => {
+    const both = await startBoth(t, config);
+    for (const attempt of attempts) {
+      await t.test(
+        JSON.stringify(attempt).replaceAll(SECRET, '…').slice(0, 140),
+        async () =>
+          assertDenied(
+            await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } }),
+            status,
+            code,
+            both,
+          ),
+      );
+    }
+  });
+}
+
+const OPEN = { tokens: undefined, cors: ['https://dash.example:8443'] } as unknown as GatewayConfig;
+
+const CHROME = {
+  'user-agent':
+    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
+};
+
+/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+function fieldsOf(response: string): string[] {
+  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
+  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+}
+
+/** A gateway whose one token makes sends of webhooks. */
+function startWebhook(
+  t: TestContext,
+  token: TokenConfig = { defaults: DEFAULTS },
+  config: GatewayConfig = {},
+): Promise<{ backend: Backend; gateway: Running }> {
+  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
+}
+
+/** What the backend got, as JSON. */
+function gotJson(backend: Backend): Record<string, unknown> {
+  return JSON.parse(backend.seen.at(-1)!.body.toString());
+}
+
+/** A form as browsers and libraries write it. */
+function multipart(
+  fields: [name: string, value: string, more?: string][],
+): { headers: http.OutgoingHttpHeaders; body: string } {
+  const parts = fields.map(([name, value, more = '']) =>
+    `--limit\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
+  );
+  return {
+    headers: { ...BEARER, 'content-type': 'multipart/form-data; boundary=limit' },
+    body: `${parts.join('')}--limit--\r\n`,
+  };
+}
+
+/** A request over a unix socket or TLS. */
+async function askBy(
+  options: https.RequestOptions,
+  body?: object,
+): Promise<{ status: number; text: string; fingerprint: string }> {
+  const req = ('ca' in options ? https : http).request({
+    agent: false,
+    path: body ? '/v2/send' : '/v1/about',
+    method: body ? 'POST' : 'GET',
+    headers: BEARER,
+    ...options,
+  });
+  req.end(body && JSON.stringify(body));
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
+  let text = '';
+  for await (const chunk of res) text += chunk;
+  return { status: res.statusCode!, text, fingerprint };
+}
+
+const CERTS = [
+  {
+    cert:
+      '-----BEGIN CERTIFICATE-----\nMIIBnDCCAUGgAwIBAgIUQWdv+xGmuEl9nX9ewMfxudPTZBEwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAARRM76Gw5purxaOY8padP39ccCvAIWm8HlEYUY9oIqgSs/3DbbxcF6t\nTQRevBFDfo0QO57CcyIRAI5gQeUcFDKco28wbTAdBgNVHQ4EFgQU/v8b+g/8ndoA\nm8b1xzKP/tvKhN4wHwYDVR0jBBgwFoAU/v8b+g/8ndoAm8b1xzKP/tvKhN4wDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSQAwRgIhALTPRt0n7E8XbuttJEAOV16lUhf/l+7hpZ28c5l2N2PAAiEA\n6AbxCXeLEaPOWPoIi4KBjQZy22Z6dBRnOXdeAKeLnPQ=\n-----END CERTIFICATE-----',
+    key:
+      '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgNEN9dKKi90ENz1Fx\nmQXmA+AH+lUDR5JbbvE7W00dSoOhRANCAARRM76Gw5purxaOY8padP39ccCvAIWm\n8HlEYUY9oIqgSs/3DbbxcF6tTQRevBFDfo0QO57CcyIRAI5gQeUcFDKc\n-----END PRIVATE KEY-----',
+  },
+  {
+    cert:
+      '-----BEGIN CERTIFICATE-----\nMIIBmzCCAUGgAwIBAgIUAi0vbPmxDoq0UezE48LfTuco5QMwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAASDY5doP+J4qegltj/JTle2PFbosk72SsF76L7qAU77bUkrOr7pAOJ5\nMJkYdGVZJhMLf43VFQfIWrI9RZhq55MJo28wbTAdBgNVHQ4EFgQUbL0Q5k3jAGLb\nIGZGEDCL1ToRfVkwHwYDVR0jBBgwFoAUbL0Q5k3jAGLbIGZGEDCL1ToRfVkwDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSAAwRQIgBHEQv7zraccRcKsH5zV+bjSOiPkNjSW1k4jLst25TdMCIQCK\nwJGLGCn1YZNcxONgKaZUnha2rz0arAQ5YTYdMDI3Lw==\n-----END CERTIFICATE-----',
+    key:
+      '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgr8z/a2vOzJnvjM3H\nfJ//tl9FARPOVaxjnyMbvysUme2hRANCAASDY5doP+J4qegltj/JTle2PFbosk72\nSsF76L7qAU77bUkrOr7pAOJ5MJkYdGVZJhMLf43VFQfIWrI9RZhq55MJ\n-----END PRIVATE KEY-----',
+  },
+] as const;
+
+function certificate(t: TestContext): { cert: string; key: string } {
+  const dir = folder(t);
+  const tls = { cert: join(dir, 'cert.pem'), key: join(dir, 'key.pem') };
+  writeFileSync(tls.cert, CERTS[0].cert);
+  writeFileSync(tls.key, CERTS[0].key);
+  return tls;
+}
+
+/** A gateway in a process of its own, and that process's memory, where the system tells it. */
+async function startProcess(
+  t: TestContext,
+  backend: Backend,
+  env: NodeJS.ProcessEnv = {},
+): Promise<{ port: number; memory: (name: 'VmRSS' | 'VmHWM') => number; output: () => string }> {
+  const child = start(['--listen', '127.0.0.1:0'], {
+    API_TOKENS: SECRET,
+    BACKEND_URL: backend.url,
+    LOG_FORMAT: 'json',
+    MAX_BODY: '1GiB',
+    ...env,
+  });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('"listening"'));
+  const memory = (name: string): number =>
+    Number(new RegExp(`${name}:\\s+(\\d+) kB`).exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))![1]) * 1024;
+  return {
+    port: Number(/"listen":"http:\/\/127\.0\.0\.1:(\d+)"/.exec(child.output())![1]),
+    memory,
+    output: child.output,
+  };
+}
+
+const MIB = 1024 * 1024;
+const BIG_BYTES = 150 * MIB;
+
+const noProc = process.platform === 'linux' && !('Bun' in globalThis) && !('Deno' in globalThis)
+  ? false
+  : 'told for Node on Linux';
+
+/** The fenced blocks of a language in README.md and RECIPES.md. */
+function blocks(language: string): string[] {
+  const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
+  return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
+}
+
+// ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
+
+test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
+  let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
+  const now = (): number => {
+    if (++calls === 2) throw new RangeError('the clock is broken');
+    return Date.now();
+  };
+  const both = await startBoth(t, {}, { now });
+  calls = 0;
+  const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
+  assertDenied(answer, 500, 'internal_error', both);
+  assert.doesNotMatch(answer.text, /clock/);
+  const line = logLines(both.gateway.log).find(({ message }) => message === 'internal error');
+  assert.match(String(line?.stack), /RangeError: the clock is broken\n +at /);
+  assert.equal(line?.requestId, answer.json.requestId);
+});
+
+// ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+
+test('rubbish on the port is a plain 400, and a connection without a request is just closed', async (t) => {
+  const both = await startBoth(t);
+  for (
+    const bytes of [
+      'rubbish\r\n\r\n',
+      '\0\0\0\0',
+      'GET / HTTP/9.9\r\n\r\n',
+      'GET /v1/about HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n',
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`,
+    ]
+  ) {
+    const response = await raw(both.gateway, bytes);
+    assert.equal(statusOf(response), 400, JSON.stringify(bytes));
+  }
+  const socket = net.connect(both.gateway.port, '127.0.0.1');
+  socket.end();
+  await closed(socket.resume());
+  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+  assert.equal(both.backend.seen.length, 1);
+  assert.equal(requests(both.gateway).length, 1);
+});
+
+test('CONNECT is refused like every target that is no path, and its connection is closed', async (t) => {
+  const both = await startBoth(t);
+  const response = await raw(
+    both.gateway,
+    `CONNECT backend:80 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+  );
+  assert.match(response, /^HTTP\/1\.1 400 Bad Request\r\n[^]*Connection: close\r\n[^]*"code":"bad_target"/);
+  const [line] = requests(both.gateway);
+  assert.deepEqual([line.level, line.method, line.status, line.code], ['warn', 'CONNECT', 400, 'bad_target']);
+  assert.equal(both.backend.connections, 0);
+});
+
+test('TLS on the plain port is a warning, once a minute', async (t) => {
+  let now = Date.now();
+  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
+  const warnings = (): LogLine[] => logLines(gateway.log).filter((line) => line.level === 'warn');
+  const hello = async (): Promise<void> => {
+    const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1' }).on('error', () => {});
+    await closed(socket);
+  };
+  for (let i = 0; i < 3; i++) await hello();
+  assert.deepEqual(warnings().map((line) => [line.message, line.client]), [
+    ['a client speaks TLS, and this port speaks plain HTTP', '127.0.0.1'],
+  ]);
+  now += 60_001;
+  await hello();
+  assert.equal(warnings().length, 2);
+});
+
+test('a body that is not chunked as it says, while it is being relayed, leaves no document behind', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const piece = `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'A'.repeat(100_000)}`;
+  const response = await raw(
+    gateway,
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n${
+      piece.length.toString(16)
+    }\r\n${piece}\r\nxyz\r\n`,
+  );
+  assert.ok(response === '' || statusOf(response) === 400, response);
+  assert.deepEqual(backend.sent, []);
+});
+
+test('listen() rejects when the port is taken', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = createGateway({ listen: `127.0.0.1:${backend.port}`, tokens: { a: { secret: SECRET } } }, {
+    log: () => {},
+  });
+  await assert.rejects(gateway.listen(), { code: 'EADDRINUSE' });
+  await gateway.close();
+});
+
+// A thousand idle connections of one client, which cost it nothing, locked everybody out.
+test('at limits.connections a new connection is taken, and the one that has gone longest without a good token makes room', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    if (req.method === 'GET') res.end('{}');
+    else finish = () => res.writeHead(201).end('[]');
+  });
+  const gateway = await startGateway(t, backend, { limits: { connections: 4 } });
+  const about = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
+  const answered = async (bytes: string, known = open(t, gateway)): Promise<ReturnType<typeof open>> => {
+    const before = known.text().length;
+    known.socket.write(bytes);
+    await until(() => known.text().length > before || known.socket.destroyed);
+    return known;
+  };
+  const served = open(t, gateway, SEND); // the oldest, and being served for its token
+  await until(() => backend.seen.length === 1);
+  const known = await answered(about);
+  const wrong = await answered(about.replace(SECRET, OTHER));
+  const stranger = await answered(health);
+  await answered(about, known); // longer ago than wrong and stranger were opened, but for this
+  const next = await answered(health);
+  await closed(wrong.socket);
+  await answered(health);
+  await closed(stranger.socket);
+  await answered(health, next); // does not count: it shows no token
+  const another = await answered(about);
+  await closed(known.socket);
+  await answered(health);
+  await closed(next.socket);
+  assert.ok(!served.socket.destroyed && !another.socket.destroyed);
+  finish();
+  await until(() => served.text().includes('[]'));
+  const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
+  assert.deepEqual(logLines(warnings).map((line) => line.level), ['warn']);
+});
+
+test('a wish for another protocol, or for a WebSocket with a body, is an ordinary request', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const h2c = ['Upgrade: h2c', 'HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA'];
+  assert.equal(
+    statusOf(await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, ...h2c] })),
+    200,
+  );
+  const body = JSON.stringify(MESSAGE);
+  for (
+    const [length, upgrade] of [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
+  ) {
+    const padded = body.padEnd(length);
+    const socket = net.connect(gateway.port, '127.0.0.1');
+    let text = '';
+    socket.on('data', (chunk) => {
+      text += chunk;
+    });
+    socket.write(
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n${
+        upgrade.join('\r\n')
+      }\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${padded.length}\r\n\r\n${padded}`,
+    );
+    await until(() => statusOf(text) === 201);
+    socket.destroy();
+  }
+  assert.equal(backend.sent.length, 3);
+  assert.equal(backend.sockets.length, 0);
+  assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
+});
+
+test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    if (req.url === '/v2/send') finish = () => res.end('{}');
+    else res.end('{}');
+  });
+  const config = { backend: { url: backend.url }, listen: '127.0.0.1:0', log: { format: 'json' } } as const;
+  const log: string[] = [];
+  const gateway = createGateway({ ...config, tokens: { old: { secret: SECRET } } }, { log: (line) => log.push(line) });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  t.after(() => gateway.close());
+  const running = ask(to, { body: MESSAGE, headers: BEARER });
+  await until(() => backend.seen.length === 1);
+  gateway.reload({ ...config, tokens: { new: { secret: OTHER, allow: ['info'] } } });
+  assert.equal((await ask(to, { headers: BEARER })).status, 401);
+  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal((await ask(to, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } })).status, 403);
+  finish();
+  assert.equal((await running).status, 200);
+  const before = log.length;
+  assert.deepEqual(problemsOf(() => gateway.reload({ ...config, tokens: { a: { secret: 'short' } } })).length, 1);
+  assert.deepEqual(problemsOf(() => gateway.reload(config)), [
+    'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
+  ]);
+  assert.equal(log.length, before);
+  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal((await ask(to, {})).status, 401);
+  gateway.reload({ ...config, listen: '127.0.0.1:1', tokens: { new: { secret: OTHER } } });
+  assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
+});
+
+test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and a secret file that disappears', async (t) => {
+  const backend = await startBackend(t);
+  const dir = folder(t);
+  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+  const write = (config: object): void => {
+    writeFileSync(`${file}.new`, JSON.stringify(config));
+    renameSync(`${file}.new`, file);
+  };
+  const base = { listen: '127.0.0.1:0', backend: { url: backend.url }, log: { format: 'json' } };
+  writeFileSync(secretFile, SECRET);
+  write({ ...base, tokens: { a: { secretFile } } });
+  const child = start(['--config', file]);
+  t.after(() => child.kill('SIGKILL'));
+  const logged = (message: string): LogLine[] =>
+    logLines(child.output().split('\n').filter(Boolean)).filter((line) => line.message.startsWith(message));
+  await until(() => logged('listening').length === 1);
+  const to = { port: Number(logged('listening')[0]!.listen.split(':').at(-1)) };
+  const statusWith = async (secret: string): Promise<number> =>
+    (await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status;
+  assert.equal(await statusWith(SECRET), 200);
+
+  // An editor replaces the file: nobody sends a signal.
+  write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
+  await until(() => logged('reloaded').length === 1);
+  assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
+
+  // Each of these is reported, quotes no secret, and changes nothing.
+  const bad: (() => void)[] = [
+    () =>
+      writeFileSync(
+        file,
+        JSON.stringify({ ...base, tokens: { c: { secret: 'third-secret-of-some-length' } } }).slice(0, -9),
+      ),
+    () => writeFileSync(file, ''),
+    () => writeFileSync(file, '{}'),
+    () => rmSync(file),
+    () => {
+      write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
+      rmSync(secretFile);
+    },
+  ];
+  for (const [i, damage] of bad.entries()) {
+    damage();
+    process.kill(child.pid!, 'SIGHUP');
+    await until(() => logged('not reloaded').length > i);
+    assert.deepEqual(
+      [await statusWith(SECRET), await statusWith(OTHER), (await ask(to, {})).status],
+      [200, 200, 401],
+      String(damage),
+    );
+  }
+  assert.match(logged('not reloaded').at(-1)!.problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
+
+  // The secret comes back changed, without a signal.
+  const reloaded = logged('reloaded').length;
+  writeFileSync(secretFile, 'fresh-secret-of-good-length');
+  await until(() => logged('reloaded').length > reloaded);
+  assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
+  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => child.output().includes(secret)));
+  process.kill(child.pid!, 'SIGTERM');
+  await assertExit(child);
+});
+
+test('it listens on a unix socket, replaces one that a killed gateway has left, and not one in use', async (t) => {
+  const backend = await startBackend(t);
+  const path = join(folder(t), 'gateway.sock');
+  const config: GatewayConfig = {
+    listen: `unix:${path}`,
+    backend: { url: backend.url },
+    tokens: { a: { secret: SECRET } },
+    log: { format: 'json' },
+  };
+  // A server that was killed leaves its file: this one is told to.
+  const killed = spawn(process.execPath, [
+    ...LOADER,
+    script(
+      t,
+      `import net from 'node:net'; net.createServer().listen(${
+        JSON.stringify(path)
+      }, () => process.kill(process.pid, 'SIGKILL'));`,
+    ),
+  ], { cwd: HERE });
+  await once(killed, 'close');
+  assert.ok(statSync(path).isSocket());
+  const log: string[] = [];
+  const gateway = createGateway(config, { log: (line) => log.push(line) });
+  assert.equal(await gateway.listen(), `unix:${path}`);
+  assert.equal((await askBy({ socketPath: path }, MESSAGE)).status, 201);
+  assert.equal(backend.seen[0]!.headers['x-forwarded-for'], '127.0.0.1');
+  const second = createGateway(config, { log: () => {} });
+  await assert.rejects(second.listen(), { code: 'EADDRINUSE' });
+  assert.equal((await askBy({ socketPath: path })).status, 200);
+  await gateway.close();
+  assert.equal(statSync(path, { throwIfNoEntry: false }), undefined);
+});
+
+test('it listens on IPv6, and a client there has an IPv6 address', async (t) => {
+  const { gateway } = await startBoth(t, { listen: '[::1]:0', clients: ['::1'] });
+  assert.match(gateway.url, /^http:\/\/\[::1\]:\d+$/);
+  assert.equal((await askBy({ host: '::1', port: gateway.port })).status, 200);
+  assert.equal(requests(gateway)[0].client, '::1');
+});
+
+test('it speaks TLS, and a reload brings a new certificate without dropping a connection', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const dir = folder(t);
+  const [cert, key] = [join(dir, 'cert.pem'), join(dir, 'key.pem')];
+  const write = (i: 0 | 1): void => {
+    writeFileSync(cert, CERTS[i].cert);
+    writeFileSync(key, CERTS[i].key);
+  };
+  write(0);
+  const config: GatewayConfig = {
+    ...RECEIVING,
+    listen: '127.0.0.1:0',
+    backend: { url: backend.url },
+    tls: { cert, key },
+    tokens: { a: { secret: SECRET } },
+    log: { format: 'json' },
+  };
+  const log: string[] = [];
+  const gateway = createGateway(config, { log: (line) => log.push(line) });
+  const url = await gateway.listen();
+  t.after(() => gateway.close());
+  assert.match(url, /^https:/);
+  const port = Number(url.split(':').at(-1));
+  const by = { host: '127.0.0.1', servername: 'localhost', port, ca: CERTS.map((pair) => pair.cert) };
+  const agent = new https.Agent({ keepAlive: true });
+  t.after(() => agent.destroy());
+  const before = await askBy({ ...by, agent }, MESSAGE);
+  assert.equal(before.status, 201);
+  assert.deepEqual([backend.seen[0]!.headers['x-forwarded-proto'], backend.seen[0]!.headers['x-forwarded-for']], [
+    'https',
+    '127.0.0.1',
+  ]);
+  write(1);
+  gateway.reload(config);
+  assert.equal((await askBy({ ...by, agent })).fingerprint, before.fingerprint, 'the open connection lives on');
+  const after = await askBy(by);
+  assert.equal(after.status, 200);
+  assert.equal(
+    JSON.parse(log[0]!).note,
+    'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined,
+  );
+  // Bun 1.4.5 keeps the certificate that it began with. Where this fails, the exemption, its note at start and the
+  // README's line can go.
+  assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
+  // Rubbish and plain HTTP end their connection, and nothing else.
+  await raw({ port }, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  assert.equal((await askBy(by)).status, 200);
+  assert.equal(backend.seen.length, 4);
+  // A WebSocket too.
+  const socket = tlsConnect(by);
+  let text = '';
+  socket.on('data', (chunk) => {
+    text += chunk;
+  }).on('error', () => {});
+  socket.write(
+    `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+  );
+  await until(() => text.startsWith('HTTP/1.1 101'));
+  backend.sockets[0]!.write('hello');
+  await until(() => text.endsWith('hello'));
+  socket.destroy();
+});
+
+// Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
+test('closing ends a connection on which no request has begun at once', async (t) => {
+  for (const tls of [false, true]) {
+    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, {
+      shutdown: '1h',
+      ...tls && { tls: certificate(t) },
+    });
+    const kept = tls
+      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
+      : net.connect(gateway.port, '127.0.0.1');
+    kept.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+    await once(kept, 'data');
+    const sockets = [kept, open(t, gateway).socket];
+    if (tls) {
+      const silent = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false });
+      await once(silent, 'secureConnect');
+      sockets.push(silent);
+    }
+    await Promise.all(sockets.map((socket) => socket.connecting && once(socket, 'connect')));
+    // One that was accepted after all of these is known to the gateway, and so are they.
+    const last = tls
+      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
+      : net.connect(gateway.port, '127.0.0.1');
+    last.end('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
+    await closed(last.resume());
+    await gateway.close();
+    // Bun 1.4.5 says nothing of a connection before its first byte.
+    if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
+    await Promise.all(sockets.map((socket) => closed(socket.resume())));
+  }
+});
+
+// It was read as the beginning of another TLS handshake.
+test('a wish for another protocol over TLS is an ordinary request', async (t) => {
+  const { gateway } = await startBoth(t, { tls: certificate(t) });
+  const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false }).on('error', () => {});
+  t.after(() => socket.destroy());
+  socket.write(
+    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`,
+  );
+  const [answer] = await once(socket, 'data') as [Buffer];
+  assert.equal(statusOf(answer.toString()), 200);
+});
+
+test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
+  skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
+}, async (t) => {
+  const { gateway } = await startBoth(t, { tls: certificate(t) }, { headersTimeoutMs: 200 });
+  for (const begun of ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03']) {
+    await raw(gateway, Buffer.from(begun, 'latin1'));
+  }
+  for (let i = 0; i < 3; i++) await raw(gateway, 'GET / HTTP/1.1\r\nHost: x\r\n\r\n');
+  const warnings = logLines(gateway.log).filter((line) => line.level === 'warn');
+  assert.deepEqual(warnings.map((line) => line.message), [
+    'a client speaks plain HTTP or the like, and this port speaks TLS',
+  ]);
+});
+
+// Linux delivers what a reset connection had sent, but not its address: the peer counted as loopback.
+test('a client that resets its connection has no address, and so is nobody', async (t) => {
+  const { backend, gateway } = await startBoth(t, {
+    clients: ['127.0.0.1', '10.9.9.9'],
+    trustedProxies: ['127.0.0.1'],
+  });
+  const body = JSON.stringify(MESSAGE);
+  for (let i = 0; i < 20; i++) {
+    const socket = net.connect({ port: gateway.port, host: '127.0.0.1', localAddress: '127.0.0.2' });
+    socket.on('error', () => {});
+    socket.write(
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.9.9.9\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
+      () => socket.resetAndDestroy(),
+    );
+    await closed(socket);
+  }
+  assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
+  assert.equal(backend.connections, 0);
+  for (const line of requests(gateway)) if (line.route !== '/healthz') assert.equal(line.client, '127.0.0.2');
+});
+
+// node pauses a socket whose answers are not taken, and nothing ended that.
+test('a client that sends requests and never takes its answers loses its connection', async (t) => {
+  const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 200 });
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  socket.on('error', () => {});
+  socket.pause();
+  const request = 'GET /x HTTP/1.1\r\nHost: g\r\n\r\n'.repeat(1000);
+  const more = (): void => {
+    while (!socket.destroyed && socket.write(request));
+  };
+  socket.on('drain', more);
+  more();
+  await closed(socket);
+});
+
+test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
+  const size = 12 * 1024 * 1024;
+  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
+  const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  let got = 0;
+  for await (const chunk of res) {
+    got += (chunk as Buffer).length;
+    // More in all than it may stall.
+    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  assert.equal(got, size);
+});
+
+// A queued answer never emitted "close", so its request was never aborted, nor logged.
+test('pipelined requests are answered one at a time and in order, and all are aborted when the client leaves', async (t) => {
+  const order: string[] = [];
+  let open = 0;
+  const backend = await startBackend(t, (req, res) => {
+    order.push(req.url!);
+    open++;
+    req.socket.once('close', () => {
+      open--;
+    });
+    if (!req.url!.includes('hang')) setImmediate(() => res.end(req.url));
+  });
+  const gateway = await startGateway(t, backend);
+  const request = (x: string): string =>
+    `GET /v1/about?${x} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  let text = '';
+  socket.on('data', (chunk) => {
+    text += chunk;
+  });
+  socket.write(request('a') + request('b') + request('c') + request('hang') + request('d'));
+  await until(() => order.length === 4);
+  assert.deepEqual(order, ['/v1/about?a', '/v1/about?b', '/v1/about?c', '/v1/about?hang']);
+  assert.equal(text.match(/HTTP\/1\.1 200/g)?.length, 3);
+  socket.destroy();
+  await until(() => requests(gateway).length === 4);
+  assert.equal(requests(gateway)[3]!.status, 499);
+  assert.equal(order.length, 4);
+});
+
+// The 400 for the rubbish became part of the body of the first answer.
+test('rubbish behind an answer that is half sent breaks the connection and writes nothing into it', async (t) => {
+  const backend = await startBackend(t, (_, res) => {
+    res.writeHead(200, { 'Content-Length': 300 });
+    res.write('A'.repeat(100));
+  });
+  const gateway = await startGateway(t, backend);
+  const request = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  let text = '';
+  socket.on('error', () => {}).on('data', (chunk) => {
+    text += chunk;
+  });
+  socket.write(request);
+  await until(() => text.endsWith('AAAA'));
+  socket.write(`${request}rubbish\r\n\r\n`);
+  await closed(socket);
+  assert.ok(text.endsWith('AAAA'));
+});
+
+// A setting that needs a restart was taken over all the same, and then mistaken for what is.
+test('a reload that moves a gateway on a unix socket elsewhere leaves it where it is', async (t) => {
+  const backend = await startBackend(t);
+  const path = join(folder(t), 'gateway.sock');
+  const config: GatewayConfig = {
+    listen: `unix:${path}`,
+    backend: { url: backend.url },
+    tokens: { a: { secret: SECRET } },
+    log: { format: 'json' },
+  };
+  const log: string[] = [];
+  const gateway = createGateway(config, { log: (line) => log.push(line) });
+  await gateway.listen();
+  t.after(() => gateway.close());
+  for (let i = 0; i < 2; i++) {
+    gateway.reload({ ...config, listen: '127.0.0.1:0' });
+    assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
+    assert.equal((await askBy({ socketPath: path })).status, 200);
+  }
+});
+
+// The header went as a whole, and with it what it said of others.
+test('a request whose wish to be upgraded is not heard keeps the rest of its Connection header', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, backend);
+  const response = await raw(
+    gateway,
+    `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, X-Hop, close\r\nUpgrade: h2c\r\nX-Hop: secret\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+  );
+  assert.equal(statusOf(response), 200);
+  assert.equal(backend.seen[0]!.headers['x-hop'], undefined);
+});
+
+// node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
+test('attack: a request hidden in the body of one that follows a wish to be upgraded', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const message = JSON.stringify(MESSAGE);
+  const inner =
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${message.length}\r\n\r\n${message}`;
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  let text = '';
+  socket.on('error', () => {}).on('data', (chunk) => {
+    text += chunk;
+  });
+  socket.write(
+    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n` +
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${inner.length}\r\n\r\n`,
+  );
+  await until(() => backend.seen.length === 1 && statusOf(text) === 200);
+  socket.end(inner);
+  await closed(socket);
+  assert.deepEqual(backend.seen.map((seen) => seen.url), ['/v1/about']);
+  assert.deepEqual(backend.sent, []);
+});
+
+// The first answer landed among the bytes of the WebSocket. (Skipped on Bun 1.4.5, which reads no further before it has
+// answered: there the client waits for ever.)
+test('a wish to be upgraded behind a request that is not answered yet ends the connection', {
+  skip: 'Bun' in globalThis,
+}, async (t) => {
+  for (const protocol of ['websocket', 'h2c']) {
+    const backend = await startBackend(t, (req) => {
+      req.resume();
+    });
+    const gateway = await startGateway(t, backend, RECEIVING);
+    const socket = net.connect(gateway.port, '127.0.0.1');
+    let text = '';
+    socket.on('error', () => {}).on('data', (chunk) => {
+      text += chunk;
+    });
+    socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    await until(() => backend.seen.length === 1);
+    socket.write(
+      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: ${protocol}\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+    );
+    // Where node:http itself hears of h2c, it waits for its turn like any other request.
+    if (protocol === 'h2c') socket.destroy();
+    await closed(socket);
+    await until(() => requests(gateway).some((line) => line.status === 499));
+    assert.equal(text, '');
+    assert.equal(backend.seen.length, 1);
+  }
+});
+
+// ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+
+test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
+  const canary = 'CANARY0secret0that0must0not0show';
+  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
+  const strict = await startGateway(t, backend, {
+    auth: { methods: ['bearer'] },
+    tokens: { other: { secret: OTHER, recipients: ['+15559999999'] } },
+  });
+  const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, {
+    ...ALL_FORMS,
+    tokens: { test: { secret: canary } },
+  });
+  const emitted: string[] = [];
+  for (const to of [gateway, strict, dead]) {
+    for (const { ask: make } of FORMS) {
+      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
+        const request = { body: MESSAGE as object | string, ...make(token) };
+        for (
+          const variant of [
+            request,
+            { ...request, method: 'PUT' },
+            {
+              ...request,
+              method: 'POST',
+              path: (request.path ?? '/v2/send').replace('/v2/send', `/v1/register/${FROM}`),
+            },
+            { ...request, path: (request.path ?? '/v2/send').replace('/v2/send', '/v2/send/@auth=' + token) },
+            {
+              ...request,
+              body: typeof request.body === 'string'
+                ? request.body.slice(0, -1)
+                : JSON.stringify(request.body).slice(0, -1),
+            },
+            {
+              ...request,
+              headers: {
+                'x-forwarded-for': token,
+                'x-request-id': token,
+                'proxy-authorization': token,
+                forwarded: token,
+                ...request.headers,
+              },
+            },
+            // What browsers, proxies and mistakes make copies of.
+            ...copiesOf(token).map((copy) => ({
+              ...request,
+              headers: { ...copy, ...request.headers } as http.OutgoingHttpHeaders,
+            })),
+            { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
+          ]
+        ) {
+          if (/["\\]/.test(variant.path ?? '')) continue; // node's own client refuses to send these; raw ones follow
+          const answer = await ask(to, variant);
+          emitted.push(answer.text, answer.rawHeaders.join('\n'));
+        }
+      }
+    }
+    for (
+      const target of [
+        `/@auth=${canary}"/v2/send`,
+        `/@auth=${canary}\\/v2/send`,
+        `http://x/@auth=${canary}/v1/about`,
+        `/v1/about?@auth=${canary}"`,
+        `/v1/about#@auth=${canary}`,
+      ]
+    ) {
+      emitted.push(await rawRequest(to, target));
+    }
+    emitted.push(
+      await raw(to, `${canary} rubbish\r\n\r\n`),
+      await raw(to, `GET /@auth=${canary}/ HTTP/1.1\r\n${canary}\r\n\r\n`),
+    );
+    emitted.push(...to.log);
+  }
+  for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
+  assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
+  const digest = createHash('sha256').update(canary).digest('hex');
+  // Of base64 what is the same behind any number of bytes: without the characters that others have a part in.
+  const base64 = [0, 1, 2].map((before) =>
+    Buffer.from(' '.repeat(before) + canary).toString('base64').slice(before && 4, -4)
+  );
+  const encoded = Array.from(Buffer.from(canary), (byte) => `%${byte.toString(16)}`).join('');
+  for (const text of emitted) {
+    for (const form of [canary, digest, encoded, ...base64]) {
+      assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
+    }
+  }
+});
+
+test('/healthz is 200 without a credential, needs no backend, and tells nothing else', async (t) => {
+  const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'] });
+  const answer = await ask(gateway, { path: '/healthz' });
+  assert.deepEqual([answer.status, answer.text], [200, 'ok\n']);
+  assert.equal((await ask(gateway, { path: '/healthz', method: 'HEAD' })).status, 200);
+  assert.equal((await ask(gateway, { path: '/healthz/' })).status, 403);
+  assert.equal((await ask(gateway, { path: '/healthz', body: '{}' })).status, 403);
+  assert.equal(backend.connections, 0);
+});
+
+test("one line per request, with the route's template and without numbers, tokens or forged lines", async (t) => {
+  const { gateway } = await startBoth(t, { allow: ['receive', 'send'] });
+  await ask(gateway, { path: `/v1/receive/${FROM}?timeout=1`, headers: BEARER });
+  await ask(gateway, { path: '/v1/devices/+15550100001/%22%20status=200%20x', headers: BEARER });
+  await ask(gateway, {
+    body: MESSAGE,
+    headers: { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' } as http.OutgoingHttpHeaders,
+  }).catch(() => {});
+  const lines = requests(gateway);
+  const { time, requestId, ms, bytesOut, ...first } = lines[0];
+  assert.match(time, /^\d{4}-\d\d-\d\dT/);
+  assert.match(requestId, /^[0-9a-f-]{36}$/);
+  assert.ok(ms >= 0 && bytesOut > 0);
+  assert.deepEqual(first, {
+    level: 'info',
+    message: 'request',
+    client: '127.0.0.1',
+    method: 'GET',
+    route: '/v1/receive/:number',
+    token: 'test',
+    form: 'bearer',
+    status: 200,
+    bytesIn: 0,
+  });
+  assert.deepEqual([lines[1]!.level, lines[1]!.status, lines[1]!.code, lines[1]!.route], [
+    'warn',
+    403,
+    'setup_blocked',
+    '/v1/devices/*/*',
+  ]);
+  assert.ok(!gateway.log.join('').includes('1555'));
+});
+
+test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    finish = () => res.end('{}');
+  });
+  const gateway = await startGateway(t, backend, { shutdown: '1h' });
+  // The second connection is open and busy with its headers when closing begins.
+  const late = net.connect(gateway.port, '127.0.0.1');
+  late.write('GET /v1/about HTTP/1.1\r\nHost: x\r\n');
+  const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+  await until(() => backend.seen.length === 1);
+  const closing = gateway.close();
+  let text = '';
+  late.on('data', (chunk) => {
+    text += chunk;
+  });
+  late.write('\r\n');
+  await closed(late);
+  assert.deepEqual([statusOf(text), codeOf(text)], [503, 'shutting_down']);
+  await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
+  finish();
+  assert.equal((await running).status, 200);
+  await closing;
+  await gateway.close(); // twice does no harm
+  assert.equal(backend.seen.length, 1);
+});
+
+test('at the deadline a request that the backend has is 504, any other is 503, and nobody is waited for any longer', async (t) => {
+  const backend = await startBackend(t, (req) => {
+    req.resume();
+  });
+  const gateway = await startGateway(t, backend, { shutdown: '1s' });
+  const cases = [
+    [SEND, 504, 'backend_timeout'],
+    [`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`, 504, 'backend_timeout'],
+    [post(SECRET, 200_000) + JSON.stringify(MESSAGE).slice(0, -1).padEnd(100_000), 503, 'shutting_down'],
+    [post(SECRET, 100) + '{', 503, 'shutting_down'],
+    ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{', 503, 'shutting_down'],
+  ] as const;
+  const clients = cases.map(([bytes]) => open(t, gateway, bytes));
+  const refused = open(t, gateway, post(OTHER, 1_000_000));
+  const dribble = setInterval(() => refused.socket.write('x'), 10);
+  t.after(() => clearInterval(dribble));
+  await until(() => backend.seen.length === 3 && refused.text() !== '');
+  await gateway.close();
+  for (const [i, [, status, code]] of cases.entries()) {
+    await closed(clients[i]!.socket);
+    assert.deepEqual([statusOf(clients[i]!.text()), codeOf(clients[i]!.text())], [status, code]);
+    assert.match(clients[i]!.text(), /^connection: close\r$/im);
+  }
+  await closed(refused.socket);
+  const told = requests(gateway).map((line) => line.status).sort();
+  assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
+});
+
+test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
+  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
+  assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
+  assert.equal(new Set(ids).size, 2);
+});
+
+test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
+  const random = seeded(t);
+  const pick = <V>(values: V[]): V => values[random(values.length)]!;
+  const { backend, gateway } = await startBoth(t, {
+    auth: { methods: ['bearer', 'basic', 'path', 'query'] },
+    allow: ['send', 'info', '* /v1/groups/*', 'GET /*'],
+    tokens: { a: { secret: SECRET, senders: [FROM] } },
+  });
+  const parts = [
+    'v1',
+    'v2',
+    'V1',
+    'send',
+    'about',
+    'health',
+    'register',
+    'accounts',
+    'groups',
+    'devices',
+    'receive',
+    'configuration',
+    'swagger',
+    'plugins',
+    'qrcodelink',
+    FROM,
+    STRANGER,
+    '%2B15550100001',
+    '%2B15559999999',
+    '%252B15559999999',
+    '..',
+    '.',
+    '%2e%2e',
+    '..;',
+    '%2f',
+    '%5c',
+    '\\',
+    '',
+    '',
+    'local-data',
+    '@auth=x',
+    `@auth=${SECRET}`,
+    `%40auth%3D${SECRET}`,
+    '-x',
+    '%00',
+    '%',
+    'x#y',
+    'a;b',
+    ' ',
+    '*',
+    'http:',
+    'evil.example',
+  ];
+  const allowed = (method: string, url: string): boolean => {
+    const [path] = url.split('?') as [string];
+    return (method === 'POST' && /^\/v[12]\/send$/.test(path)) ||
+      (method === 'GET' && /^\/v1\/(about|health)$/.test(path)) ||
+      (['GET', 'POST'].includes(method) && path === `/v1/groups/${FROM}`) ||
+      (method === 'GET' && [`/v1/receive/${FROM}`, `/v1/search/${FROM}`].includes(path)) ||
+      (new RegExp(
+        `^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`,
+      ).test(path));
+  };
+  let arrived = 0;
+  for (let round = 0; round < 2000; round++) {
+    const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
+    const target = random(2) === 0
+      ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) +
+        pick(['', '/', '?x=1', '?', '/..', '/%2e', `/${STRANGER}`])
+      : pick(['/', '/', '/', '//', '', 'http://evil.example/']) + Array.from({ length: 1 + random(5) }, () =>
+        pick(parts)).join('/') +
+        pick(['', '', '?', '?x=/v2/send', `?@auth=${SECRET}`, '?a=%zz']);
+    const header = pick([
+      [`Authorization: Bearer ${SECRET}`],
+      [`Authorization: Bearer ${SECRET}`],
+      ['Authorization: Bearer nope'],
+      [`Authorization: ${basic(`api:${SECRET}`)}`],
+      [],
+      [`Authorization: Bearer ${SECRET}`, 'Authorization: Bearer x'],
+    ]);
+    const more = pick([
+      [],
+      ['X-Original-URL: /v1/accounts'],
+      ['X-Rewrite-URL: /v1/accounts'],
+      ['X-HTTP-Method-Override: DELETE'],
+      ['Connection: Authorization'],
+      ['Host: backend'],
+      ['Content-Type: text/plain'],
+    ]);
+    const body = method === 'GET' || method === 'HEAD' ? '' : pick([
+      JSON.stringify(MESSAGE),
+      JSON.stringify(MESSAGE),
+      '',
+      '{}',
+      '{"number":"+15559999999"}',
+      '{',
+      '{"Number":"x"}',
+    ]);
+    const before = backend.seen.length;
+    await rawRequest(gateway, target, { method, headers: [...header, ...more], body });
+    for (const seen of backend.seen.slice(before)) {
+      arrived++;
+      assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
+      assert.ok(!JSON.stringify([seen.url, seen.rawHeaders]).includes(SECRET));
+      if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
+    }
+  }
+  assert.ok(arrived > 20, `only ${arrived} arrived`);
+});
+
+// ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
+
+const REFUSED_TARGETS = [
+  'http://evil.example/v1/about',
+  'HTTP://evil.example/v1/about',
+  '*',
+  'v1/about',
+  '/v1/about#fragment',
+  '/v1\\about',
+  '\\v1\\about',
+  '/\\evil/x',
+  '/v2/../v1/about',
+  '/v2/./send',
+  '/v1/about/..',
+  '/v2/%2e%2e/v1/about',
+  '/v2/%2E%2e/v1/about',
+  '/v2/.%2e/v1/about',
+  '/v2/send/..\\..\\v1\\about',
+  '/v1%2fabout',
+  '/v1%2Fabout',
+  '/v1%5cabout',
+  '/v1/%2561bout',
+  '/v1/receive/%252B15550100001',
+  '/v1/about%00',
+  '/v1/about%0a',
+  '/v1/about%0D%0A',
+  '/v1/about%7f',
+  '/v1/about%1F',
+  '/v1/about%',
+  '/v1/about%z',
+  '/v1/about%zz',
+  '/v1/about%c3',
+  '/v1/about%ff',
+  '/v1/about%C2%85',
+  '/v1/about?x=%',
+  '/v1/about?x=%zz',
+  '/v1/about?x=%ff',
+  '/v1/about?x=%00',
+  '/v1/about?%0ax=1',
+  '/v1/receive/--help',
+  '/v1/receive/-a',
+  '/v1/receive/%2Dx',
+  '/-v1/about',
+  '/v1/attachments/-rf/x',
+  '/v1/attachments/%2e%2e%2fetc',
+  // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 less, unused bits, spaces.
+  '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
+  '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
+  `/v1/groups/+15550100001/${encodeURIComponent(INTERNAL_ID.replaceAll('/', '_'))}`,
+  `/v1/groups/+15550100001/group.${INTERNAL_ID}`,
+  `/v1/groups/+15550100001/${GROUP.slice('group.'.length)}`,
+  `/v1/groups/+15550100001/${GROUP.replace(/.=$/, (end) => String.fromCharCode(end.charCodeAt(0) + 1) + '=')}`,
+  `/v1/groups/+15550100001/${GROUP.replace('=', '')}`,
+  `/v1/groups/+15550100001/${GROUP}%20`,
+  `/v1/groups/+15550100001/${GROUP}=`,
+  `/v1/groups/+15550100001/Group${GROUP.slice('group'.length)}`,
+  `/v1/groups/+15550100001/${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
+  '/v1/groups/+15550100001/group.',
+  '/v1/groups/+15550100001/group.*',
+  '/v1/receive/15550100001',
+  '/v1/receive/+1555',
+  '/v1/receive/+1555010000112345',
+  '/v1/receive/+1555a',
+  '/v1/receive/+15550100001%20',
+  '/v1/receive/%20+15550100001',
+  '/v1/receive/++15550100001',
+  '/v1/receive/+1%D9%A15550100001',
+];
+
+for (const target of REFUSED_TARGETS) {
+  test(`target ${JSON.stringify(target)} is 400, with a right token too, and the backend sees nothing`, async (t) => {
+    const { backend, gateway } = await startBoth(t, { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] });
+    const response = await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(statusOf(response), 400, response);
+    // What does not begin like a target is refused by node's own parser, without a body.
+    if (/^[/h]/i.test(target)) assert.equal(codeOf(response), 'bad_target');
+    assert.equal(backend.connections, 0);
+  });
+}
+
+test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
+    assert.equal(
+      statusOf(await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] })),
+      400,
+      JSON.stringify(byte),
+    );
+  }
+  assert.equal(backend.connections, 0);
+});
+
+/** What is sent to the backend for a target that passes. */
+const PASSED_TARGETS: [target: string, sent: string][] = [
+  ['/v1/about', '/v1/about'],
+  ['//v1/about', '/v1/about'],
+  ['/v1/about/', '/v1/about'],
+  ['/v1//about//', '/v1/about'],
+  ['/%76%31/%61bout', '/v1/about'],
+  ['/v1/about?', '/v1/about'],
+  ['/v1/about?a=1&&b=%20+%2B&c', '/v1/about?a=1&b=%20+%2B&c'],
+  ['/v1/about?a="<\'>"', '/v1/about?a=%22%3C%27%3E%22'],
+  ['/v1/about?next=http://evil/../%2e%2e/%2525', '/v1/about?next=http://evil/../%2e%2e/%2525'],
+  ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
+  ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
+  ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
+  [`/v1/groups/+15550100001/${GROUP.replace('=', '%3D')}`, `/v1/groups/+15550100001/${GROUP}`],
+  ['/v1/attachments/-rf', '/v1/attachments/-rf'], // one of Signal's ids in 64 begins so, and it is no argument
+  ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
+  ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
+  ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
+  ['/v1/attachments/[x]^`{|}', '/v1/attachments/%5Bx%5D%5E%60%7B%7C%7D'],
+];
+
+test('what was checked is byte for byte what the backend gets', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } });
+  for (const [target, sent] of PASSED_TARGETS) {
+    await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(backend.seen.at(-1)?.url, sent, target);
+  }
+  assert.equal(backend.seen.length, PASSED_TARGETS.length);
+});
+
+test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(204).end();
+  });
+  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
+  const ask = async (method: string, target: string): Promise<number> =>
+    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
+  for (const method of ['GET', 'DELETE']) {
+    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
+      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
+      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
+    }
+  }
+  const { length } = backend.seen;
+  for (
+    const [method, target] of [
+      ['GET', '/v1/attachments/-x/y'],
+      ['PUT', '/v1/attachments/-x'],
+      ['GET', '/v1/-x/y'],
+      ['GET', `/v1/groups/${FROM}/-x`],
+      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
+    ] as const
+  ) assert.equal(await ask(method, target), 400, target);
+  assert.equal(backend.seen.length, length);
+});
+
+test('parseTarget: a target that it makes passes again unchanged', () => {
+  for (const [, sent] of PASSED_TARGETS) {
+    const once = parseTarget('GET', sent);
+    assert.deepEqual(
+      parseTarget('GET', `/${once.segments.map((segment) => encodeURIComponent(segment)).join('/')}`).segments,
+      once.segments,
+    );
+  }
+});
+
+// ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
 
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
 const FORMS: { name: string; form: string; ask: (token: string) => Ask }[] = [
@@ -766,290 +2287,584 @@ test('auth within the first 64 KiB is found, and one byte later it is not', asyn
   assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
 });
 
-/** Headers that hold a token besides the place where it belongs, in the spellings that programs make of it. */
-function copiesOf(token: string): http.OutgoingHttpHeaders[] {
-  const encoded = Array.from(Buffer.from(token), (byte) => `%${byte.toString(16)}`).join('');
-  return [
+attack(
+  'use a token after its last day',
+  { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } },
+  401,
+  'unauthorized',
+  [{}, { body: MESSAGE }],
+);
+attack(
+  'use a token from elsewhere',
+  { clients: ['127.0.0.1'], tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } } },
+  403,
+  'client_not_allowed',
+  [
+    { body: MESSAGE },
     {
-      'referer': `http://gateway/@auth=${token}/swagger/index.html`,
-      'x-original-url': `/@auth=${token}/v2/send`,
-      'x-original-uri': `/v2/send?@auth=${token}`,
-      'x-original-method': token,
-      'x-rewrite-url': `/v2/send?%40auth=${encoded}`,
-      'x-envoy-original-path': `/@auth=${token}/v2/send`,
-      'x-forwarded-uri': `/@auth=${token}/v2/send`,
-      'cookie': `auth=${token}`,
+      body: MESSAGE,
+      headers: { 'x-forwarded-for': '192.0.2.1', 'x-real-ip': '192.0.2.1', 'forwarded': 'for=192.0.2.1' },
     },
-    { 'origin': `http://api:${token}@gateway`, 'host': `api:${token}@gateway` },
-    { 'origin': `http://api:${encoded}@gateway`, 'host': `api:${encoded}@gateway` },
-    { host: token },
-    {
-      'x-token': token,
-      'x-request-uri': `/@auth=${encoded}/v2/send`,
-      'x-auth-request-redirect': `/login?to=${encodeURIComponent(`/@auth=${encoded}/v2/send`)}`,
-      'x-amzn-remapped-authorization': basic(`api:${token}`),
-      'x-authorization': encodeURIComponent(basic(token)),
-      'x-base64url': Buffer.from(`?>${token}?>`).toString('base64url'),
-      'x-list': `a, "${Buffer.from(`api:${token}`).toString('base64')}", b`,
-    },
-  ];
-}
+  ],
+);
+attack(
+  "use another token's form",
+  { tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } } },
+  401,
+  'unauthorized',
+  [
+    { body: MESSAGE },
+    { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } },
+    { body: MESSAGE, path: `/v2/send?@auth=${SECRET}`, headers: { authorization: '' } },
+    { body: { auth: OTHER, ...MESSAGE }, headers: { authorization: '' } },
+  ],
+);
+attack(
+  "use somebody else's token in the body together with a token that may not",
+  { tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } } },
+  403,
+  'endpoint_not_allowed',
+  [
+    { body: { auth: OTHER, ...MESSAGE } },
+    { body: { ...MESSAGE, auth: OTHER } },
+    { body: MESSAGE, path: `/v2/send?@auth=${OTHER}` },
+    { body: MESSAGE, path: `/@auth=${OTHER}/v2/send` },
+  ],
+);
+attack(
+  'hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text',
+  CONFINED,
+  400,
+  'bad_json',
+  [
+    ...['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x', 'application/xml'].map((
+      type,
+    ): Ask => ({ body: `x=1&recipients=${STRANGER}`, headers: { 'content-type': type } })),
+    { body: `\ufeff${JSON.stringify(MESSAGE)}` },
+    { body: `${JSON.stringify(MESSAGE)}${JSON.stringify({ ...MESSAGE, recipients: [STRANGER] })}` },
+    { body: `${JSON.stringify(MESSAGE)}\n\0` },
+    { body: `[${JSON.stringify(MESSAGE)}]` },
+    { body: Buffer.concat([Buffer.from('{"message":"'), Buffer.from([0xff]), Buffer.from(`","number":"${FROM}"}`)]) },
+    { body: `{"x":${'['.repeat(5000)}${']'.repeat(5000)}}` },
+    { body: `{"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}` },
+  ],
+);
 
-test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
-  const canary = 'CANARY0secret0that0must0not0show';
-  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
-  const strict = await startGateway(t, backend, {
-    auth: { methods: ['bearer'] },
-    tokens: { other: { secret: OTHER, recipients: ['+15559999999'] } },
-  });
-  const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, {
-    ...ALL_FORMS,
-    tokens: { test: { secret: canary } },
-  });
-  const emitted: string[] = [];
-  for (const to of [gateway, strict, dead]) {
-    for (const { ask: make } of FORMS) {
-      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
-        const request = { body: MESSAGE as object | string, ...make(token) };
-        for (
-          const variant of [
-            request,
-            { ...request, method: 'PUT' },
-            {
-              ...request,
-              method: 'POST',
-              path: (request.path ?? '/v2/send').replace('/v2/send', `/v1/register/${FROM}`),
-            },
-            { ...request, path: (request.path ?? '/v2/send').replace('/v2/send', '/v2/send/@auth=' + token) },
-            {
-              ...request,
-              body: typeof request.body === 'string'
-                ? request.body.slice(0, -1)
-                : JSON.stringify(request.body).slice(0, -1),
-            },
-            {
-              ...request,
-              headers: {
-                'x-forwarded-for': token,
-                'x-request-id': token,
-                'proxy-authorization': token,
-                forwarded: token,
-                ...request.headers,
-              },
-            },
-            // What browsers, proxies and mistakes make copies of.
-            ...copiesOf(token).map((copy) => ({
-              ...request,
-              headers: { ...copy, ...request.headers } as http.OutgoingHttpHeaders,
-            })),
-            { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
-          ]
-        ) {
-          if (/["\\]/.test(variant.path ?? '')) continue; // node's own client refuses to send these; raw ones follow
-          const answer = await ask(to, variant);
-          emitted.push(answer.text, answer.rawHeaders.join('\n'));
-        }
-      }
-    }
-    for (
-      const target of [
-        `/@auth=${canary}"/v2/send`,
-        `/@auth=${canary}\\/v2/send`,
-        `http://x/@auth=${canary}/v1/about`,
-        `/v1/about?@auth=${canary}"`,
-        `/v1/about#@auth=${canary}`,
-      ]
-    ) {
-      emitted.push(await rawRequest(to, target));
-    }
-    emitted.push(
-      await raw(to, `${canary} rubbish\r\n\r\n`),
-      await raw(to, `GET /@auth=${canary}/ HTTP/1.1\r\n${canary}\r\n\r\n`),
-    );
-    emitted.push(...to.log);
+test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
+  const limiter = new RateLimiter();
+  for (let i = 0; i < 50_000; i++) {
+    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
   }
-  for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
-  assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
-  const digest = createHash('sha256').update(canary).digest('hex');
-  // Of base64 what is the same behind any number of bytes: without the characters that others have a part in.
-  const base64 = [0, 1, 2].map((before) =>
-    Buffer.from(' '.repeat(before) + canary).toString('base64').slice(before && 4, -4)
-  );
-  const encoded = Array.from(Buffer.from(canary), (byte) => `%${byte.toString(16)}`).join('');
-  for (const text of emitted) {
-    for (const form of [canary, digest, encoded, ...base64]) {
-      assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
-    }
+  assert.equal(limiter.size, 10_000);
+});
+
+test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
+  const both = await startBoth(t);
+  for (let i = 0; i < 200; i++) {
+    const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
+    assert.equal(status, i < 30 ? 401 : 429);
+  }
+  assert.equal(both.backend.connections, 0);
+  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+});
+
+test('per token: rate, clients and allow replace the top-level ones whole', async (t) => {
+  const { gateway } = await startBoth(t, {
+    rate: '1/1h',
+    clients: ['192.0.2.1'],
+    allow: ['info'],
+    tokens: {
+      own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] },
+      none: { secret: OTHER },
+    },
+  });
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 403);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 429);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).json.code, 'client_not_allowed');
+});
+
+test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
+  let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
+  const { gateway } = await startBoth(t, {
+    tokens: {
+      day: { secret: SECRET, expires: '2027-06-30' },
+      time: { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' },
+    },
+  }, { now: () => nowMs });
+  for (const secret of [SECRET, OTHER]) {
+    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+  }
+  nowMs += 2;
+  for (const secret of [SECRET, OTHER]) {
+    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 401);
   }
 });
 
-// ── TARGETS ──────────────────────────────────────────────────────────────────────────────────────
-
-const REFUSED_TARGETS = [
-  'http://evil.example/v1/about',
-  'HTTP://evil.example/v1/about',
-  '*',
-  'v1/about',
-  '/v1/about#fragment',
-  '/v1\\about',
-  '\\v1\\about',
-  '/\\evil/x',
-  '/v2/../v1/about',
-  '/v2/./send',
-  '/v1/about/..',
-  '/v2/%2e%2e/v1/about',
-  '/v2/%2E%2e/v1/about',
-  '/v2/.%2e/v1/about',
-  '/v2/send/..\\..\\v1\\about',
-  '/v1%2fabout',
-  '/v1%2Fabout',
-  '/v1%5cabout',
-  '/v1/%2561bout',
-  '/v1/receive/%252B15550100001',
-  '/v1/about%00',
-  '/v1/about%0a',
-  '/v1/about%0D%0A',
-  '/v1/about%7f',
-  '/v1/about%1F',
-  '/v1/about%',
-  '/v1/about%z',
-  '/v1/about%zz',
-  '/v1/about%c3',
-  '/v1/about%ff',
-  '/v1/about%C2%85',
-  '/v1/about?x=%',
-  '/v1/about?x=%zz',
-  '/v1/about?x=%ff',
-  '/v1/about?x=%00',
-  '/v1/about?%0ax=1',
-  '/v1/receive/--help',
-  '/v1/receive/-a',
-  '/v1/receive/%2Dx',
-  '/-v1/about',
-  '/v1/attachments/-rf/x',
-  '/v1/attachments/%2e%2e%2fetc',
-  // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 less, unused bits, spaces.
-  '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
-  '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
-  `/v1/groups/+15550100001/${encodeURIComponent(INTERNAL_ID.replaceAll('/', '_'))}`,
-  `/v1/groups/+15550100001/group.${INTERNAL_ID}`,
-  `/v1/groups/+15550100001/${GROUP.slice('group.'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.replace(/.=$/, (end) => String.fromCharCode(end.charCodeAt(0) + 1) + '=')}`,
-  `/v1/groups/+15550100001/${GROUP.replace('=', '')}`,
-  `/v1/groups/+15550100001/${GROUP}%20`,
-  `/v1/groups/+15550100001/${GROUP}=`,
-  `/v1/groups/+15550100001/Group${GROUP.slice('group'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-  '/v1/groups/+15550100001/group.',
-  '/v1/groups/+15550100001/group.*',
-  '/v1/receive/15550100001',
-  '/v1/receive/+1555',
-  '/v1/receive/+1555010000112345',
-  '/v1/receive/+1555a',
-  '/v1/receive/+15550100001%20',
-  '/v1/receive/%20+15550100001',
-  '/v1/receive/++15550100001',
-  '/v1/receive/+1%D9%A15550100001',
-];
-
-for (const target of REFUSED_TARGETS) {
-  test(`target ${JSON.stringify(target)} is 400, with a right token too, and the backend sees nothing`, async (t) => {
-    const { backend, gateway } = await startBoth(t, { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] });
-    const response = await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), 400, response);
-    // What does not begin like a target is refused by node's own parser, without a body.
-    if (/^[/h]/i.test(target)) assert.equal(codeOf(response), 'bad_target');
-    assert.equal(backend.connections, 0);
-  });
-}
-
-test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
+// Node 20 obeyed header fields beyond the thousandth, and did not show them.
+test('a thousand header fields hide nothing from the gateway', async (t) => {
   const { backend, gateway } = await startBoth(t);
-  for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
-    assert.equal(
-      statusOf(await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] })),
-      400,
-      JSON.stringify(byte),
-    );
-  }
+  const filler = 'a:\r\n'.repeat(1100);
+  for (
+    const request of [
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
+      `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\n${filler}Authorization: Bearer x\r\n\r\n`,
+    ]
+  ) assert.equal(statusOf(await raw(gateway, request)), TOO_MANY[0]);
   assert.equal(backend.connections, 0);
 });
 
-/** What is sent to the backend for a target that passes. */
-const PASSED_TARGETS: [target: string, sent: string][] = [
-  ['/v1/about', '/v1/about'],
-  ['//v1/about', '/v1/about'],
-  ['/v1/about/', '/v1/about'],
-  ['/v1//about//', '/v1/about'],
-  ['/%76%31/%61bout', '/v1/about'],
-  ['/v1/about?', '/v1/about'],
-  ['/v1/about?a=1&&b=%20+%2B&c', '/v1/about?a=1&b=%20+%2B&c'],
-  ['/v1/about?a="<\'>"', '/v1/about?a=%22%3C%27%3E%22'],
-  ['/v1/about?next=http://evil/../%2e%2e/%2525', '/v1/about?next=http://evil/../%2e%2e/%2525'],
-  ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
-  ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
-  ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
-  [`/v1/groups/+15550100001/${GROUP.replace('=', '%3D')}`, `/v1/groups/+15550100001/${GROUP}`],
-  ['/v1/attachments/-rf', '/v1/attachments/-rf'], // one of Signal's ids in 64 begins so, and it is no argument
-  ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
-  ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
-  ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
-  ['/v1/attachments/[x]^`{|}', '/v1/attachments/%5Bx%5D%5E%60%7B%7C%7D'],
-];
-
-test('what was checked is byte for byte what the backend gets', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } });
-  for (const [target, sent] of PASSED_TARGETS) {
-    await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(backend.seen.at(-1)?.url, sent, target);
-  }
-  assert.equal(backend.seen.length, PASSED_TARGETS.length);
-});
-
-test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(204).end();
-  });
-  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
-  const ask = async (method: string, target: string): Promise<number> =>
-    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
-  for (const method of ['GET', 'DELETE']) {
-    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
-      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
-      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
-    }
-  }
-  const { length } = backend.seen;
-  for (
-    const [method, target] of [
-      ['GET', '/v1/attachments/-x/y'],
-      ['PUT', '/v1/attachments/-x'],
-      ['GET', '/v1/-x/y'],
-      ['GET', `/v1/groups/${FROM}/-x`],
-      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
-    ] as const
-  ) assert.equal(await ask(method, target), 400, target);
-  assert.equal(backend.seen.length, length);
-});
-
-test('parseTarget: a target that it makes passes again unchanged', () => {
-  for (const [, sent] of PASSED_TARGETS) {
-    const once = parseTarget('GET', sent);
-    assert.deepEqual(
-      parseTarget('GET', `/${once.segments.map((segment) => encodeURIComponent(segment)).join('/')}`).segments,
-      once.segments,
+// A regular expression was quadratic in the white space of an Authorization header.
+test('a long Authorization header is looked at in one pass', async (t) => {
+  const { gateway } = await startBoth(t);
+  const spaces = ' '.repeat(15_000);
+  for (let i = 0; i < 40; i++) {
+    assert.match(
+      String((await ask(gateway, { headers: { authorization: `Bearer a${spaces}a` } })).status),
+      /^4(01|29)$/,
     );
   }
 });
 
-test('a path prefix of the backend is kept, and its userinfo becomes Basic', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('{}'));
-  const gateway = await startGateway(t, { url: `http://us%20er:p%40ss@127.0.0.1:${backend.port}/pre/fix/` });
-  await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
-  assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
-  assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
-  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+
+const SWITCHED: GatewayConfig = {
+  allow: ['messaging', 'info', 'setup'],
+  cors: ['https://dash.example:8443'],
+  tokens: { test: { secret: SECRET, methods: ['bearer', 'basic', 'path', 'query', 'body'] } },
+};
+const REMEMBERED = { authorization: basic(`api:${SECRET}`) };
+
+const TEXT = { 'content-type': 'text/plain;charset=UTF-8' };
+const STRANGE_PAGE = { origin: 'http://evil.example:9000' };
+const CROSS_SITE = { ...STRANGE_PAGE, 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' };
+
+/** What a page of another site can have a browser send to a gateway on `gateway.lan:8880`. */
+const FROM_ELSEWHERE: Ask[] = [
+  { body: MESSAGE, headers: { ...CROSS_SITE, ...TEXT } }, // fetch with no-cors, sendBeacon
+  { body: MESSAGE, headers: { ...CROSS_SITE, 'sec-fetch-site': 'same-site' } },
+  { body: MESSAGE, headers: { 'sec-fetch-site': 'cross-site' } },
+  { body: MESSAGE, headers: { 'sec-fetch-site': 'same-origin, cross-site' } },
+  { body: MESSAGE, headers: { ...STRANGE_PAGE, ...TEXT } }, // the same over plain http
+  { body: MESSAGE, headers: { origin: 'null', 'content-type': 'text/plain' } }, // a form in a frame with a data: URL
+  { body: MESSAGE, headers: { origin: 'null', host: 'null' } },
+  { body: MESSAGE, headers: { origin: 'http://gateway.lan' } }, // another port is another origin
+  { body: MESSAGE, headers: { origin: 'http://gateway.lan:88800' } },
+  { body: MESSAGE, headers: { origin: 'http://evil.example/gateway.lan:8880' } },
+  { body: MESSAGE, headers: { origin: 'http://evil.example:9000, http://gateway.lan:8880' } },
+  { body: MESSAGE, headers: { origin: 'https://dash.example' } }, // like one on `cors`, and is not
+  { body: MESSAGE, headers: { ...STRANGE_PAGE, 'x-forwarded-host': 'evil.example:9000' } }, // no proxy said so
+  { path: `/v1/receive/${FROM}`, headers: { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' } }, // <img>
+  { path: `/v1/receive/${FROM}`, headers: CHROME }, // <img>, or fetch with no-cors, over plain http
+  { path: '/v2/send?message=x', headers: CHROME },
+  { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
+  { path: '/v1/accounts', headers: CHROME },
+];
+const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
+
+attack(
+  'have a browser send by itself, from a page of another site, with the password that it remembers',
+  SWITCHED,
+  403,
+  'cross_site',
+  FROM_ELSEWHERE.map(withHost).map((ask) => ({ ...ask, headers: { ...REMEMBERED, ...ask.headers } })),
+);
+attack(
+  'have a browser send by itself, from a page of another site, where no token is needed',
+  { ...OPEN, allow: ['messaging', 'info', 'setup'] },
+  403,
+  'cross_site',
+  FROM_ELSEWHERE.map(withHost),
+);
+
+test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
+  const backend = await startBackend(t);
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
+    for (
+      const headers of [
+        {},
+        { 'user-agent': 'curl/8.14.1' },
+        { ...CHROME, 'sec-fetch-site': 'same-origin' },
+        { ...CHROME, 'sec-fetch-site': 'none' },
+        { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
+        { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
+        { ...CHROME, 'origin': 'https://dash.example:8443' },
+      ]
+    ) {
+      for (const [status, request] of [[201, { body: MESSAGE }], [200, { path: `/v1/receive/${FROM}` }]] as const) {
+        const answer = await ask(gateway, withHost({ ...request, headers: { ...credential, ...headers } }));
+        assert.equal(answer.status, status, `${JSON.stringify(headers)}: ${answer.text}`);
+      }
+    }
+    // Without Sec-Fetch-Site an Origin must equal Host, whatever the scheme: TLS may end before the gateway.
+    for (const origin of ['http://gateway.lan:8880', 'https://gateway.lan:8880']) {
+      const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
+      assert.equal(answer.status, 201, answer.text);
+    }
+    // A GET that does nothing.
+    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
+    assert.equal(about.status, 200);
+  }
+});
+
+test('a credential that a page has to know is taken from any page, whatever else it asks for', async (t) => {
+  const { gateway } = await startBoth(t, SWITCHED);
+  for (const { form, ask: make } of FORMS.filter(({ form }) => form !== 'basic')) {
+    const request = { body: MESSAGE as object | string, ...make(SECRET) };
+    const answer = await ask(gateway, { ...request, headers: { ...request.headers, ...CHROME, ...CROSS_SITE } });
+    assert.equal(answer.status, 201, `${form} ${answer.text}`);
+  }
+  const headers = { ...BEARER, ...CHROME };
+  assert.equal((await ask(gateway, { path: `/v1/receive/${FROM}`, headers })).status, 200);
+});
+
+test('a page of another site is told nothing of the endpoint, and a wrong password from there is a 401', async (t) => {
+  const both = await startBoth(t, { ...SWITCHED, allow: ['send'] });
+  const headers = { ...REMEMBERED, ...CROSS_SITE };
+  for (const path of ['/v1/about', '/v1/accounts', '/no/such/thing', '/v2/send']) {
+    assertDenied(await ask(both.gateway, { path, headers }), 403, 'cross_site', both);
+  }
+  const authorization = basic(`api:${OTHER}`);
+  assertDenied(await ask(both.gateway, { headers: { ...headers, authorization } }), 401, 'unauthorized', both);
+});
+
+test('WebSocket: a page of another site opens none with what the browser adds', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const wss = { 'sec-fetch-mode': 'websocket', 'sec-fetch-site': 'cross-site' };
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
+    const open = (headers: object): WebSocketClient =>
+      openWebSocket(t, gateway, {
+        headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
+      });
+    const before = backend.connections;
+    // Chromium sends no Sec-Fetch-Site with a WebSocket: even a page of the gateway's own needs a bearer token.
+    for (
+      const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, { origin: 'http://gateway' }, {}]
+    ) {
+      const { socket, text } = open(headers);
+      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
+      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
+    }
+    assert.equal(backend.connections, before);
+    for (
+      const headers of [
+        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
+        { ...wss, origin: 'https://dash.example:8443' },
+        { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
+      ]
+    ) {
+      const { text } = open(headers);
+      await until(() => text().includes('\r\n\r\n'));
+      assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+    }
+  }
+});
+
+test('behind a trusted proxy, the host that it was asked for decides', async (t) => {
+  const proxied = { 'host': '127.0.0.1:8880', 'x-forwarded-host': 'signal.example.org' };
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const both = await startBoth(t, { ...config, trustedProxies: ['127.0.0.1'] });
+    const send = (headers: http.OutgoingHttpHeaders): Promise<Answer> =>
+      ask(both.gateway, { body: MESSAGE, headers: { ...credential, ...headers } });
+    for (
+      const headers of [
+        { ...proxied, ...STRANGE_PAGE },
+        { ...proxied, origin: 'http://127.0.0.1:8880' },
+        { host: 'signal.example.org', ...STRANGE_PAGE },
+      ]
+    ) assertDenied(await send(headers), 403, 'cross_site', both);
+    for (
+      const headers of [
+        { ...proxied, origin: 'https://signal.example.org' },
+        { host: 'signal.example.org', origin: 'https://signal.example.org' },
+        { host: 'signal.example.org' }, // it answers for the name
+      ]
+    ) assert.equal((await send(headers)).status, 201, JSON.stringify(headers));
+  }
+});
+
+const PUBLIC_HOSTS = [
+  'evil.example',
+  'evil.example:8880',
+  'EVIL.example.',
+  'localhost.evil.example',
+  'evil-localhost.example',
+  'notlan.example:80',
+  'evil.xlan',
+  'home.arpa',
+  'x.notahome.arpa',
+  '127.0.0.1.nip.io',
+  '127.0.0.1.evil.example:8880',
+  'lan.',
+  'dash.example.evil.example',
+  'other.dash.example',
+];
+attack(
+  'give a page of its own this address (DNS rebinding), where no token is needed',
+  OPEN,
+  403,
+  'cross_site',
+  PUBLIC_HOSTS.flatMap((host): Ask[] => [
+    { headers: { host } },
+    { body: MESSAGE, headers: { host, ...CHROME, 'origin': `http://${host}`, 'sec-fetch-site': 'same-origin' } },
+  ]),
+);
+
+test('without tokens a Host that public DNS cannot hold is served, or one on cors, or none; with tokens any is', async (t) => {
+  const { gateway, backend } = await startBoth(t, OPEN);
+  for (
+    const host of [
+      '127.0.0.1:8880',
+      '192.168.1.7',
+      '[::1]:8880',
+      '[fd00::7]',
+      'localhost:8880',
+      'LOCALHOST',
+      'pi',
+      'pi.local:8880',
+      'PI.Local',
+      'pi.lan',
+      'pi.home',
+      'pi.fritz.home',
+      'pi.localdomain',
+      'pi.intranet',
+      'pi.internal',
+      'host.docker.internal:8880',
+      'pi.home.arpa',
+      'pi.test',
+      'app.localhost:8880',
+      'dash.example',
+      'DASH.example:8880',
+    ]
+  ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
+  assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
+  assert.equal(backend.seen.length, 22);
+  const receiving = await startGateway(t, backend, { ...OPEN, allow: ['receive'] });
+  for (const host of PUBLIC_HOSTS) {
+    const response = await raw(
+      receiving,
+      `GET /v1/receive/${FROM} HTTP/1.1\r\nHost: ${host}\r\nOrigin: http://${host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
+    );
+    assert.deepEqual([statusOf(response), codeOf(response)], [403, 'cross_site'], host);
+  }
+  assert.equal(backend.seen.length, 22);
+  const kept = await startGateway(t, backend);
+  for (const host of PUBLIC_HOSTS) {
+    assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
+  }
+});
+
+test('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', async (t) => {
+  const both = await startBoth(t);
+  const challenges = (answer: Answer): string[] =>
+    answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate');
+  for (const headers of [CHROME, { 'sec-fetch-mode': 'cors' }, { 'upgrade-insecure-requests': '1' }]) {
+    for (const request of [{}, { body: MESSAGE }, { path: '/v1/accounts' }]) {
+      const answer = await ask(both.gateway, { ...request, headers });
+      assertDenied(answer, 401, 'unauthorized', both);
+      assert.deepEqual(challenges(answer), ['Bearer']);
+    }
+  }
+  for (const headers of [{}, { 'user-agent': 'Wget/1.25.0' }, { 'user-agent': 'like Mozilla/5.0' }]) {
+    assert.deepEqual(challenges(await ask(both.gateway, { headers })), ['Basic realm="signal"', 'Bearer']);
+  }
+  const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
+  await closed(socket);
+  assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
+  assert.ok(!text().includes('Basic'));
+});
+
+const DASHBOARD = 'https://dash.example:8443';
+/** What is on `cors`, written as it is not, and what else says nothing of where it comes from. */
+const NOT_LISTED = [
+  [],
+  ['Origin: http://evil.example:9000'],
+  ['Origin: null'],
+  ['Origin:'],
+  ['Origin: *'],
+  ['Origin: https://DASH.example:8443'],
+  ['Origin: http://dash.example:8443'],
+  ['Origin: https://dash.example'],
+  ['Origin: https://dash.example:8443/'],
+  ['Origin: https://dash.example:8443.evil.example'],
+  ['Origin: https://plain.example:443'],
+  [`Origin: ${DASHBOARD}`, `Origin: ${DASHBOARD}`],
+  [`Origin: ${DASHBOARD}`, 'Origin: http://evil.example:9000'],
+  [`Origin: ${DASHBOARD}, http://evil.example:9000`],
+];
+const FOR_PAGES = [
+  `access-control-allow-origin: ${DASHBOARD}`,
+  'access-control-expose-headers: Retry-After, X-Request-Id',
+  'vary: Origin',
+];
+
+relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+  const backend = await startBackend(t);
+  const config: GatewayConfig = {
+    cors: [DASHBOARD, 'https://plain.example'],
+    tokens: { test: { secret: SECRET, rate: '3/1h' }, other: { secret: OTHER } },
+    allow: ['send', 'info'],
+    limits: { body: '1KiB' },
+  };
+  const bearer = [`Authorization: Bearer ${OTHER}`];
+  const post = { method: 'POST', headers: bearer };
+  const cases: [status: number, target: string, request: { method?: string; headers?: string[]; body?: string }][] = [
+    [200, '/healthz', {}],
+    [400, '/..', {}],
+    [400, '/v1/about', { headers: [...bearer, ...bearer] }],
+    [401, '/v1/about', {}],
+    [401, '/v1/about', { headers: ['Authorization: Bearer wrong'] }],
+    [401, '/v2/send', { method: 'OPTIONS' }],
+    [200, '/v1/about', { headers: bearer }],
+    [204, '/v1/health', { headers: bearer }],
+    [201, '/v2/send', { ...post, body: JSON.stringify(MESSAGE) }],
+    [400, '/v2/send', { ...post, body: '{}' }], // the backend's
+    [400, '/v2/send', { ...post, body: '{' }],
+    [403, '/v1/accounts', { headers: bearer }],
+    [404, '/no/such/thing', { headers: bearer }],
+    [405, '/v2/send', { headers: bearer }],
+    [405, '/v2/send', { method: 'OPTIONS', headers: bearer }],
+    [413, '/v2/send', { ...post, body: JSON.stringify({ ...MESSAGE, message: 'x'.repeat(1024) }) }],
+    [415, '/v2/send', { ...post, headers: [...bearer, 'Content-Encoding: gzip'], body: '{}' }],
+  ];
+  const [page, gateway] = [await startGateway(t, backend, config), await startGateway(t, backend, config)];
+  for (const [status, target, { headers = [], ...request }] of cases) {
+    const plain = await rawRequest(gateway, target, { ...request, headers });
+    const answer = await rawRequest(page, target, { ...request, headers: [...headers, `Origin: ${DASHBOARD}`] });
+    assert.deepEqual([statusOf(plain), statusOf(answer)], [status, status], target);
+    assert.deepEqual(fieldsOf(answer), [...fieldsOf(plain), ...FOR_PAGES].sort(), target);
+    assert.ok(!/access-control|vary/i.test(plain), plain);
+  }
+  for (const origin of NOT_LISTED) {
+    for (const credential of [bearer, []]) {
+      const answer = await rawRequest(gateway, '/v1/about', { headers: [...credential, ...origin] });
+      assert.equal(statusOf(answer), credential.length > 0 ? 200 : 401);
+      assert.ok(!/access-control|vary/i.test(answer), answer);
+    }
+  }
+  const ofToken = (): Promise<string> =>
+    rawRequest(page, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`] });
+  for (let i = 0; i < 3; i++) assert.equal(statusOf(await ofToken()), 200);
+  const limited = await ofToken();
+  assert.equal(statusOf(limited), 429);
+  assert.match(limited, /\r\nRetry-After: \d+\r\n/i);
+  assert.deepEqual(fieldsOf(limited).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+  backend.server.close();
+  backend.server.closeAllConnections();
+  const down = await rawRequest(page, '/v1/about', { headers: [...bearer, `Origin: ${DASHBOARD}`] });
+  assert.equal(statusOf(down), 502);
+  assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+});
+
+relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(200, [
+      ...['Access-Control-Allow-Origin', '*', 'Access-Control-Allow-Credentials', 'true'],
+      ...['access-control-expose-headers', '*', 'Access-Control-Allow-Private-Network', 'true'],
+      ...['Access-Control-Allow-Methods', '*', 'Access-Control-Allow-Headers', '*', 'Access-Control-Max-Age', '9'],
+      ...['Vary', 'Accept', 'X-Request-Id', 'of the backend', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'],
+      ...['Content-Length', '2'],
+    ]).end('[]');
+  });
+  const gateway = await startGateway(t, backend, { cors: [DASHBOARD] });
+  const own = [
+    'content-length: 2',
+    'set-cookie: a=1',
+    'set-cookie: b=2',
+    'vary: Accept',
+    'x-request-id: of the backend',
+  ];
+  const bearer = `Authorization: Bearer ${SECRET}`;
+  for (const origin of NOT_LISTED) {
+    const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
+    assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
+  }
+  const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
+  assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
+});
+
+test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
+  for (
+    const config of [OPEN, { ...OPEN, tokens: { test: { secret: SECRET, rate: '1/1h' } } }] as GatewayConfig[]
+  ) {
+    const { backend, gateway } = await startBoth(t, config);
+    const preflight = (target: string, ...headers: string[]): Promise<string> =>
+      rawRequest(gateway, target, {
+        method: 'OPTIONS',
+        headers: [`Origin: ${DASHBOARD}`, 'Access-Control-Request-Method: POST', ...headers],
+      });
+    const cases: [asked: string[], allowed: string][] = [
+      [['authorization,content-type'], 'authorization, content-type'],
+      [['X-Request-Id, Authorization ,accept'], 'authorization, accept, x-request-id'],
+      [['accept-language', 'content-language'], 'accept-language, content-language'],
+      [['authorization,x-forwarded-for,cookie,*'], 'authorization'],
+      [['x-other'], ''],
+      [[], ''],
+    ];
+    for (const [asked, allowed] of cases) {
+      const names = asked.map((name) => `Access-Control-Request-Headers: ${name}`);
+      const response = await preflight('/v2/send', ...names);
+      assert.match(response, /^HTTP\/1\.1 204 No Content\r\n[^]*\r\n\r\n$/);
+      assert.deepEqual(
+        fieldsOf(response),
+        [
+          `access-control-allow-headers: ${allowed}`,
+          'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
+          'access-control-max-age: 600',
+          ...FOR_PAGES,
+        ].sort(),
+      );
+    }
+    // Of what is no route it says the same: who asks holds no token.
+    const first = await preflight('/v2/send');
+    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
+      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
+    }
+    assert.equal(statusOf(await preflight('/../v2/send')), 400);
+    assert.equal(backend.connections, 0);
+    assert.ok(!gateway.log.join().includes(OTHER));
+    const { method, route, token, status, level } = requests(gateway)[0];
+    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    const headers = { ...BEARER, origin: DASHBOARD };
+    assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
+  }
+});
+
+test('a preflight from an address that may not connect is refused', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
+  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
+  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
+});
+
+test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD, 'https://plain.example'] });
+  const asked = 'Access-Control-Request-Method: POST';
+  for (const headers of [...NOT_LISTED.map((origin) => [...origin, asked]), [`Origin: ${DASHBOARD}`]]) {
+    for (const [status, credential] of [[401, []], [405, [`Authorization: Bearer ${SECRET}`]]] as const) {
+      const response = await rawRequest(both.gateway, '/v2/send', {
+        method: 'OPTIONS',
+        headers: [...headers, ...credential],
+      });
+      assert.equal(statusOf(response), status, JSON.stringify(headers));
+      assert.equal(response.includes('Access-Control-Allow-Methods'), false);
+    }
+  }
+  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
+  assertDenied(await ask(both.gateway, { method: 'POST', headers }), 401, 'unauthorized', both);
+});
+
+test('WebSocket: a refusal says to a page of an origin on cors that it may read it', async (t) => {
+  const { gateway } = await startBoth(t, { cors: [DASHBOARD] });
+  const { socket, text } = openWebSocket(t, gateway, {
+    headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`],
+  });
+  await closed(socket);
+  assert.equal(statusOf(text()), 403);
+  assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
 // ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
@@ -1322,477 +3137,162 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
   assert.equal(backend.seen.length, 0);
 });
 
-// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+attack('use a route that carries no account', CONFINED, 403, 'endpoint_not_allowed', [
+  { path: '/v1/attachments' },
+  { path: '/v1/attachments/abc' },
+  { method: 'DELETE', path: '/v1/attachments/abc' },
+  { path: '/v1/search?numbers=%2B15550100009' },
+]);
+attack(
+  'use a route that a pattern opens and nobody knows',
+  { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] },
+  403,
+  'endpoint_not_allowed',
+  [
+    { body: MESSAGE, path: '/v3/send' },
+    { body: MESSAGE, path: '/v1/plugins/mine' },
+    { path: `/v1/new/${FROM}` },
+    { method: 'PATCH', path: `/v1/groups/${FROM}` },
+  ],
+);
 
-interface Scanned {
-  out: string;
-  auth: string | undefined;
-  fields: { key: string; value: string | undefined }[];
-}
+attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
+  ...[
+    `/v1/register/${FROM}`,
+    `//v1/register/${FROM}`,
+    `/v1//register/${FROM}/`,
+    `/%76%31/%72egister/${FROM}`,
+    `/v1/register/%2B${FROM.slice(1)}`,
+    `/v1/register/${FROM}?x=/v2/send`,
+    `/v1/unregister/${FROM}`,
+    `/v1/devices/${FROM}/local%2Ddata`,
+    '/v1/accounts',
+    '/v1/configuration',
+    '/v1/plugins/x',
+  ].flatMap((path): Ask[] => [
+    { method: 'POST', path },
+    { method: 'DELETE', path },
+    { method: 'POST', path, headers: { 'x-http-method-override': 'GET' } },
+  ]),
+  { path: '/v1/qrcodelink?device_name=x' },
+  { path: '/v1/qrcodelink/raw?device_name=x' },
+  { path: '/swagger/doc.json' },
+  { path: `/v1/contacts/${FROM}` },
+  { path: `/v1/identities/${FROM}` },
+  { method: 'PUT', path: `/v1/profiles/${FROM}` },
+]);
+attack(
+  'bring setup back through the top level, when the token has a list of its own',
+  { allow: ['setup'], tokens: { a: { secret: SECRET, allow: ['messaging'] } } },
+  403,
+  'setup_blocked',
+  [
+    { method: 'POST', path: `/v1/register/${FROM}` },
+    { path: '/v1/accounts' },
+  ],
+);
+attack(
+  'use a spelling of a setup route that is no route',
+  { allow: ['messaging', 'info'] },
+  404,
+  'unknown_endpoint',
+  [
+    { method: 'POST', path: `/V1/REGISTER/${FROM}` },
+    { method: 'POST', path: `/v1/Register/${FROM}` },
+    { method: 'POST', path: `/v1/register;x/${FROM}` },
+    { method: 'POST', path: '/v1/about;/register' },
+  ],
+);
 
-/** Pushes a document through the scanner in the given chunks. */
-function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
-  const scan = new BodyScan();
-  scan.keepLength = keepLength;
-  const out = chunks.flatMap((chunk) => scan.write(chunk));
-  out.push(...scan.end());
-  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
-}
-
-/** A document cut in two at every byte, and cut into single bytes. */
-function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
-  const bytes = Buffer.from(text as string);
-  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
-  yield Array.from(bytes, (byte) => Buffer.from([byte]));
-}
-
-const T = 'the-token';
-
-/** Document, what goes on, and what `auth` was. */
-const SCANNED: [name: string, input: string, output: string, auth?: string][] = [
-  ['an empty object', '{}', '{}'],
-  ['white space stays, but what follows the end goes before the brace', ' { \t} \r\n', ' { \t \r\n}'],
-  ['no auth', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}'],
-  ['auth alone', `{"auth":"${T}"}`, '{}', T],
-  ['auth alone with white space', `{ "auth" : "${T}" }`, '{ }', T],
-  ['auth first', `{"auth":"${T}","a":1}`, '{"a":1}', T],
-  ['auth first with white space', `{ "auth":"${T}" , "a":1 }`, '{  "a":1 }', T],
-  ['auth last', `{"a":1,"auth":"${T}"}`, '{"a":1}', T],
-  ['auth last with white space', `{"a":1 ,\n "auth":"${T}"\n}`, '{"a":1 \n}', T],
-  ['auth in the middle', `{"a":1,"auth":"${T}","b":2}`, '{"a":1,"b":2}', T],
-  ['auth with escapes', '{"\\u0061uth":"a\\"b\\\\c\\u00e9\\/\\n","b":2}', '{"b":2}', 'a"b\\cé/\n'],
-  ['auth in UTF-8', '{"b":"ü","auth":"pässwörd€😀"}', '{"b":"ü"}', 'pässwörd€😀'],
-  ['an empty auth', '{"auth":""}', '{}', ''],
-  [
-    "a nested auth is not the gateway's",
-    '{"a":{"auth":"x"},"b":[{"auth":"y"}]}',
-    '{"a":{"auth":"x"},"b":[{"auth":"y"}]}',
-  ],
-  ['auth as a value', '{"a":"auth","b":["auth"]}', '{"a":"auth","b":["auth"]}'],
-  ['keys like auth', '{"auths":"x","aut":"y","":"z","auth ":"w"}', '{"auths":"x","aut":"y","":"z","auth ":"w"}'],
-  ['a text that looks like auth', '{"a":"\\",\\"auth\\":\\"x\\"","auth":"T"}', '{"a":"\\",\\"auth\\":\\"x\\""}', 'T'],
-  [
-    'all escapes',
-    '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}',
-    '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}',
-  ],
-  [
-    'all numbers',
-    '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}',
-    '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}',
-  ],
-  ['a long key', `{"${'k'.repeat(600)}":1,"auth":"${T}"}`, `{"${'k'.repeat(600)}":1}`, T],
-  [
-    'a long key that begins like one that matters',
-    `{"auth${'\\u0000'.repeat(60)}":1}`,
-    `{"auth${'\\u0000'.repeat(60)}":1}`,
-  ],
-  [
-    'a long text',
-    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}","auth":"${T}"}`,
-    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}"}`,
-    T,
-  ],
-  ['deep nesting', `{"a":${'['.repeat(63)}${']'.repeat(63)}}`, `{"a":${'['.repeat(63)}${']'.repeat(63)}}`],
-  [
-    'keys that matter only on top',
-    '{"a":{"number":1,"recipients":"x","Recipients":2}}',
-    '{"a":{"number":1,"recipients":"x","Recipients":2}}',
-  ],
-  [
-    'null, which is nothing to the backend, under every key that matters',
-    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
-    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
-  ],
-  ['an auth that is null', '{"a":1, "auth" : null,"b":2}', '{"a":1,"b":2}'],
-];
-
-for (const [name, input, output, auth] of SCANNED) {
-  test(`BodyScan: ${name}, cut at every byte`, () => {
-    for (const chunks of everySplit(input)) {
-      const scanned = scanAll(chunks);
-      assert.equal(scanned.out, output);
-      assert.equal(scanned.auth, auth);
-      const kept = scanAll(chunks, true);
-      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), 'the length is kept');
-      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output));
-      assert.equal(kept.out.includes(T), false);
-    }
+test('per token: a pattern that names a route without an account opens it, and info stays open', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('[]'));
+  const gateway = await startGateway(t, backend, {
+    tokens: {
+      a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] },
+    },
   });
-}
-
-test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
-  const document =
-    '{"number":"\\u002b4912","recipients":["+1","group.x","ü\\n"],"recipient":"r","members":[],"admins":["a"],"answers":["y",1],"selected_answers":[0,2],' +
-    '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",' +
-    '"data:application/pdf;filename=Invoice, März; 1\\u002e,base6,4.pdf;\\u0062ase64,QUJD","no, data; here"],"x":"y"}';
-  const fields = [
-    ['number', '+4912'],
-    ['recipients', '+1'],
-    ['recipients', 'group.x'],
-    ['recipients', 'ü\n'],
-    ['recipient', 'r'],
-    ['admins', 'a'],
-    ['answers', 'y'],
-    ['answers', '1'],
-    ['selected_answers', '0'],
-    ['selected_answers', '2'],
-    ['base64_attachment', 'data:image/png;filename=a/b.png;base64'],
-    ['base64_attachments', 'QUJD'],
-    ['base64_attachments', 'data:;base64'],
-    ['base64_attachments', ''],
-    ['base64_attachments', 'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64'],
-    ['base64_attachments', 'no, data; here'],
-  ];
-  for (const chunks of everySplit(document)) {
-    const scanned = scanAll(chunks);
-    assert.equal(scanned.out, document);
-    assert.deepEqual(scanned.fields.map(({ key, value }) => [key, value]), fields);
-  }
-});
-
-const NOT_AN_OBJECT = [
-  '',
-  ' ',
-  '[]',
-  '[{}]',
-  '"text"',
-  '1',
-  'null',
-  'true',
-  'auth=x',
-  '\ufeff{}',
-  '{',
-  '{"',
-  '{"a',
-  '{"a"',
-  '{"a":',
-  '{"a":1',
-  '{"a":1,',
-  '{"a":1,}',
-  '{,}',
-  '{"a":1 "b":2}',
-  '{a:1}',
-  "{'a':1}",
-  '{"a" 1}',
-  '{"a"::1}',
-  '{"a":}',
-  '{"a":,}',
-  '{"a":1}}',
-  '{}{}',
-  '{} x',
-  '{}\0',
-  '{}]',
-  '{"a":[}',
-  '{"a":]}',
-  '{"a":[1,]}',
-  '{"a":[,1]}',
-  '{"a":[1 2]}',
-  '{"a":{]}',
-  '{"a":(1)}',
-  '{"a":[1}]',
-  '{"a":01}',
-  '{"a":+1}',
-  '{"a":.5}',
-  '{"a":1.}',
-  '{"a":1e}',
-  '{"a":--1}',
-  '{"a":1-1}',
-  '{"a":0x1}',
-  '{"a":NaN}',
-  '{"a":Infinity}',
-  '{"a":-}',
-  '{"a":tru}',
-  '{"a":True}',
-  '{"a":nul}',
-  '{"number":nul}',
-  '{"recipients":nope}',
-  '{"a":truefalse}',
-  '{"a":1a}',
-  '{"a":undefined}',
-  '{"a":"\n"}',
-  '{"a":"\t"}',
-  '{"a":"\0"}',
-  '{"a":"\x1f"}',
-  '{"a\x01":1}',
-  '{"a":"\\x"}',
-  '{"a":"\\u12"}',
-  '{"a":"\\u12g4"}',
-  '{"a":"\\U0041"}',
-  '{"a":"\\',
-  '{/**/}',
-  '{"a":1}//',
-  '\v{}',
-  '{\u00a0}',
-  '{\f}',
-  `{"a":${'['.repeat(64)}${']'.repeat(64)}}`,
-  `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`,
-  `{"a":${'1'.repeat(300)}}`,
-  '{"auth":"x"',
-  '{"auth":"x","a":1',
-  '{"auth":"x",}',
-];
-
-/** Documents that are JSON, and that the backend would read in another way than it looks. */
-const BAD_FIELDS = [
-  '{"auth":1}',
-  '{"auth":["x"]}',
-  '{"auth":{}}',
-  '{"auth":"x","auth":"x"}',
-  '{"auth":"x","\\u0061uth":"y"}',
-  '{"Auth":"x"}',
-  '{"AUTH":"x"}',
-  '{"\\u0041uth":"x"}',
-  '{"number":1}',
-  '{"number":["+1"]}',
-  '{"number":true}',
-  '{"number":"+1","number":"+2"}',
-  '{"number":"+1","Number":"+2"}',
-  '{"NUMBER":"+1"}',
-  '{"recipients":"+1"}',
-  '{"recipients":{}}',
-  '{"recipients":[1]}',
-  '{"recipients":[null]}',
-  '{"recipients":[["+1"]]}',
-  '{"recipients":[{"a":1}]}',
-  '{"recipients":["+1",true]}',
-  '{"recipients":1}',
-  '{"recipients":["+1"],"recipients":["+2"]}',
-  '{"recipients":["+1"],"Recipients":["+2"]}',
-  '{"recipient\u017f":["+1"]}',
-  '{"recipient\\u017f":["+1"]}',
-  '{"recipient\\u017F":["+1"]}',
-  '{"\\u0052ecipients":["+1"]}',
-  '{"recipient":["+1"]}',
-  '{"recipient":1}',
-  '{"Recipient":"+1"}',
-  '{"recipient":"+1","recipient":"+2"}',
-  '{"member\u017f":["x"]}',
-  '{"admin\\u017f":["x"]}',
-  '{"ADMINS":[]}',
-  '{"members":"x"}',
-  '{"base64_attachments":"x"}',
-  '{"base64_attachments":[null]}',
-  '{"base64_attachments":true}',
-  '{"ba\u017fe64_attachments":[]}',
-  '{"base64_attachment":["x"]}',
-  '{"base64_attachments":[],"base64_attachments":[]}',
-  '{"answers":[null]}',
-  '{"answers":[true]}',
-  '{"answers":["a"],"Answers":["-b"]}',
-  '{"selected_answer\\u017f":[1]}',
-  '{"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}',
-  '{"base64_attachments":["data:x;base64,AAAA\\u003bfilename=x"]}',
-  '{"base64_attachments":["data:x;base64\\u002cQUJD"]}',
-  '{"base64_attachments":["data:x;base64,QUJD,QUJD"]}',
-  '{"base64_attachments":["data:x;\\u0062ase64,AA;filename=../x;base64,QUJD"]}',
-  '{"base64_attachments":["base64,;"]}',
-  '{"base64_attachments":[",base64,,"]}',
-  '{"members":null,"members":["+1"]}',
-  '{"auth":null,"auth":"x"}',
-  '{"recipients":false}',
-  `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
-  `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
-  `{"recipients":["${'1'.repeat(5000)}"]}`,
-  `{"auth":"${'\\u0041'.repeat(700)}"}`,
-];
-
-for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
-  for (const document of documents) {
-    const title = document.length > 70 ? `${document.slice(0, 70)}… (${document.length})` : document;
-    test(`BodyScan: ${JSON.stringify(title)} is ${code} however it is cut, and nothing complete has passed`, () => {
-      for (const chunks of everySplit(document)) {
-        const scan = new BodyScan();
-        const passed: Uint8Array[] = [];
-        assert.throws(
-          () => {
-            for (const chunk of chunks) passed.push(...scan.write(chunk));
-            passed.push(...scan.end());
-          },
-          { code },
-          `cut into ${chunks.map(({ length }) => length)} bytes`,
-        );
-        assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
-        // While its sender is not known, it waits for who asks for the fields; but broken JSON does not.
-        const deferring = new BodyScan();
-        deferring.defers = true;
-        const read = (): void => {
-          for (const chunk of chunks) deferring.write(chunk);
-          deferring.end();
-        };
-        if (code === 'bad_json' || /auth|u0061uth|u0041uth/i.test(document)) {
-          assert.throws(read, { code });
-        } else {
-          read();
-          assert.throws(() => deferring.takeFields(), { code });
-        }
-      }
-    });
-  }
-}
-
-test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
   for (
-    const bytes of [
-      [0x80],
-      [0xc3],
-      [0xc0, 0x80],
-      [0xe0, 0x80, 0x80],
-      [0xed, 0xa0, 0x80],
-      [0xf0, 0x80, 0x80, 0x80],
-      [0xf4, 0x90, 0x80, 0x80],
-      [0xf5],
-      [0xff],
-      [0xe2, 0x82],
-      [0xf0, 0x9f, 0x98],
-    ]
-  ) {
-    for (const chunks of everySplit(Buffer.concat([Buffer.from('{"a":"'), Buffer.from(bytes), Buffer.from('"}')]))) {
-      assert.throws(() => scanAll(chunks), { code: 'bad_json' });
-    }
-  }
-  const good = '{"a":"\u0080é߿ࠀ€\ud7ff\ue000￿𐀀😀\u{10ffff}"}';
-  for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
+    const [path, status] of [['/v1/about', 200], ['/v1/attachments/abc', 200], ['/v1/accounts', 200], [
+      '/v1/attachments',
+      403,
+    ]] as const
+  ) assert.equal((await ask(gateway, { path, headers: BEARER })).status, status, path);
 });
 
-test('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (t) => {
-  const random = seeded(t);
-  const pick = <V>(values: V[]): V => values[random(values.length)]!;
-  const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
-  const key = (letters: string[] = []): string =>
-    `"${
-      Array.from({ length: random(12) }, () =>
-        pick(['a', 'é', '😀', '\\n', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '[', ...letters])).join('')
-    }"`;
-  // Not in keys: V8 in Node 24 and 26 mistakes the second of {"k\\\\":0} and {"k\\"":0} for the first.
-  const text = (): string => key(['\\"', '\\\\']);
-  const value = (depth: number): string => {
-    const kind = random(depth > 4 ? 3 : 5);
-    if (kind === 0) return text();
-    if (kind === 1) return pick(['0', '-1', '1.5', '1e3', '-0.0E-2', '123456789012345678']);
-    if (kind === 2) return pick(['true', 'false', 'null']);
-    const inner = Array.from(
-      { length: random(4) },
-      () => `${space()}${kind === 3 ? '' : `${key()}${space()}:${space()}`}${value(depth + 1)}${space()}`,
-    ).join(',');
-    return kind === 3 ? `[${inner}]` : `{${inner || space()}}`;
-  };
-  for (let round = 0; round < 2000; round++) {
-    const members = Array.from(
-      { length: random(6) },
-      (_, i) => `${space()}"k${i}${key().slice(1)}${space()}:${space()}${value(1)}${space()}`,
-    );
-    const auth = random(2) ? `t${random(1000)}` : undefined;
-    if (auth !== undefined) {
-      members.splice(
-        random(members.length + 1),
-        0,
-        `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`,
-      );
-    }
-    const document = `${space()}{${members.join(',')}}${space()}`;
-    const chunks: Buffer[] = [];
-    for (let rest = Buffer.from(document); rest.length > 0;) {
-      const size = 1 + random(20);
-      chunks.push(rest.subarray(0, size));
-      rest = rest.subarray(size);
-    }
-    const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
-    const scanned = scanAll(chunks, random(2) === 0);
-    assert.deepEqual(JSON.parse(scanned.out), expected, document);
-    assert.equal(scanned.auth, auth, document);
-    assert.equal(cut, auth);
+// A wildcard counted as naming the route.
+attack(
+  "read all accounts' attachments by a pattern that names nothing",
+  { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } } },
+  403,
+  'endpoint_not_allowed',
+  [
+    { path: '/v1/attachments' },
+    { path: '/v1/attachments/abc' },
+    { path: '/v1/search?numbers=%2B1555' },
+  ],
+);
 
-    // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
-    const bytes = Buffer.from(document);
-    bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
-    let isObject = false;
-    try {
-      const parsed: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
-      isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
-    } catch { /* not JSON */ }
-    let refusal: string | undefined;
-    try {
-      scanAll([bytes]);
-    } catch (error) {
-      refusal = (error as { code: string }).code;
-    }
-    if (refusal !== 'bad_field') {
-      assert.equal(refusal === undefined, isObject, JSON.stringify(bytes.toString('latin1')));
-    }
-  }
+// ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
+
+test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const { backend, gateway } = await startBoth(t, {
+    rate: '3/1m',
+    tokens: { a: { secret: SECRET }, b: { secret: OTHER } },
+  }, { now: () => nowMs });
+  for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  // What may not pass anyway does not count, neither before nor after.
+  assert.equal((await ask(gateway, { headers: BEARER, path: '/v1/accounts' })).status, 403);
+  const limited = await ask(gateway, { headers: BEARER });
+  assert.deepEqual([limited.status, limited.json.code, limited.headers['retry-after']], [429, 'rate_limited', '20']);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal(backend.seen.length, 4);
+  nowMs += 19_999;
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  nowMs += 1;
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
 });
 
-test('BodyScan: 64 MiB pass through without being kept', () => {
-  const scan = new BodyScan();
-  const chunk = Buffer.alloc(64 * 1024, 'QUJD');
-  let passed = 0;
-  const push = (bytes: Uint8Array): void => {
-    for (const piece of scan.write(bytes)) passed += piece.length;
-  };
-  push(Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,'));
-  const before = process.memoryUsage();
-  for (let i = 0; i < 1024; i++) push(chunk);
-  const after = process.memoryUsage();
-  push(Buffer.from('"]}'));
-  for (const piece of scan.end()) passed += piece.length;
-  assert.equal(passed, 64 * 1024 * 1024 + 64);
-  // Made for a native search and dropped at once; what is alive may wait for the collector.
-  assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
+test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
+  const wrong = (client: string): Promise<Answer> =>
+    ask(both.gateway, { headers: { 'authorization': `Bearer ${OTHER}`, 'x-forwarded-for': client } });
+  for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
+  const limited = await wrong('203.0.113.7');
+  assertDenied(limited, 429, 'too_many_failures', both);
+  // A flood must not fill the log of a small computer.
+  assert.deepEqual(requests(both.gateway).map((line) => line.level), [...Array(30).fill('warn'), 'debug']);
+  assert.equal(limited.headers['retry-after'], '2');
+  assert.equal((await wrong('203.0.113.8')).status, 401);
+  // No credential is not a wrong one, and is challenged as ever.
+  assert.equal((await ask(both.gateway, { headers: { 'x-forwarded-for': '203.0.113.7' } })).status, 401);
+  assert.equal(both.backend.seen.length, 0);
+  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '203.0.113.7' } })).status, 200);
+  nowMs += 2000;
+  assert.equal((await wrong('203.0.113.7')).status, 401);
+  assert.equal((await wrong('203.0.113.7')).status, 429);
+  // One household is one IPv6 /64.
+  for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
+  assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
+  assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
 });
 
-// White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
-// each, and all of them counted again with each byte.
-test('what comes in single bytes is held in few pieces', () => {
-  for (const keys of ['all', 'none'] as const) {
-    const scan = new BodyScan(keys);
-    const out = scan.write(Buffer.from('{'));
-    for (let i = 0; i < 60_000; i++) out.push(...scan.write(Buffer.from(' ')));
-    const released = scan.write(Buffer.from('"a":1}'));
-    assert.ok(released.length < 100, `${released.length} pieces`);
-    assert.equal(Buffer.concat([...out, ...released, ...scan.end()]).toString(), `{${' '.repeat(60_000)}"a":1}`);
-    const more = new BodyScan(keys);
-    more.write(Buffer.from('{'));
-    assert.throws(() => {
-      for (let i = 0; i < 70_000; i++) more.write(Buffer.from('\n'));
-    }, /too much white space/);
-  }
+test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
+  const limiter = new RateLimiter();
+  const rate = { count: 7, perMs: 1000, words: '' };
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
+  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
+  assert.equal(limiter.take('b', rate, 0), 0);
+  assert.equal(limiter.take('a', rate, 143), 0);
+  assert.ok(limiter.take('a', rate, 143) > 0);
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
+  assert.ok(limiter.take('a', rate, 10_000) > 0);
+  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
 });
 
-// The limit was looked at once for each chunk.
-test('BodyScan: how much white space may stand between members does not depend on the chunks', () => {
-  for (
-    const around of ['{"a":1,#"b":2}', '{#"a":1}', '{"a":1,"auth"#:"x"}', '{"a":1,"auth":#"x"}', '{"a":[1,#2],#"b":#3}']
-  ) {
-    for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
-      const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
-      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
-        const chunks: Buffer[] = [];
-        for (let at = 0; at < document.length; at += step) chunks.push(document.subarray(at, at + step));
-        try {
-          return scanAll(chunks).out.length;
-        } catch (error) {
-          return (error as Error).message;
-        }
-      });
-      assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
-      assert.equal(typeof verdicts[0], size <= 65_520 ? 'number' : size > 65_536 ? 'string' : typeof verdicts[0]);
-    }
-  }
-});
-
-test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
-  const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
-  const scan = new BodyScan('none');
-  assert.equal(Buffer.concat([...scan.write(Buffer.from(text)), ...scan.end()]).toString(), text);
-  assert.deepEqual([scan.auth, scan.takeFields()], [undefined, []]);
-  assert.throws(
-    () => new BodyScan('none').write(Buffer.from(text.replace('"a":', '"a"'))),
-    /a colon is expected, at byte 54/,
-  );
-});
-
-// ── BODIES ON THE WAY ────────────────────────────────────────────────────────────────────────────
+// ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
 
 test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
   const both = await startBoth(t);
@@ -2072,751 +3572,6 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
   assert.equal(backend.seen[0]!.headers.expect, undefined);
 });
 
-// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
-
-/**
- * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, by
- * its name there, in words of our own. Where theirs escapes for HTML, ours does not.
- */
-const MUSTACHE: [name: string, template: string, data: unknown, text: string][] = [
-  ['no interpolation', 'The {disk} is full}.\n', {}, 'The {disk} is full}.\n'],
-  ['basic interpolation', 'Disk {{name}} is full.\n', { name: 'sda' }, 'Disk sda is full.\n'],
-  ['HTML is not escaped', '{{x}}', { x: `& " < > ' \` =` }, `& " < > ' \` =`],
-  ['triple mustache', '{{{x}}}', { x: '& " < >' }, '& " < >'],
-  ['ampersand', '{{&x}}', { x: '& " < >' }, '& " < >'],
-  ...['{{n}}', '{{{n}}}', '{{&n}}'].flatMap((tag): [string, string, unknown, string][] => [
-    [`integer interpolation by ${tag}`, `${tag} left`, { n: 42 }, '42 left'],
-    [`decimal interpolation by ${tag}`, `${tag} left`, JSON.parse('{"n":2.50}'), '2.5 left'],
-    [`null interpolation by ${tag}`, `(${tag})`, { n: null }, '()'],
-    [`context miss by ${tag}`, `(${tag})`, {}, '()'],
-    [`surrounding white space by ${tag}`, `| ${tag} |`, { n: '--' }, '| -- |'],
-    [`standalone by ${tag}`, `  ${tag}\n`, { n: '--' }, '  --\n'],
-    [`padding by ${tag}`, `|${tag.replace('n', ' n ')}|`, { n: '--' }, '|--|'],
-    [
-      `dotted names by ${tag}`,
-      `${tag.replace('n', 'host.n')} = {{#host}}${tag}{{/host}}`,
-      { host: { n: 'pi' } },
-      'pi = pi',
-    ],
-    [`implicit iterator by ${tag}`, `<${tag.replace('n', '.')}>`, 'text', '<text>'],
-    [`implicit iterator, integer, by ${tag}`, `<${tag.replace('n', '.')}>`, 85, '<85>'],
-  ]),
-  ['dotted names: arbitrary depth', '{{a.b.c.d.e.f}}', { a: { b: { c: { d: { e: { f: 'deep' } } } } } }, 'deep'],
-  ['dotted names: broken chains', '[{{a.b.c}}]', { a: {} }, '[]'],
-  ['dotted names: broken chain resolution', '[{{a.b.c.name}}]', { a: { b: {} }, c: { name: 'other' } }, '[]'],
-  ['dotted names: initial resolution', '{{#a}}{{b.c.name}}{{/a}}', {
-    a: { b: { c: { name: 'inner' } } },
-    b: { c: { name: 'outer' } },
-  }, 'inner'],
-  ['dotted names: context precedence', '[{{#a}}{{b.c}}{{/a}}]', { a: { b: {} }, b: { c: 'outer' } }, '[]'],
-  ['dotted names: leading dot', '[{{#a}}{{.name}}{{/a}}][{{#b}}{{.name}}{{/b}}]', {
-    a: { x: 1 },
-    b: { name: 'own' },
-    name: 'outer',
-  }, '[][own]'],
-  ['dotted names are never single keys', '[{{a.b}}]', { 'a.b': 'c' }, '[]'],
-  ['dotted names: no masking', '{{a.b}}', { 'a.b': 'c', 'a': { b: 'd' } }, 'd'],
-  ['list indices', '{{a.0}}{{a.1.b}}[{{a.2}}]', { a: ['x', { b: 'y' }] }, 'xy[]'],
-
-  ['section: truthy', '<{{#on}}shown{{/on}}>', { on: true }, '<shown>'],
-  ['section: falsey', '<{{#on}}hidden{{/on}}>', { on: false }, '<>'],
-  ['section: null is falsey', '<{{#on}}hidden{{/on}}>', { on: null }, '<>'],
-  ['section: context', '{{#host}}on {{name}}{{/host}}', { host: { name: 'pi' } }, 'on pi'],
-  ['section: parent contexts', '{{#in}}{{a}}, {{b}}, {{c.d}}{{/in}}', {
-    a: 'up',
-    b: 'not this',
-    in: { b: 'here' },
-    c: { d: 'far' },
-  }, 'up, here, far'],
-  ['section: variable test', '{{#x}}{{.}} is {{x}}{{/x}}', { x: 'this' }, 'this is this'],
-  ['section: list contexts', '{{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}}', {
-    as: [{ n: { up: 'K', low: 'k' }, bs: [{ m: '7', cs: [{ l: 'p' }, { l: 'q' }] }] }],
-  }, 'k7.K7p.K7q.'],
-  [
-    'section: deeply nested contexts',
-    '{{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}{{one}}\n{{#c}}\n{{one}}{{two}}{{three}}\n{{#d}}\n{{two}}{{four}}{{two}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{three}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n',
-    { a: { one: 1 }, b: { two: 2 }, c: { three: 3, d: { four: 4, five: 5 } } },
-    '1\n121\n123\n242\n4551\n3\n2\n',
-  ],
-  ['section: list', '<{{#list}}{{n}}{{/list}}>', { list: [{ n: 1 }, { n: 2 }, { n: 3 }] }, '<123>'],
-  ['section: empty list', '<{{#list}}hidden{{/list}}>', { list: [] }, '<>'],
-  ['section: strings are no lists', '<{{#text}}once{{/text}}>', { text: 'abc' }, '<once>'],
-  [
-    'section: doubled',
-    '{{#on}}\n- one\n{{/on}}\n- {{two}}\n{{#on}}\n- three\n{{/on}}\n',
-    { on: true, two: 'two' },
-    '- one\n- two\n- three\n',
-  ],
-  ['section: nested, truthy', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: true }, '| A B C D E |'],
-  ['section: nested, falsey', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: false }, '| A  E |'],
-  ['section: context misses', '[{{#nothing}}hidden{{/nothing}}]', {}, '[]'],
-  ['implicit iterator: strings', '{{#list}}({{.}}){{/list}}', { list: ['a', 'b'] }, '(a)(b)'],
-  ['implicit iterator: integers', '{{#list}}({{.}}){{/list}}', { list: [1, 2] }, '(1)(2)'],
-  ['implicit iterator: decimals', '{{#list}}({{.}}){{/list}}', JSON.parse('{"list":[1.10,2.20]}'), '(1.1)(2.2)'],
-  ['implicit iterator: lists', '{{#list}}({{#.}}{{.}}{{/.}}){{/list}}', { list: [[1, 2], ['x']] }, '(12)(x)'],
-  ['implicit iterator: root level', '{{#.}}({{n}}){{/.}}', [{ n: 'a' }, { n: 'b' }], '(a)(b)'],
-  ['section: dotted names, truthy', '<{{#a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: true } } }, '<shown>'],
-  ['section: dotted names, falsey', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: false } } }, '<>'],
-  ['section: dotted names, broken chains', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: {} }, '<>'],
-  ['section: zero and the empty text are falsey', '<{{#a}}x{{/a}}{{#b}}y{{/b}}>', { a: 0, b: '' }, '<>'],
-
-  ['inverted: falsey', '<{{^on}}shown{{/on}}>', { on: false }, '<shown>'],
-  ['inverted: null', '<{{^on}}shown{{/on}}>', { on: null }, '<shown>'],
-  ['inverted: truthy', '<{{^on}}hidden{{/on}}>', { on: true }, '<>'],
-  ['inverted: truthy strings', '<{{^on}}hidden{{/on}}>', { on: 'yes' }, '<>'],
-  ['inverted: context', '<{{^host}}hidden {{name}}{{/host}}>', { host: { name: 'pi' } }, '<>'],
-  ['inverted: list', '<{{^list}}{{n}}{{/list}}>', { list: [{ n: 1 }] }, '<>'],
-  ['inverted: empty list', '<{{^list}}none{{/list}}>', { list: [] }, '<none>'],
-  [
-    'inverted: doubled',
-    '{{^on}}\n- one\n{{/on}}\n- {{two}}\n{{^on}}\n- three\n{{/on}}\n',
-    { on: false, two: 'two' },
-    '- one\n- two\n- three\n',
-  ],
-  ['inverted: nested, falsey', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: false }, '| A B C D E |'],
-  ['inverted: nested, truthy', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: true }, '| A  E |'],
-  ['inverted: context misses', '[{{^nothing}}none{{/nothing}}]', {}, '[none]'],
-  ['inverted: dotted names, truthy', '<{{^a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: true } } }, '<>'],
-  ['inverted: dotted names, falsey', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: false } } }, '<shown>'],
-  ['inverted: dotted names, broken chains', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: {} }, '<shown>'],
-
-  ...['#', '^'].flatMap((sigil): [string, string, unknown, string][] => {
-    const data = { on: sigil === '#' };
-    return [
-      [`${sigil}: surrounding white space`, ` | {{${sigil}on}}\t|\t{{/on}} | \n`, data, ' | \t|\t | \n'],
-      [`${sigil}: internal white space`, ` | {{${sigil}on}} {{! a remark }}\n {{/on}} | \n`, data, ' |  \n  | \n'],
-      [`${sigil}: indented inline sections`, ` {{${sigil}on}}A{{/on}}\n {{${sigil}on}}B{{/on}}\n`, data, ' A\n B\n'],
-      [`${sigil}: standalone lines`, `| One\n{{${sigil}on}}\n|\n{{/on}}\n| Two\n`, data, '| One\n|\n| Two\n'],
-      [
-        `${sigil}: indented standalone lines`,
-        `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n| Two\n`,
-        data,
-        '| One\n|\n| Two\n',
-      ],
-      [`${sigil}: standalone line endings`, `|\r\n{{${sigil}on}}\r\n{{/on}}\r\n|`, data, '|\r\n|'],
-      [`${sigil}: standalone without previous line`, `  {{${sigil}on}}\n#{{/on}}\n/`, data, '#\n/'],
-      [`${sigil}: standalone without newline`, `#{{${sigil}on}}\n/\n  {{/on}}`, data, '#\n/\n'],
-      [`${sigil}: padding`, `|{{${sigil} on }}={{/\ton\n}}|`, data, '|=|'],
-    ];
-  }),
-
-  ['comment: inline', 'before{{! a remark! }}after', {}, 'beforeafter'],
-  ['comment: multiline', 'before{{!\n  a remark\n  of two lines\n}}after\n', {}, 'beforeafter\n'],
-  ['comment: standalone', 'One.\n{{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented standalone', 'One.\n  {{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: standalone line endings', '|\r\n{{! a remark }}\r\n|', {}, '|\r\n|'],
-  ['comment: standalone without previous line', '  {{! a remark }}\n!', {}, '!'],
-  ['comment: standalone without newline', '!\n  {{! a remark }}', {}, '!\n'],
-  ['comment: multiline standalone', 'One.\n{{!\nof several lines\n}}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented multiline standalone', 'One.\n  {{!\n    of several lines\n  }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented inline', '  one {{! two }}\n', {}, '  one \n'],
-  ['comment: surrounding white space', 'one {{! two }} three', {}, 'one  three'],
-  ['comment: variable name collision', '<{{! a }}|{{!a }}|{{!a}}>', { '! a': 1, '!a': 2, 'a': 3 }, '<||>'],
-
-  // Beyond the specification.
-  ['an object inserts its JSON', '{{a}} {{#b}}{{.}} {{/b}}{{c}}', {
-    a: { x: [1, null, 'ü'] },
-    b: [{ y: 2 }, []],
-    c: [true],
-  }, '{"x":[1,null,"ü"]} {"y":2} [] [true]'],
-  ['true and false insert their names', '{{a}} {{b}}', { a: true, b: false }, 'true false'],
-  [
-    'what is inserted is not read as a template',
-    '{{a}} {{#b}}{{.}}{{/b}}',
-    { a: '{{b}}{{#b}}x{{/b}}', b: '{{a}}' },
-    '{{b}}{{#b}}x{{/b}} {{a}}',
-  ],
-  [
-    'what JavaScript adds to its values has no name',
-    '[{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}]',
-    { a: [1, 2], b: ['text'] },
-    '[]',
-  ],
-  [
-    'and data that has such names is data',
-    '{{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}',
-    JSON.parse('{"__proto__":"a","constructor":{"prototype":"b"}}'),
-    'ab',
-  ],
-  ['a length that is data', '{{length}}{{a.length}}', { length: 6, a: { length: 5 } }, '65'],
-  ['a tab after a standalone tag', '|\n{{#on}}\t\n|\n{{/on}}\t\n|', { on: true }, '|\n|\n|'],
-  [
-    'unusual names',
-    '{{a-b}}{{@c}}{{d:e}}{{ü.é}}{{a/b}}',
-    { 'a-b': 1, '@c': 2, 'd:e': 3, 'ü': { 'é': 4 }, 'a/b': 5 },
-    '12345',
-  ],
-];
-
-for (const [name, template, data, text] of MUSTACHE) {
-  test(`template, ${name}`, () => assert.equal(new Template(template).render(data), text));
-}
-
-test('a template that is not one is refused, with line and column', () => {
-  for (
-    const [template, at, why] of [
-      ['Hello {{name', '1, column 7', 'a "{{" has no "}}"'],
-      ['a\nb {{{name}}', '2, column 3', '"{{{name}}" has no name, or one with a space, a brace or an empty part in it'],
-      ['a\r\n\r\n  {{#alerts}}\n{{x}}', '3, column 3', '"{{#alerts}}" has no "{{/alerts}}"'],
-      ['{{#a}}{{^b}}x{{/b}}', '1, column 1', '"{{#a}}" has no "{{/a}}"'],
-      ['x\n{{/a}}', '2, column 1', '"{{/a}}" closes a section that is not open'],
-      ['{{#a}}\n {{#b}}\n  {{/a}}{{/b}}', '3, column 3', '"{{/a}}" stands where "{{/b}}" is expected'],
-      ['{{}}', '1, column 1', '"{{}}" has no name'],
-      ['{{ # }}', '1, column 1', '"{{ # }}" has no name'],
-      ['{{{}}}', '1, column 1', '"{{{}}}" has no name'],
-      ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'],
-      ['{{a.}}', '1, column 1', '"{{a.}}" has no name'],
-      ['{{..}}', '1, column 1', '"{{..}}" has no name'],
-      ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'],
-      ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
-      ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'],
-      ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'],
-      ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'],
-      ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
-      [`${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)}`, '1, column 385', 'sections are nested more than 64 levels deep'],
-    ] as const
-  ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`),
-      template,
-    );
-  }
-});
-
-test('what is said of a template is one line without control characters, however the tag looks', () => {
-  for (
-    const template of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
-  ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error.message.length < 250 && !/\p{Cc}/u.test(error.message),
-    );
-  }
-  assert.throws(() => new Template('a\n😀ü {{'), /^SyntaxError: line 2, column 4: /);
-});
-
-test('a template cut at any place is one or is refused, and renders without an accident', () => {
-  const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
-  for (let i = 0; i <= whole.length; i++) {
-    for (const part of [whole.slice(0, i), whole.slice(i)]) {
-      try {
-        new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
-      } catch (error) {
-        assert.ok(error instanceof SyntaxError, String(error));
-        assert.match(error.message, /^line \d+, column \d+: /);
-      }
-    }
-  }
-});
-
-test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
-  const limit = 64 * 1024;
-  const render = (template: string, data: unknown): string => new Template(template).render(data);
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit) }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit + 1) }), `${'x'.repeat(limit - 3)}…`);
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: '' }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: 'y' }), `${'x'.repeat(limit - 3)}…`);
-  assert.equal(render('{{#a}}line {{.}}\n{{/a}}', { a: Array.from({ length: 100_000 }, (_, i) => i) }).slice(-1), '…');
-  for (const pad of ['', 'x', 'xx', 'xxx']) {
-    for (const char of ['ü', '€', '😀']) {
-      const text = render('{{p}}{{a}}', { p: pad, a: char.repeat(limit) });
-      assert.ok(Buffer.byteLength(text) <= limit && Buffer.byteLength(text) > limit - 4, `${Buffer.byteLength(text)}`);
-      assert.equal(text.replaceAll(char, ''), `${pad}…`);
-    }
-  }
-});
-
-test('a rendering stops where its text is cut, and a name costs more the deeper it is looked for', () => {
-  // All of it is longer than a string may be.
-  const text = new Template('{{a}}'.repeat(1000)).render({ a: 'x'.repeat(1024 * 1024) });
-  assert.equal(Buffer.byteLength(text), 64 * 1024);
-  assert.equal(
-    new Template(`${'{{#a}}'.repeat(60)}${'{{b}}'.repeat(1000)}${'{{/a}}'.repeat(60)}`).render({ a: 1 }),
-    '…',
-  );
-});
-
-test('the work of a rendering is bounded, however sections multiply', () => {
-  const a = Array<number>(100_000).fill(1);
-  // Without a bound the first of these would take 10^15 steps, the second 10^50.
-  assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
-  assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
-  assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
-  // Below the limit it is the length of the data times that of the template.
-  for (const n of [50, 100, 200]) {
-    const [template, data] = ['{{#a}}{{#a}}{{#a}}.{{/a}}{{/a}}{{/a}}', { a: Array<number>(n).fill(1) }];
-    const text = new Template(template).render(data);
-    assert.ok(
-      text.endsWith('…') && text.length < template.length * JSON.stringify(data).length,
-      `${text.length} of ${n ** 3}`,
-    );
-  }
-  // One way through much data is no multiplication.
-  assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
-});
-
-// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
-
-relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(200, [
-      'Connection',
-      'X-Hop-Back',
-      'X-Hop-Back',
-      'secret',
-      'Keep-Alive',
-      'timeout=1',
-      'Proxy-Authenticate',
-      'Basic',
-      'Upgrade',
-      'h2c',
-      'X-End',
-      'to end',
-      'Set-Cookie',
-      'a=1',
-      'Set-Cookie',
-      'b=2; Path=/',
-      'Content-Type',
-      'application/json',
-      'Content-Length',
-      '2',
-    ]).end('{}');
-  });
-  const gateway = await startGateway(t, backend);
-  const response = await rawRequest(gateway, '/v1/about', {
-    headers: [
-      `Authorization: Bearer ${SECRET}`,
-      'Connection: X-Hop, x-forwarded-for, content-type',
-      'X-Hop: secret',
-      'Keep-Alive: 5',
-      'TE: trailers',
-      'Trailer: X',
-      'Upgrade: h2c',
-      'Proxy-Authorization: Basic x',
-      'Proxy-Connection: close',
-      'Forwarded: for=1.2.3.4',
-      'X-Forwarded-For: 1.2.3.4',
-      'X-Forwarded-Host: evil',
-      'X-Forwarded-Proto: https',
-      'X-Forwarded-Prefix: /evil',
-      'X-Real-IP: 1.2.3.4',
-      'X-Request-Id: forged',
-      'Accept-Encoding: gzip',
-      'X-End: to end',
-      'Cookie: c=3',
-      'Referer: http://gateway/x',
-      'X-Original-URL: /x',
-      'X-Original-Anything: x',
-      'X-Rewrite-URL: /x',
-      'X-Envoy-Original-Path: /x',
-      'User-Agent: test/1',
-    ],
-  });
-  const [seen] = backend.seen;
-  const {
-    'x-request-id': requestId,
-    'connection': _0,
-    'accept-language': _1,
-    'sec-fetch-mode': _2,
-    accept: _3,
-    ...headers
-  } = seen!.headers;
-  assert.deepEqual(headers, {
-    'host': `127.0.0.1:${backend.port}`,
-    'accept-encoding': 'identity',
-    'x-end': 'to end',
-    'user-agent': 'test/1',
-    'x-forwarded-for': '127.0.0.1',
-    'x-forwarded-host': 'gateway',
-    'x-forwarded-proto': 'http',
-  });
-  assert.equal(requestId, requests(gateway)[0].requestId);
-  const lower = response.toLowerCase();
-  for (const name of ['x-hop-back', 'proxy-authenticate', 'upgrade', 'timeout=1']) {
-    assert.ok(!lower.includes(name), name);
-  }
-  assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
-  assert.match(response, /\r\nx-end: to end\r\n/i);
-  assert.match(response, /\r\ncontent-length: 2\r\n/i);
-});
-
-test('a header that holds a copy of the credential ends here, and what only looks like one goes on', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const [short, utf8] = ['fifteen-letters', 'pässwört with spaces/+%41'];
-  const digest = `sha256:${createHash('sha256').update(short).digest('hex')}`;
-  const gateway = await startGateway(t, backend, {
-    ...ALL_FORMS,
-    allow: ['info', 'receive'],
-    tokens: { a: { secret: SECRET }, b: { secret: digest }, c: { secret: utf8 } },
-  });
-  const innocent = {
-    'origin': 'http://gateway:8880',
-    'x-other': OTHER,
-    'user-agent': 'x/1',
-    'x-bad': '%zz%e4%',
-    'x-b': 'A'.repeat(50),
-  };
-  const pass = async (request: Ask): Promise<http.IncomingHttpHeaders> => {
-    assert.equal((await ask(gateway, { ...request, headers: { ...innocent, ...request.headers } })).status, 200);
-    return backend.seen.at(-1)!.headers;
-  };
-  for (const secret of [SECRET, utf8]) {
-    for (const copy of copiesOf(secret)) {
-      // As bytes, as node:http writes and reads them.
-      const headers = Object.fromEntries(
-        Object.entries(copy).map(([name, value]) => [name, Buffer.from(String(value)).toString('latin1')]),
-      );
-      const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
-      for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
-      for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
-      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
-    }
-  }
-  // Every credential that was presented counts, not only the one that decided; one below 16 characters does not.
-  const wrong = await pass({
-    path: `/@auth=${OTHER}/v1/about`,
-    headers: { ...BEARER, 'x-other': OTHER, 'x-a': SECRET },
-  });
-  assert.deepEqual([wrong['x-other'], wrong['x-a']], [undefined, undefined]);
-  const kept = await pass({ path: `/v1/about?@auth=${short}`, headers: { 'x-short': short } });
-  assert.equal(kept['x-short'], short);
-  // A WebSocket takes the same way.
-  const { text } = openWebSocket(t, gateway, {
-    headers: [`Authorization: Bearer ${SECRET}`, `X-Copy: ${SECRET}`, `Referer: http://gateway/x`, 'X-End: to end'],
-  });
-  await until(() => text().includes('\r\n\r\n'));
-  const { headers } = backend.seen.at(-1)!;
-  assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
-});
-
-/** Bun 1.4.5 refuses more than 198 header fields by itself, and so a request with more is rubbish there. */
-const [HEADERS_MOST, TOO_MANY] = 'Bun' in globalThis
-  ? [198, [400, undefined]] as const
-  : [200, [431, 'too_many_headers']] as const;
-
-test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
-  const both = await startBoth(t);
-  const request = (fields: number, more = ''): Promise<string> =>
-    raw(
-      both.gateway,
-      `GET /v1/about HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${SECRET}\r\n${more}${
-        Array.from({ length: fields - 4 }, (_, i) => `x-${i}: ${i}\r\n`).join('')
-      }Connection: close${Array.from({ length: 1000 }, (_, i) => `,x-${i}`).join('')}\r\n\r\n`,
-    );
-  for (
-    const [response, status, code] of [
-      [await request(201, 'x-more: 1\r\n'), ...TOO_MANY],
-      [await request(10, 'Host: other\r\n'), 400, 'bad_target'],
-      [await request(10, 'HOST: gateway\r\n'), 400, 'bad_target'],
-    ] as const
-  ) {
-    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-    assert.ok(
-      code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
-    );
-  }
-  assert.equal(both.backend.connections, 0);
-  const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
-  await closed(socket);
-  assert.deepEqual([statusOf(text()), codeOf(text())], [...TOO_MANY]);
-  assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1\r\n')), 200);
-  const { headers } = both.backend.seen[0]!;
-  assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
-});
-
-relayTest('status and body come back as the backend sent them', async (t) => {
-  const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
-  const cases: [status: number, type: string | undefined, body: string][] = [
-    [200, 'text/plain; charset=utf-8', '[]'],
-    [201, 'application/json', '{"timestamp":"1"}'],
-    [201, undefined, ''],
-    [204, undefined, ''],
-    [304, undefined, ''],
-    [400, 'text/plain', "Couldn't process request - invalid request"],
-    [404, 'text/plain', '404 page not found'],
-    [429, 'application/json', challenge],
-    [500, undefined, ''],
-    [418, 'image/png', '\x89PNG'],
-  ];
-  for (const [status, type, body] of cases) {
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      res.writeHead(status, type === undefined ? {} : { 'Content-Type': type }).end(body);
-    });
-    const gateway = await startGateway(t, backend);
-    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([answer.status, answer.headers['content-type'], answer.text], [status, type, body]);
-    assert.equal(answer.headers['retry-after'], undefined);
-  }
-});
-
-relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
-  const backend = await startBackend(
-    t,
-    (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
-  );
-  const answer = await ask(await startGateway(t, backend), { headers: BEARER });
-  assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
-});
-
-relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
-  const other = await startBackend(t);
-  for (const status of [301, 302, 303, 307, 308]) {
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      res.writeHead(status, { Location: `${other.url}/v1/about` }).end();
-    });
-    const answer = await ask(await startGateway(t, backend), { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([answer.status, answer.json.code, answer.headers.location], [
-      502,
-      'bad_backend_answer',
-      undefined,
-    ]);
-    assert.equal(backend.seen.length, 1);
-  }
-  assert.equal(other.seen.length, 0);
-});
-
-relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
-  const spare = http.createServer().listen(0, '127.0.0.1');
-  await once(spare, 'listening');
-  const { port } = spare.address() as AddressInfo;
-  spare.close();
-  const gateway = await startGateway(t, { url: `http://127.0.0.1:${port}` });
-  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-  assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
-});
-
-relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
-  for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
-    let asked = 0;
-    const server = net.createServer((socket) => {
-      socket.on('error', () => {});
-      socket.once('data', () => {
-        asked++;
-        socket.end(reply);
-      });
-    });
-    server.listen(0, '127.0.0.1');
-    await once(server, 'listening');
-    t.after(() => server.close());
-    const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
-    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
-    assert.match(answer.json.error, /may have been sent/);
-    assert.equal(asked, 1);
-  }
-});
-
-relayTest(
-  'a slow backend is 504, which says that the message may have been sent; its request is aborted',
-  async (t) => {
-    let aborted = 0;
-    const backend = await startBackend(t, (req) => {
-      req.resume();
-      req.socket.on('close', () => {
-        aborted++;
-      });
-    });
-    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '1s' } });
-    await Promise.all(['short', 'x'.repeat(200_000)].map(async (message) => {
-      const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
-      assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-      assert.match(answer.json.error, /may have been sent/);
-    }));
-    // On a loaded machine one may be too slow to get there.
-    await until(() => aborted > 0 && aborted === backend.seen.length);
-  },
-);
-
-relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
-  for (const headers of [{ 'Content-Length': 100 }, {}]) {
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      res.writeHead(200, headers);
-      res.write('half', () => setImmediate(() => res.destroy()));
-    });
-    const gateway = await startGateway(t, backend);
-    const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
-    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
-    assert.match(response, isBroken);
-    await until(() => requests(gateway).length === 1);
-    assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
-  }
-});
-
-relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
-  let arrived = 0;
-  let left = 0;
-  const backend = await startBackend(t, (req) => {
-    arrived++;
-    req.resume();
-    req.socket.on('close', () => {
-      left++;
-    });
-  });
-  const gateway = await startGateway(t, backend);
-  for (
-    const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
-  ) {
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    socket.on('error', () => {});
-    socket.write(
-      `${
-        body ? 'POST /v2/send' : 'GET /v1/about'
-      } HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body?.length ?? 0}\r\n\r\n${
-        body ?? ''
-      }`,
-    );
-    const before = arrived;
-    await until(() => arrived > before);
-    socket.destroy();
-    await until(() => left === arrived);
-  }
-  await until(() => requests(gateway).length === 3);
-  for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
-});
-
-relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend);
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  socket.on('error', () => {});
-  socket.write(
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${
-      JSON.stringify(MESSAGE).slice(0, -1)
-    },"base64_attachments":["${'A'.repeat(200_000)}`,
-  );
-  await until(() => backend.seen.length === 1);
-  socket.destroy();
-  await until(() => requests(gateway).length === 1);
-  assert.equal(requests(gateway)[0].status, 499);
-  assert.equal(backend.seen[0]!.complete, false);
-  assert.deepEqual(backend.sent, []);
-});
-
-relayTest('a large body reaches the backend while it is still being sent', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend);
-  const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
-  const req = beginSend(gateway, { ...BEARER, 'content-length': body.length });
-  req.write(body.slice(0, 100_000));
-  await until(() => backend.seen.length === 1);
-  assert.equal(backend.seen[0]!.complete, false);
-  req.end(body.slice(100_000));
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  res.resume();
-  assert.equal(res.statusCode, 201);
-});
-
-relayTest('an answer reaches the client while it is still being sent', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (_, res) => {
-    res.write('first,');
-    finish = () => res.end('second');
-  });
-  const gateway = await startGateway(t, backend);
-  const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  const [first] = await once(res, 'data') as [Buffer];
-  assert.equal(first.toString(), 'first,');
-  finish();
-  const [second] = await once(res, 'data') as [Buffer];
-  assert.equal(second.toString(), 'second');
-});
-
-relayTest('no more of an upload is read than the backend takes', async (t) => {
-  const backend = await startBackend(t);
-  let taken = 0;
-  const total = 64 * 1024 * 1024;
-  const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
-  const fetch: typeof globalThis.fetch = async (_, init) => {
-    // Takes a chunk, lets everything else run for a while, and takes the next.
-    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
-      taken += chunk.length;
-      for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
-      assert.ok(
-        socket.bytesWritten - taken < 24 * 1024 * 1024,
-        `${socket.bytesWritten - taken} bytes are on their way`,
-      ); // most of it in the system's socket buffers
-    }
-    return new Response('{"timestamp":"1"}', { status: 201 });
-  };
-  const socket = net.connect((await startGateway(t, backend, {}, { fetch })).port, '127.0.0.1');
-  let answer = '';
-  socket.on('data', (chunk) => {
-    answer += chunk;
-  });
-  socket.write(
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${total}\r\n\r\n${body}`,
-  );
-  const filler = Buffer.alloc(256 * 1024, 'x');
-  for (let left = total - body.length - 2; left > 0;) {
-    const piece = filler.subarray(0, Math.min(left, filler.length));
-    left -= piece.length;
-    if (!socket.write(piece)) await once(socket, 'drain');
-  }
-  socket.write('"}');
-  await closed(socket);
-  assert.equal(statusOf(answer), 201);
-  assert.equal(taken, total);
-});
-
-relayTest('an answer that comes before the upload ends is delivered', async (t) => {
-  const backend = await startBackend(t, (_, res) => {
-    res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
-  });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  const req = beginSend(gateway, { ...BEARER, 'content-length': 10_000_000 });
-  req.on('error', () => {});
-  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  let text = '';
-  for await (const chunk of res) text += chunk;
-  assert.equal(res.statusCode, 400);
-  assert.equal(text, '{"error":"early"}');
-  req.destroy();
-});
-
-relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
-  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
-  const answer = await ask(gateway, {
-    body: Buffer.alloc(5_000_000, 'x'),
-    headers: { authorization: `Bearer ${OTHER}` },
-  });
-  assert.equal(answer.status, 401);
-  assert.equal((await ask(gateway, { body: Buffer.alloc(900_000, '['), headers: BEARER })).json.code, 'bad_json');
-  assert.equal(backend.seen.length, 0);
-});
-
-/** A connection of its own, and all that has come back on it. */
-function open(
-  t: TestContext,
-  { port }: { port: number },
-  bytes: string | Buffer = '',
-): { socket: net.Socket; text: () => string } {
-  const socket = net.connect(port, '127.0.0.1').on('error', () => {});
-  let text = '';
-  socket.on('data', (chunk) => {
-    text += chunk.toString('latin1');
-  });
-  t.after(() => socket.destroy());
-  socket.write(bytes);
-  return { socket, text: () => text };
-}
-
-function post(token: string, length: number | 'chunked', ...headers: string[]): string {
-  const framing = length === 'chunked' ? 'Transfer-Encoding: chunked' : `Content-Length: ${length}`;
-  return ['POST /v2/send HTTP/1.1', 'Host: x', `Authorization: Bearer ${token}`, framing, ...headers, '', ''].join(
-    '\r\n',
-  );
-}
-
-const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
-
 // It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
 test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
   const config = {
@@ -2901,889 +3656,6 @@ test('a client that is refused holds its connection no longer than a body may ta
   assert.equal(both.backend.connections, 0);
 });
 
-relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
-  const { gateway } = await startBoth(t);
-  const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
-  t.after(() => agent.destroy());
-  const sockets = new Set<unknown>();
-  for (
-    const authorization of [`Bearer ${SECRET}`, `Bearer ${OTHER}`, basic(`api:${SECRET}`), 'x', `Bearer ${SECRET}`]
-  ) {
-    const body = JSON.stringify(MESSAGE);
-    const req = beginSend(gateway, { authorization, 'content-length': body.length }, agent);
-    req.end(body);
-    const [res] = await once(req, 'response') as [http.IncomingMessage];
-    sockets.add(req.socket);
-    res.resume();
-    await once(res, 'end');
-    assert.equal(res.statusCode, authorization.includes(OTHER) || authorization === 'x' ? 401 : 201);
-    await new Promise((resolve) => setImmediate(resolve)); // the agent takes the socket back
-  }
-  assert.equal(sockets.size, 1);
-});
-
-/** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
-async function startRawBackend(
-  t: TestContext,
-  answer: (socket: net.Socket, request: string, before: number) => void,
-): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
-  const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
-  const server = net.createServer((socket) => {
-    backend.sockets.push(socket);
-    let text = '';
-    let count = 0;
-    socket.on('error', () => {});
-    socket.on('data', (chunk) => {
-      text += chunk.toString('latin1');
-      const end = text.indexOf('\r\n\r\n') + 4;
-      const length = end + Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
-      if (end < 4 || text.length < length) return;
-      const request = text.slice(0, length);
-      text = text.slice(length);
-      backend.requests.push(request);
-      answer(socket, request, count++);
-    });
-  });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => {
-    server.close();
-    backend.sockets.forEach((socket) => socket.destroy());
-  });
-  backend.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-  return backend;
-}
-
-const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
-
-/** A request of each method, with and without a body. */
-const EACH_METHOD: Ask[] = [
-  { path: '/v1/receive/+15550100001' },
-  { body: MESSAGE },
-  { method: 'POST', path: '/v1/groups/+15550100001/quit' },
-  { method: 'PUT', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
-  { method: 'DELETE', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
-  { method: 'DELETE', path: '/v1/attachments/abc' },
-];
-
-for (const way of ['FIN', 'RST'] as const) {
-  // Deno's fetch sent all of them twice, Bun's all but POST.
-  relayTest(
-    `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
-    async (t) => {
-      let cut = 0;
-      const backend = await startRawBackend(t, (socket, _, before) => {
-        if (before === 0) return void socket.write(SENT);
-        socket.write(SENT.slice(0, cut), () => way === 'FIN' ? socket.end() : socket.resetAndDestroy());
-      });
-      const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
-      for (const request of EACH_METHOD) {
-        // Every third byte for each method, another third for the next.
-        for (cut = EACH_METHOD.indexOf(request) % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
-          for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
-        }
-      }
-      const ids = backend.requests.map((text) => /x-request-id: (\S+)/i.exec(text)![1]);
-      assert.equal(new Set(ids).size, ids.length, 'a request came twice');
-      assert.equal(requests(gateway).length, ids.length, 'a request never came');
-    },
-  );
-}
-
-relayTest(
-  'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
-  async (t) => {
-    const backend = await startRawBackend(
-      t,
-      (socket) => void socket.write('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf'),
-    );
-    const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '300ms' } });
-    const answer = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    assert.match(answer, /half$/);
-    assert.equal(requests(gateway)[0].code, 'backend_timeout');
-    await closed(backend.sockets[0]!);
-  },
-);
-
-relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
-  const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
-  const backend = await startRawBackend(t, (socket) => {
-    socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
-    const fill = (): void => {
-      while (!socket.destroyed && socket.write(part));
-    };
-    socket.on('drain', fill);
-    fill();
-  });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  t.after(() => socket.destroy());
-  socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-  socket.pause();
-  await until(() => requests(gateway).length === 1);
-  assert.equal(requests(gateway)[0].code, 'client_left');
-  // At once, and not when somebody collects garbage: on Deno 2.9 that took half a minute.
-  const late = new Promise((resolve) => setTimeout(resolve, 5000, 'late').unref());
-  assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
-});
-
-relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (
-    const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
-  ) {
-    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
-  }
-  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
-  if (isNode) assert.equal(backend.connections, 1);
-});
-
-relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
-  const backend = await startBackend(t);
-  const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
-  six.listen(0, '::1');
-  await once(six, 'listening');
-  t.after(() => void six.close().closeAllConnections());
-  const gateway = await startGateway(t, { url: `http://[::1]:${(six.address() as AddressInfo).port}` });
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.match(backend.seen[0]!.headers.host!, /^\[::1\]:\d+$/);
-});
-
-test(
-  'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
-  { skip: !isNode },
-  async (t) => {
-    const silent = await startRawBackend(t, () => {});
-    const url = silent.url.replace('http', 'https');
-    const gateway = await startGateway(t, { url }, { backend: { url, timeout: '300ms' } });
-    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
-    assert.equal(requests(gateway)[0].reason, 'timeout');
-    await closed(silent.sockets[0]!);
-  },
-);
-
-/** Answers that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */
-const LIES: [name: string, answer: string][] = [
-  [
-    'a length beside chunked',
-    'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
-  ],
-  [
-    'chunked beside a length',
-    'HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
-  ],
-  ['two lengths', 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nContent-Length: 5\r\n\r\nhello'],
-  ['a length that is no number', 'HTTP/1.1 201 Created\r\nContent-Length: 5x\r\n\r\nhello'],
-  ['204 with a length', 'HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello'],
-  ['205 with a length', 'HTTP/1.1 205 Reset Content\r\nContent-Length: 5\r\n\r\nhello'],
-  ['a header name with a space', 'HTTP/1.1 201 Created\r\nBad Name: x\r\nContent-Length: 2\r\n\r\n{}'],
-  ['a header name that is none', 'HTTP/1.1 201 Created\r\nB(ad): x\r\nContent-Length: 2\r\n\r\n{}'],
-  ['a header value with a control character', 'HTTP/1.1 201 Created\r\nX: a\x01b\r\nContent-Length: 2\r\n\r\n{}'],
-  ['a reason with a control character', 'HTTP/1.1 201 Cre\x01ated\r\nContent-Length: 2\r\n\r\n{}'],
-  ['a status of four digits', 'HTTP/1.1 2011 Created\r\nContent-Length: 2\r\n\r\n{}'],
-  ['a status below 100', 'HTTP/1.1 099 Low\r\nContent-Length: 2\r\n\r\n{}'],
-  ['gzip that is none', 'HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\nrubbish'],
-  [
-    'a protocol that nobody asked for',
-    'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
-  ],
-  ['a redirect', 'HTTP/1.1 307 Temporary Redirect\r\nLocation: /v2/send\r\nContent-Length: 0\r\n\r\n'],
-];
-
-for (const [name, text] of LIES) {
-  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
-    let isFirst = true;
-    const backend = await startRawBackend(t, (socket) => {
-      socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
-      isFirst = false;
-    });
-    const gateway = await startGateway(t, backend);
-    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.equal(answer.status, 502, answer.text);
-    assert.equal(answer.json.code, 'bad_backend_answer');
-    assert.equal(backend.requests.length, 1);
-    const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([next.status, next.text], [201, '{}']);
-    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
-    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
-    assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
-  });
-}
-
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
-// In json-rpc mode the backend's process ends under parallel requests, and all that is on its way is lost.
-
-interface HeldBackend extends Backend {
-  /** Answers the request that has come completely, and is not answered, for the longest time. */
-  answer(): void;
-  /** How many have come completely and are not answered; and how many there were at most. */
-  held: number;
-  most: number;
-}
-
-/** A backend that holds its answers back until it is told to give them. */
-async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
-  const waiting: http.ServerResponse[] = [];
-  const count = (): void => {
-    held.held = waiting.length;
-    held.most = Math.max(held.most, held.held);
-  };
-  const backend = await startBackend(t, (req, res, seen) => {
-    const chunks: Buffer[] = [];
-    req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
-      seen.body = Buffer.concat(chunks);
-      seen.complete = true;
-      waiting.push(res);
-      count();
-      req.socket.once('close', () => {
-        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
-        count();
-      });
-    });
-  });
-  const answer = (): void => {
-    waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
-    count();
-  };
-  const held = Object.assign(backend, { answer, held: 0, most: 0 });
-  return held;
-}
-
-/** So many turns at a backend that is not waited for if it is down. */
-function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
-  return { backend: { url, wait: '0', parallel, timeout } };
-}
-
-function send(gateway: Running, message: string): Promise<Answer> {
-  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
-}
-
-function messageOf({ body }: Seen): string {
-  return JSON.parse(body.toString()).message;
-}
-
-/** Sends, one after the other is in the gateway, what will find no turn free. */
-async function queueUp(gateway: Running, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
-  const answers: Promise<Answer>[] = [];
-  for (const message of messages) {
-    const before = started();
-    answers.push(send(gateway, message));
-    await until(() => started() > before);
-    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
-  }
-  return answers;
-}
-
-const LARGE = JSON.stringify({ ...MESSAGE, message: 'large', base64_attachments: ['A'.repeat(200_000)] });
-
-/** A large send, of which the backend has the head, and the client still the last byte. */
-async function beginLarge(gateway: Running, backend: Backend): Promise<http.ClientRequest> {
-  const before = backend.seen.length;
-  const req = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
-  req.on('error', () => {});
-  req.write(LARGE.slice(0, -1));
-  await until(() => backend.seen.length > before);
-  return req;
-}
-
-async function statusFor(req: http.ClientRequest): Promise<number> {
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  return res.resume().statusCode!;
-}
-
-relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
-  for (const parallel of [1, 2, 0]) {
-    const backend = await startHeldBackend(t);
-    const gateway = await startGateway(t, backend, turns(backend, parallel));
-    const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
-    await until(() => backend.held === (parallel || 6));
-    for (let i = 0; i < 6; i++) {
-      await until(() => backend.held > 0);
-      backend.answer();
-    }
-    for (const answer of answers) assert.equal((await answer).status, 201);
-    assert.equal(backend.most, parallel || 6);
-  }
-});
-
-relayTest(
-  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
-  async (t) => {
-    const backend = await startHeldBackend(t);
-    let started = 0;
-    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
-    const names = ['a', 'b', 'c', 'd', 'e'];
-    const answers = await queueUp(gateway, names, () => started);
-    for (let i = 0; i < 3; i++) {
-      await until(() => backend.held === 1);
-      backend.answer();
-    }
-    await until(() => backend.held === 1);
-    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
-    gateway.reload(turns(backend, 2));
-    await until(() => backend.held === 2);
-    backend.answer();
-    backend.answer();
-    for (const answer of answers) assert.equal((await answer).status, 201);
-    // And less: what runs is not disturbed, and the next waits for both.
-    const both = [send(gateway, 'f'), send(gateway, 'g')];
-    await until(() => backend.held === 2);
-    gateway.reload(turns(backend, 1));
-    const [last] = await queueUp(gateway, ['h'], () => started);
-    backend.answer();
-    await Promise.race(both);
-    await ask(gateway, { path: '/healthz' });
-    assert.equal(backend.held, 1);
-    backend.answer();
-    await Promise.all(both);
-    await until(() => backend.held === 1);
-    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
-    backend.answer();
-    assert.equal((await last!).status, 201);
-  },
-);
-
-relayTest('a turn is given back, once, wherever a request ends', async (t) => {
-  const replies: Record<string, string | undefined> = {
-    '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
-    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
-    '/v1/typing-indicator': '204 No Content\r\n\r\n',
-    '/v1/reactions': '200 OK', // breaks off
-    '/v1/receipts': '2000 OK\r\n\r\n',
-    '/v1/remote-delete': '301 Moved Permanently\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n',
-    '/v1/polls': '200 OK\r\nContent-Length: 9\r\n\r\nhalf',
-  };
-  let [acting, most] = [0, 0];
-  const backend = await startBackend(t, (req) => {
-    const reply = replies[req.url!.replace(`/${FROM}`, '')];
-    req.resume().on('end', () => {
-      most = Math.max(most, ++acting);
-      // In the next turn of the loop, so that those who come too early are seen.
-      if (reply) {
-        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
-      }
-    });
-  });
-  const gateway = await startGateway(t, backend, {
-    ...turns(backend, 1, '500ms'),
-    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
-  });
-  const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
-  const leave = async (): Promise<void> => {
-    const before = backend.seen.length;
-    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
-    await until(() => backend.seen.length > before);
-    req.destroy();
-    await until(() => requests(gateway).at(-1)!.code === 'client_left');
-  };
-  const ends: Record<string, () => Promise<unknown>> = {
-    'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
-    'no body': () => ask(gateway, { headers: BEARER }),
-    'a wish to be upgraded': () =>
-      raw(
-        gateway,
-        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-      ),
-    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
-    'a timeout': () => ask(gateway, never),
-    'a client that leaves': leave,
-  };
-  for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
-    const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      // An answer that breaks off breaks the client's connection.
-      ends[`${name} ${body.length}`] = () =>
-        ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
-    }
-  }
-  for (const [name, run] of Object.entries(ends)) {
-    await run();
-    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
-  }
-  [acting, most] = [0, 0];
-  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
-  for (const answer of sends) assert.equal((await answer).status, 201);
-  assert.equal(most, 1);
-});
-
-relayTest(
-  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
-  async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      if (req.url!.startsWith('/v1/receive')) return;
-      if (req.method === 'GET') return void res.writeHead(200).write('half');
-      req.resume().on('end', () => res.writeHead(201).end('[]'));
-    });
-    backend.server.on('upgrade', () => backend.connections++); // and says nothing
-    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
-    const upload = await beginLarge(gateway, backend);
-    open(t, gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    await until(() => backend.seen.length === 3);
-    const before = backend.connections;
-    openWebSocket(t, gateway);
-    await until(() => backend.connections > before);
-    assert.equal((await send(gateway, 'small')).status, 201);
-    upload.end(LARGE.slice(-1));
-    assert.equal(await statusFor(upload), 201);
-  },
-);
-
-relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
-  const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
-  const upload = await beginLarge(gateway, backend);
-  const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  upload.end(LARGE.slice(-1));
-  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
-  assert.equal(backend.seen[0]!.complete, false);
-  backend.answer();
-  assert.equal((await first).status, 201);
-  await until(() => backend.held === 1);
-  assert.equal(backend.seen[0]!.body.toString(), LARGE);
-  backend.answer();
-  assert.equal(await statusFor(upload), 201);
-});
-
-relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
-  let early: http.ServerResponse | undefined;
-  const finish: (() => void)[] = [];
-  const backend = await startBackend(t, (req, res, seen) => {
-    if (backend.seen.length === 1) early = res;
-    else finish.push(() => res.end('[]'));
-    req.resume().on('end', () => (seen.complete = true));
-  });
-  const gateway = await startGateway(t, backend, turns(backend, 1));
-  const upload = await beginLarge(gateway, backend);
-  const first = send(gateway, 'first');
-  await until(() => finish.length === 1);
-  upload.end(LARGE.slice(-1));
-  await ask(gateway, { path: '/healthz' });
-  early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
-  assert.equal(await statusFor(upload), 400);
-  const second = send(gateway, 'second');
-  await ask(gateway, { path: '/healthz' });
-  assert.equal(finish.length, 1);
-  finish[0]!();
-  await until(() => finish.length === 2);
-  finish[1]!();
-  assert.deepEqual([(await first).status, (await second).status], [200, 200]);
-});
-
-relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
-  const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
-  const large = await beginLarge(gateway, backend); // under the old time
-  const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '200ms'));
-  const answer = await send(gateway, 'second');
-  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
-  assert.match(answer.json.error, /nothing was sent/);
-  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
-  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
-  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
-  upload.end(LARGE);
-  assert.equal(await statusFor(upload), 503);
-  backend.answer();
-  assert.equal((await first).status, 201);
-  large.end(LARGE.slice(-1));
-  await until(() => backend.held === 1);
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
-  backend.answer();
-  assert.equal(await statusFor(large), 201);
-});
-
-relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
-  const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
-  const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '2s'));
-  const startMs = performance.now();
-  const second = send(gateway, 'second');
-  await new Promise((resolve) => setTimeout(resolve, 1000));
-  backend.answer();
-  assert.equal((await first).status, 201);
-  const answer = await second;
-  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
-});
-
-relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
-  const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
-  const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  const large = await beginLarge(gateway, backend);
-  large.end(LARGE.slice(-1));
-  const small = open(t, gateway, SEND);
-  await ask(gateway, { path: '/healthz' });
-  large.destroy();
-  small.socket.destroy();
-  await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
-  const last = send(gateway, 'last');
-  backend.answer();
-  await until(() => backend.held === 1 && backend.seen.length === 3);
-  backend.answer();
-  assert.deepEqual([(await first).status, (await last).status], [201, 201]);
-  const complete = backend.seen.filter((seen) => seen.complete);
-  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
-});
-
-relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
-  const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
-  const late = await beginLarge(gateway, backend);
-  const large = await beginLarge(gateway, backend);
-  const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  large.end(LARGE.slice(-1));
-  const uploads = [large, late].map(statusFor);
-  const small = send(gateway, 'small');
-  await ask(gateway, { path: '/healthz' });
-  const closing = gateway.close();
-  const answer = await small;
-  assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
-  late.end(LARGE.slice(-1)); // asks for its turn only now
-  assert.deepEqual(await Promise.all(uploads), [503, 503]);
-  backend.answer();
-  assert.equal((await first).status, 201);
-  await closing;
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
-});
-
-// ── A BACKEND THAT RESTARTS ──────────────────────────────────────────────────────────────────────
-
-/** A port of which nobody listens. */
-async function sparePort(): Promise<number> {
-  const spare = http.createServer().listen(0, '127.0.0.1');
-  await once(spare, 'listening');
-  const { port } = spare.address() as AddressInfo;
-  await new Promise((resolve) => spare.close(resolve));
-  return port;
-}
-
-/** A backend as signal-cli-rest-api is, that can be started on a port, and be stopped. */
-async function listenAgain(t: TestContext, backend: Backend, port: number): Promise<http.Server> {
-  const server = http.createServer((req, res) => {
-    res.shouldKeepAlive = false; // what is sent on a connection that just ends is lost, and may not be sent again
-    backend.server.emit('request', req, res);
-  });
-  server.listen(port, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => void server.close().closeAllConnections());
-  return server;
-}
-
-function waiting(port: number, wait: string, more = {}): GatewayConfig {
-  return { backend: { url: `http://127.0.0.1:${port}`, wait, parallel: 1, ...more } };
-}
-
-function linesOf(gateway: Running, pattern: RegExp): LogLine[] {
-  return logLines(gateway.log).filter(({ message }) => pattern.test(message));
-}
-
-relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
-  const backend = await startBackend(t);
-  const port = await sparePort();
-  const server = await listenAgain(t, backend, port);
-  backend.server.prependListener('request', () => {
-    if (backend.seen.length === 7) server.close();
-  });
-  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
-  const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
-  const answers = names.map((name) => send(gateway, name));
-  await until(() => linesOf(gateway, /no connection/).length === 1);
-  assert.equal(backend.sent.length, 8);
-  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
-  await listenAgain(t, backend, port);
-  for (const answer of answers) assert.equal((await answer).status, 201);
-  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
-  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
-  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
-  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
-});
-
-relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
-  const backend = await startBackend(t);
-  const port = await sparePort();
-  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
-  const answer = ask(gateway, { body: LARGE, headers: BEARER });
-  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
-    assert.equal((await answer).status, 502);
-    return;
-  }
-  await until(() => linesOf(gateway, /no connection/).length === 1);
-  await listenAgain(t, backend, port);
-  assert.equal((await answer).status, 201);
-  assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
-});
-
-relayTest(
-  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
-  async (t) => {
-    const backend = await startBackend(t);
-    const port = await sparePort();
-    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
-    const startMs = performance.now();
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      const timely = await ask(gateway, { body, headers: BEARER });
-      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
-      assert.match(timely.json.error, /nothing was sent/);
-    }
-    assert.ok(performance.now() - startMs > 250, 'it did not wait');
-    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
-    // The time of the backend holds too; and what is no send does not wait at all.
-    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
-    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
-      const early = await ask(gateway, { ...ask1, headers: BEARER });
-      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
-    }
-    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
-    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
-    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
-    const left = open(t, gateway, SEND);
-    await ask(gateway, { path: '/healthz' });
-    left.socket.destroy();
-    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
-    const server = await listenAgain(t, backend, port);
-    assert.equal((await send(gateway, 'last')).status, 201);
-    await new Promise((resolve) => server.close(resolve));
-    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
-    await ask(gateway, { path: '/healthz' });
-    await gateway.close();
-    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
-    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
-  },
-);
-
-relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
-  // Not reset at once: that is no connection, not even for the system.
-  const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
-    'data',
-    'resetAndDestroy',
-  ]] as const;
-  for (const [when, end] of cases) {
-    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      const sockets: net.Socket[] = [];
-      const server = net.createServer((socket) => {
-        sockets.push(socket.on('error', () => {}).on('end', () => socket.destroy()).resume());
-        if (when === 'connection') socket[end]();
-        else socket.once('data', () => socket[end]());
-      });
-      server.listen(0, '127.0.0.1');
-      await once(server, 'listening');
-      const gateway = await startGateway(t, { url: '' }, waiting((server.address() as AddressInfo).port, '1m'));
-      const answer = await ask(gateway, { body, headers: BEARER });
-      server.close();
-      for (const socket of sockets) socket.destroy();
-      const name = `${when} ${end} ${body.length}`;
-      assert.deepEqual([answer.status, answer.json.code, sockets.length], [502, 'bad_backend_answer', 1], name);
-    }
-  }
-});
-
-// ── REAL CLIENTS ─────────────────────────────────────────────────────────────────────────────────
-
-test("Home Assistant's library: GET /v1/about with userinfo, then a send that must be exactly 201", async (t) => {
-  const { gateway } = await startBoth(t);
-  const headers = {
-    'authorization': basic(`api:${SECRET}`),
-    'user-agent': 'python-requests/2.32.5',
-    'accept-encoding': 'gzip, deflate',
-    'accept': '*/*',
-    'connection': 'keep-alive',
-  };
-  const about = await ask(gateway, { path: '/v1/about', headers });
-  assert.equal(about.status, 200);
-  assert.match(about.headers['content-type']!, /^application\/json/);
-  assert.deepEqual(about.json.versions, ['v1', 'v2']);
-  const sent = await ask(gateway, {
-    body: { ...MESSAGE, base64_attachments: [Buffer.from('image').toString('base64')] },
-    headers: { ...headers, 'content-type': 'application/json' },
-  });
-  assert.equal(sent.status, 201);
-  assert.deepEqual(sent.json, [{ timestamp: '1700000000000' }]);
-});
-
-test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanager-webhook-signal empty fields', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (
-    const body of [
-      MESSAGE,
-      { ...MESSAGE, base64_attachments: null },
-      {
-        ...MESSAGE,
-        base64_attachments: null,
-        mentions: null,
-        quote_mentions: null,
-        quote_author: '',
-        quote_message: '',
-        sticker: '',
-        text_mode: '',
-      },
-      { ...MESSAGE, recipient: '', link_preview: null, auth: null },
-      { ...MESSAGE, recipient: null, members: null, admins: null, answers: null, selected_answers: null },
-    ]
-  ) {
-    assert.equal(
-      (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
-      201,
-    );
-    assert.ok(!('auth' in gotJson(backend)));
-  }
-  assert.equal(backend.sent.length, 5);
-});
-
-test('wget sends nothing until it is challenged, and signalbot tries TLS first', async (t) => {
-  const { gateway } = await startBoth(t);
-  const challenged = await ask(gateway, { body: MESSAGE });
-  assert.equal(challenged.status, 401);
-  assert.match(String(challenged.headers['www-authenticate']), /Basic realm="signal"/);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } })).status, 201);
-  const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
-  assert.match(
-    await raw(gateway, hello),
-    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n$/,
-  );
-  assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
-});
-
-// ── OPERATIONS ───────────────────────────────────────────────────────────────────────────────────
-
-test('/healthz is 200 without a credential, needs no backend, and tells nothing else', async (t) => {
-  const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'] });
-  const answer = await ask(gateway, { path: '/healthz' });
-  assert.deepEqual([answer.status, answer.text], [200, 'ok\n']);
-  assert.equal((await ask(gateway, { path: '/healthz', method: 'HEAD' })).status, 200);
-  assert.equal((await ask(gateway, { path: '/healthz/' })).status, 403);
-  assert.equal((await ask(gateway, { path: '/healthz', body: '{}' })).status, 403);
-  assert.equal(backend.connections, 0);
-});
-
-test("one line per request, with the route's template and without numbers, tokens or forged lines", async (t) => {
-  const { gateway } = await startBoth(t, { allow: ['receive', 'send'] });
-  await ask(gateway, { path: `/v1/receive/${FROM}?timeout=1`, headers: BEARER });
-  await ask(gateway, { path: '/v1/devices/+15550100001/%22%20status=200%20x', headers: BEARER });
-  await ask(gateway, {
-    body: MESSAGE,
-    headers: { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' } as http.OutgoingHttpHeaders,
-  }).catch(() => {});
-  const lines = requests(gateway);
-  const { time, requestId, ms, bytesOut, ...first } = lines[0];
-  assert.match(time, /^\d{4}-\d\d-\d\dT/);
-  assert.match(requestId, /^[0-9a-f-]{36}$/);
-  assert.ok(ms >= 0 && bytesOut > 0);
-  assert.deepEqual(first, {
-    level: 'info',
-    message: 'request',
-    client: '127.0.0.1',
-    method: 'GET',
-    route: '/v1/receive/:number',
-    token: 'test',
-    form: 'bearer',
-    status: 200,
-    bytesIn: 0,
-  });
-  assert.deepEqual([lines[1]!.level, lines[1]!.status, lines[1]!.code, lines[1]!.route], [
-    'warn',
-    403,
-    'setup_blocked',
-    '/v1/devices/*/*',
-  ]);
-  assert.ok(!gateway.log.join('').includes('1555'));
-});
-
-test('a log line in text form is one line, whatever is in it', async (t) => {
-  const { gateway } = await startBoth(t, { log: { format: 'text' } });
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, { body: '{"a":', headers: BEARER });
-  assert.match(
-    gateway.log[0]!,
-    /^\S+Z info {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=1 names=test allow=send,info$/,
-  );
-  assert.match(
-    gateway.log[1]!,
-    /^\S+Z info {2}request requestId=\S+ client=127\.0\.0\.1 method=GET route=\/v1\/about token=test form=bearer status=200 bytesIn=0 bytesOut=\d+ ms=\d+$/,
-  );
-  assert.match(gateway.log[2]!, /^\S+Z warn {2}request .* status=400 code=bad_json /);
-});
-
-test('log.level is the least that is logged', async (t) => {
-  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'warn' } });
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, {});
-  assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
-});
-
-test('rubbish on the port is a plain 400, and a connection without a request is just closed', async (t) => {
-  const both = await startBoth(t);
-  for (
-    const bytes of [
-      'rubbish\r\n\r\n',
-      '\0\0\0\0',
-      'GET / HTTP/9.9\r\n\r\n',
-      'GET /v1/about HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n',
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`,
-    ]
-  ) {
-    const response = await raw(both.gateway, bytes);
-    assert.equal(statusOf(response), 400, JSON.stringify(bytes));
-  }
-  const socket = net.connect(both.gateway.port, '127.0.0.1');
-  socket.end();
-  await closed(socket.resume());
-  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
-  assert.equal(both.backend.seen.length, 1);
-  assert.equal(requests(both.gateway).length, 1);
-});
-
-test('CONNECT is refused like every target that is no path, and its connection is closed', async (t) => {
-  const both = await startBoth(t);
-  const response = await raw(
-    both.gateway,
-    `CONNECT backend:80 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-  );
-  assert.match(response, /^HTTP\/1\.1 400 Bad Request\r\n[^]*Connection: close\r\n[^]*"code":"bad_target"/);
-  const [line] = requests(both.gateway);
-  assert.deepEqual([line.level, line.method, line.status, line.code], ['warn', 'CONNECT', 400, 'bad_target']);
-  assert.equal(both.backend.connections, 0);
-});
-
-test('TLS on the plain port is a warning, once a minute', async (t) => {
-  let now = Date.now();
-  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
-  const warnings = (): LogLine[] => logLines(gateway.log).filter((line) => line.level === 'warn');
-  const hello = async (): Promise<void> => {
-    const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1' }).on('error', () => {});
-    await closed(socket);
-  };
-  for (let i = 0; i < 3; i++) await hello();
-  assert.deepEqual(warnings().map((line) => [line.message, line.client]), [
-    ['a client speaks TLS, and this port speaks plain HTTP', '127.0.0.1'],
-  ]);
-  now += 60_001;
-  await hello();
-  assert.equal(warnings().length, 2);
-});
-
-test('a body that is not chunked as it says, while it is being relayed, leaves no document behind', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const piece = `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'A'.repeat(100_000)}`;
-  const response = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n${
-      piece.length.toString(16)
-    }\r\n${piece}\r\nxyz\r\n`,
-  );
-  assert.ok(response === '' || statusOf(response) === 400, response);
-  assert.deepEqual(backend.sent, []);
-});
-
 test('headers that do not arrive end in 408, and a body that makes no progress does too', async (t) => {
   const slowHeaders = await raw(
     (await startBoth(t, {}, { headersTimeoutMs: 100 })).gateway,
@@ -3818,3149 +3690,19 @@ test('a body of an unknown sender may not trickle: its time is a total', async (
   assert.equal(both.backend.seen.length, 0);
 });
 
-test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    finish = () => res.end('{}');
-  });
-  const gateway = await startGateway(t, backend, { shutdown: '1h' });
-  // The second connection is open and busy with its headers when closing begins.
-  const late = net.connect(gateway.port, '127.0.0.1');
-  late.write('GET /v1/about HTTP/1.1\r\nHost: x\r\n');
-  const running = ask(gateway, { body: MESSAGE, headers: BEARER });
-  await until(() => backend.seen.length === 1);
-  const closing = gateway.close();
-  let text = '';
-  late.on('data', (chunk) => {
-    text += chunk;
-  });
-  late.write('\r\n');
-  await closed(late);
-  assert.deepEqual([statusOf(text), codeOf(text)], [503, 'shutting_down']);
-  await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
-  finish();
-  assert.equal((await running).status, 200);
-  await closing;
-  await gateway.close(); // twice does no harm
-  assert.equal(backend.seen.length, 1);
-});
-
-test('at the deadline a request that the backend has is 504, any other is 503, and nobody is waited for any longer', async (t) => {
-  const backend = await startBackend(t, (req) => {
-    req.resume();
-  });
-  const gateway = await startGateway(t, backend, { shutdown: '1s' });
-  const cases = [
-    [SEND, 504, 'backend_timeout'],
-    [`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`, 504, 'backend_timeout'],
-    [post(SECRET, 200_000) + JSON.stringify(MESSAGE).slice(0, -1).padEnd(100_000), 503, 'shutting_down'],
-    [post(SECRET, 100) + '{', 503, 'shutting_down'],
-    ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{', 503, 'shutting_down'],
-  ] as const;
-  const clients = cases.map(([bytes]) => open(t, gateway, bytes));
-  const refused = open(t, gateway, post(OTHER, 1_000_000));
-  const dribble = setInterval(() => refused.socket.write('x'), 10);
-  t.after(() => clearInterval(dribble));
-  await until(() => backend.seen.length === 3 && refused.text() !== '');
-  await gateway.close();
-  for (const [i, [, status, code]] of cases.entries()) {
-    await closed(clients[i]!.socket);
-    assert.deepEqual([statusOf(clients[i]!.text()), codeOf(clients[i]!.text())], [status, code]);
-    assert.match(clients[i]!.text(), /^connection: close\r$/im);
-  }
-  await closed(refused.socket);
-  const told = requests(gateway).map((line) => line.status).sort();
-  assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
-});
-
-test('listen() rejects when the port is taken', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = createGateway({ listen: `127.0.0.1:${backend.port}`, tokens: { a: { secret: SECRET } } }, {
-    log: () => {},
-  });
-  await assert.rejects(gateway.listen(), { code: 'EADDRINUSE' });
-  await gateway.close();
-});
-
-// A thousand idle connections of one client, which cost it nothing, locked everybody out.
-test('at limits.connections a new connection is taken, and the one that has gone longest without a good token makes room', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    if (req.method === 'GET') res.end('{}');
-    else finish = () => res.writeHead(201).end('[]');
-  });
-  const gateway = await startGateway(t, backend, { limits: { connections: 4 } });
-  const about = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
-  const answered = async (bytes: string, known = open(t, gateway)): Promise<ReturnType<typeof open>> => {
-    const before = known.text().length;
-    known.socket.write(bytes);
-    await until(() => known.text().length > before || known.socket.destroyed);
-    return known;
-  };
-  const served = open(t, gateway, SEND); // the oldest, and being served for its token
-  await until(() => backend.seen.length === 1);
-  const known = await answered(about);
-  const wrong = await answered(about.replace(SECRET, OTHER));
-  const stranger = await answered(health);
-  await answered(about, known); // longer ago than wrong and stranger were opened, but for this
-  const next = await answered(health);
-  await closed(wrong.socket);
-  await answered(health);
-  await closed(stranger.socket);
-  await answered(health, next); // does not count: it shows no token
-  const another = await answered(about);
-  await closed(known.socket);
-  await answered(health);
-  await closed(next.socket);
-  assert.ok(!served.socket.destroyed && !another.socket.destroyed);
-  finish();
-  await until(() => served.text().includes('[]'));
-  const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
-  assert.deepEqual(logLines(warnings).map((line) => line.level), ['warn']);
-});
-
-test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
-  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
-  assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
-  assert.equal(new Set(ids).size, 2);
-});
-
-// ── CLIENT ADDRESSES AND RATES ───────────────────────────────────────────────────────────────────
-
-test('clients: an address that is not on the list is 403 before its credential is looked at', async (t) => {
-  const both = await startBoth(t, { clients: ['192.0.2.0/24', '2001:db8::/32'] });
-  assertDenied(await ask(both.gateway, { headers: BEARER }), 403, 'client_not_allowed', both);
-  assertDenied(
-    await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '192.0.2.1' } }),
-    403,
-    'client_not_allowed',
-    both,
-  );
-  const loopback = await startGateway(t, both.backend, { clients: ['127.0.0.0/8'] });
-  assert.equal((await ask(loopback, { headers: BEARER })).status, 200);
-});
-
-test("trustedProxies: the client is the right-most address that is not a trusted proxy's", async (t) => {
-  const cases: [forwarded: string[], client: string][] = [
-    [[], '127.0.0.1'],
-    [['203.0.113.7'], '203.0.113.7'],
-    [['6.6.6.6, 203.0.113.7'], '203.0.113.7'], // what stands left is the client's own claim
-    [['6.6.6.6, 203.0.113.7, 10.0.0.2'], '203.0.113.7'],
-    [['6.6.6.6', '203.0.113.7', '10.0.0.2'], '203.0.113.7'], // several headers are one list
-    [['10.0.0.3, 10.0.0.2'], '10.0.0.3'], // all trusted: the outermost
-    [['::ffff:203.0.113.7'], '203.0.113.7'],
-    [['203.0.113.7:4711'], '203.0.113.7'],
-    [['[2001:db8::1]:443'], '2001:db8::1'],
-    [['203.0.113.7, unknown, 10.0.0.2'], '10.0.0.2'], // not an address: nobody beyond it can be known
-    [['203.0.113.7, ,'], '127.0.0.1'],
-    [[''], '127.0.0.1'],
-  ];
-  const { backend, gateway } = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
-  for (const [forwarded, client] of cases) {
-    await rawRequest(gateway, '/v1/about', {
-      headers: [`Authorization: Bearer ${SECRET}`, ...forwarded.map((value) => `X-Forwarded-For: ${value}`)],
-    });
-    assert.equal(requests(gateway).at(-1)!.client, client, JSON.stringify(forwarded));
-    assert.equal(backend.seen.at(-1)!.headers['x-forwarded-for'], client);
-  }
-});
-
-test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const { backend, gateway } = await startBoth(t, {
-    rate: '3/1m',
-    tokens: { a: { secret: SECRET }, b: { secret: OTHER } },
-  }, { now: () => nowMs });
-  for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-  // What may not pass anyway does not count, neither before nor after.
-  assert.equal((await ask(gateway, { headers: BEARER, path: '/v1/accounts' })).status, 403);
-  const limited = await ask(gateway, { headers: BEARER });
-  assert.deepEqual([limited.status, limited.json.code, limited.headers['retry-after']], [429, 'rate_limited', '20']);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal(backend.seen.length, 4);
-  nowMs += 19_999;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
-  nowMs += 1;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
-});
-
-test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
-  const wrong = (client: string): Promise<Answer> =>
-    ask(both.gateway, { headers: { 'authorization': `Bearer ${OTHER}`, 'x-forwarded-for': client } });
-  for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
-  const limited = await wrong('203.0.113.7');
-  assertDenied(limited, 429, 'too_many_failures', both);
-  // A flood must not fill the log of a small computer.
-  assert.deepEqual(requests(both.gateway).map((line) => line.level), [...Array(30).fill('warn'), 'debug']);
-  assert.equal(limited.headers['retry-after'], '2');
-  assert.equal((await wrong('203.0.113.8')).status, 401);
-  // No credential is not a wrong one, and is challenged as ever.
-  assert.equal((await ask(both.gateway, { headers: { 'x-forwarded-for': '203.0.113.7' } })).status, 401);
-  assert.equal(both.backend.seen.length, 0);
-  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '203.0.113.7' } })).status, 200);
-  nowMs += 2000;
-  assert.equal((await wrong('203.0.113.7')).status, 401);
-  assert.equal((await wrong('203.0.113.7')).status, 429);
-  // One household is one IPv6 /64.
-  for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
-  assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
-  assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
-});
-
-test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
-  const limiter = new RateLimiter();
-  const rate = { count: 7, perMs: 1000, words: '' };
-  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
-  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
-  assert.equal(limiter.take('b', rate, 0), 0);
-  assert.equal(limiter.take('a', rate, 143), 0);
-  assert.ok(limiter.take('a', rate, 143) > 0);
-  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
-  assert.ok(limiter.take('a', rate, 10_000) > 0);
-  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
-});
-
-// ── CONFIGURATION ────────────────────────────────────────────────────────────────────────────────
-
-function folder(t: TestContext): string {
-  const path = mkdtempSync(join(tmpdir(), 'gateway-'));
-  t.after(() => rmSync(path, { recursive: true }));
-  return path;
-}
-
-/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
-const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
-
-/** The mistakes that a configuration is refused for. */
-function problemsOf(load: () => unknown): readonly string[] {
-  try {
-    load();
-  } catch (error) {
-    assert.ok(error instanceof ConfigError, String(error));
-    return error.problems;
-  }
-  return [];
-}
-
-const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
-  [{ lisen: ':1', tokens: { a: { secret: SECRET } } }, ['lisen: is not a setting; did you mean "listen"?']],
-  [{ zzz: 1 }, ['zzz: is not a setting']],
-  [{ backend: { ulr: 'x' } }, ['backend.ulr: is not a setting; did you mean "url"?']],
-  [{ backend: 'http://x' }, ['backend: must be an object']],
-  [[], ['the file: must be an object']],
-  [null, ['the file: must be an object']],
-  [{ tokens: { grafana: { secret: SECRET, methods: ['paht'] } } }, [
-    'tokens.grafana.methods[0]: "paht" is not one of bearer, basic, query, path, body',
-  ]],
-  [{ tokens: {} }, ['tokens: holds no token; leave it out to run without tokens']],
-  [{ tokens: [] }, ['tokens: must be an object, name to settings']],
-  [{ tokens: null }, ['tokens: must be an object, name to settings']],
-  [{ tokens: { a: SECRET } }, ['tokens[0]: must be an object with "secret" or "secretFile"']],
-  [{ tokens: { a: {} } }, ['tokens.a: needs either "secret" or "secretFile"']],
-  [{ tokens: { a: { secret: SECRET, secretFile: '/x' } } }, ['tokens.a: needs either "secret" or "secretFile"']],
-  [{ tokens: { a: { secret: 'short' } } }, [
-    'tokens.a.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
-  ]],
-  [{ tokens: { a: { secret: 17 } } }, ['tokens.a.secret: must be a string']],
-  [{ tokens: { a: { secret: 'sha256:12' } } }, [
-    'tokens.a.secret: after "sha256:" there must be 64 hexadecimal digits',
-  ]],
-  [{ tokens: { a: { secret: `${SECRET}\n` } } }, ['tokens.a.secret: holds a control character']],
-  [{ tokens: { a: { secretFile: '/no/such/file' } } }, [
-    `tokens.a.secretFile: /no/such/file cannot be read${BY_USER} (ENOENT)`,
-  ]],
-  [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, ['tokens: "a" and "b" have the same secret']],
-  [{ tokens: { 'a b': { secret: SECRET } } }, [
-    'tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most',
-  ]],
-  [{ tokens: { a: { secret: SECRET, expires: '2027-02-30' } } }, [
-    'tokens.a.expires: "2027-02-30" is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
-  ]],
-  [{ tokens: { a: { secret: SECRET, senders: ['0664123'], recipients: ['--x', '', '4915551234567', '+49 1555'] } } }, [
-    'tokens.a.senders[0]: "0664123" is not "+" and 5 to 15 digits',
-    'tokens.a.recipients[0]: "--x" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*',
-    ...['', '4915551234567', '+49 1555'].map((text, i) =>
-      `tokens.a.recipients[${
-        i + 1
-      }]: "${text}" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*`
-    ),
-  ]],
-  [{ tokens: { a: { secret: SECRET, recipients: [] } } }, [
-    'tokens.a.recipients: must be a list with at least one entry',
-  ]],
-  [
-    { tokens: { a: { secret: SECRET, clients: ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'] } } },
-    ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text, i) =>
-      `tokens.a.clients[${i}]: "${text}" is not an address or a CIDR range`
-    ),
-  ],
-  [
-    {
-      tokens: {
-        a: {
-          secret: SECRET,
-          allow: ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'],
-        },
-      },
-    },
-    ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'].map((text, i) =>
-      `tokens.a.allow[${i}]: "${text}" is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"`
-    ),
-  ],
-  [{ tokens: { a: { secret: SECRET, recipient: ['+1'] } } }, [
-    'tokens.a.recipient: is not a setting; did you mean "recipients"?',
-  ]],
-  [{ rate: '30', 'shutdown': '10', limits: { body: '150', connections: 0 }, log: { level: 'trace' } }, [
-    'rate: "30" is not a rate such as 30/1m',
-    'limits.body: "150" is not a size such as 150MiB',
-    'limits.connections: 0 is not a whole number of at least 1',
-    'shutdown: "10" is not a duration such as 10s',
-    'log.level: "trace" is not debug, info, warn, error',
-  ]],
-  [{ backend: { url: 'ftp://x', timeout: '1w' } }, [
-    'backend.url: must be an http or https URL without a query',
-    'backend.timeout: "1w" is not a duration such as 150s',
-  ]],
-  [{ backend: { url: `http://user:${SECRET}@x/?q` } }, ['backend.url: must be an http or https URL without a query']],
-  [{ listen: '8880' }, ['listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock']],
-  [{ listen: '0.0.0.0:8880' }, [
-    'tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
-  ]],
-  [{ auth: { methods: [], anonymous: 'yes' } }, [
-    'auth.methods: must be a list with at least one entry',
-    'auth.anonymous: "yes" is not true or false',
-  ]],
-];
-
-for (const [config, problems] of BAD_CONFIGS) {
-  test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
-    const found = problemsOf(() => createGateway(config as GatewayConfig));
-    assert.deepEqual(found, problems);
-    assert.ok(!found.join('').includes(SECRET));
-  });
-}
-
-test('without tokens the gateway starts only where nobody else can reach it, or when asked to', () => {
-  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) {
-    assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
-  }
-  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
-    assert.equal(problemsOf(() => createGateway({ listen })).length, 1, listen);
-    assert.deepEqual(problemsOf(() => createGateway({ listen, auth: { anonymous: true } })), [], listen);
-    assert.deepEqual(problemsOf(() => createGateway({ listen, tokens: { a: { secret: SECRET } } })), [], listen);
-  }
-});
-
-test('file, environment, flags: of two, the later wins', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(
-    file,
-    JSON.stringify({
-      listen: '127.0.0.1:1',
-      backend: { url: 'http://file:1', timeout: '1s' },
-      rate: '1/1s',
-      tokens: { file: { secret: SECRET } },
-    }),
-  );
-  const settings = loadSettings({
-    file,
-    env: { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' },
-    flags: { listen: '127.0.0.1:3' },
-  });
-  assert.equal(settings.listen.port, 3);
-  assert.equal(settings['backend.url'].origin, 'http://env:2');
-  assert.equal(settings['backend.timeout'], 1000);
-  assert.equal(settings.rate?.count, 2);
-  assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
-  assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
-});
-
-test('API_TOKENS takes secrets and names, API_TOKENS_FILE one per line with comments', (t) => {
-  const digest = createHash('sha256').update(OTHER).digest('hex');
-  const path = join(folder(t), 'tokens');
-  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
-  for (
-    const env of [{ API_TOKENS: `ha=${SECRET}, sha256:${digest}` }, {
-      API_TOKENS: `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`,
-    }, { API_TOKENS_FILE: path }]
-  ) {
-    const { tokens } = loadSettings({ env });
-    assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
-    assert.deepEqual(tokens.map((token) => token.digest), [createHash('sha256').update(SECRET).digest('hex'), digest]);
-  }
-});
-
-test('the environment never leaves the gateway open by mistake, and no message holds a secret', (t) => {
-  const dir = folder(t);
-  const empty = join(dir, 'empty');
-  writeFileSync(empty, '# nothing here\n\n');
-  const cases: [env: Record<string, string>, problems: string[]][] = [
-    [{ API_TOKENS: '' }, ['API_TOKENS: is set but empty; unset it, or give it a value']],
-    [{ API_TOKENS: ' , ' }, ['API_TOKENS: holds no token; leave it out to run without tokens']],
-    [{ API_TOKENS_FILE: '' }, ['API_TOKENS_FILE: is set but empty; unset it, or give it a value']],
-    [{ API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
-    [{ API_TOKENS_FILE: join(dir, 'none') }, [
-      `API_TOKENS_FILE: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
-    ]],
-    [{ API_TOKENS_FILE: dir }, [`API_TOKENS_FILE: ${dir} cannot be read${BY_USER} (EISDIR)`]],
-    [{ API_TOKENS: SECRET, API_TOKENS_FILE: empty }, [
-      'API_TOKENS_FILE: is set, and API_TOKENS too; use one of them',
-      'API_TOKENS_FILE: holds no token; leave it out to run without tokens',
-    ]],
-    [{ API_TOKEN: SECRET }, ['API_TOKEN: is not a setting; did you mean "API_TOKENS"?']],
-    [{ API_TOKENS: `${SECRET} tooshort a=${OTHER} a=${OTHER}x` }, [
-      'API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
-      'API_TOKENS[3]: has the name of an earlier one',
-    ]],
-    [
-      { API_TOKENS: 'c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=' },
-      [0, 1].map((i) =>
-        `API_TOKENS[${i}]: is either a name without a secret, or a secret that ends in "=": write name=SECRET`
-      ),
-    ],
-    [{ API_TOKENS: SECRET, ALLOW_CLIENTS: '', ALLOW: ',' }, [
-      'ALLOW_CLIENTS: is set but empty; unset it, or give it a value',
-      'ALLOW: must be a list with at least one entry',
-    ]],
-    [{ API_TOKENS: SECRET, AUTH_METHODS: 'bearer, digest', AUTH_ANONYMOUS: '1', RATE: '0/1m', LOG_FORMAT: 'xml' }, [
-      'AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body',
-      'AUTH_ANONYMOUS: "1" is not true or false',
-      'RATE: "0/1m" is not a rate such as 30/1m',
-      'LOG_FORMAT: "xml" is not text or json',
-    ]],
-  ];
-  for (const [env, problems] of cases) {
-    const found = problemsOf(() => loadSettings({ env }));
-    assert.deepEqual(found, problems);
-    assert.ok(
-      !found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'),
-    );
-  }
-});
-
-test('a configuration file that is missing, empty, half-written or not an object is refused, and is not quoted', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
-    `configuration: ${file} cannot be read${BY_USER} (ENOENT)`,
-  ]);
-  const whole = JSON.stringify(
-    { tokens: { a: { secret: SECRET } }, listen: '0.0.0.0:8880', auth: { anonymous: true } },
-    null,
-    2,
-  );
-  for (let length = 0; length < whole.length; length++) {
-    writeFileSync(file, whole.slice(0, length));
-    const [problem, ...more] = problemsOf(() => loadSettings({ file }));
-    assert.match(problem!, /: is not a JSON object: line \d+, column \d+: it ends too early$/);
-    assert.deepEqual(more, []);
-  }
-  writeFileSync(file, whole.replace(`"${SECRET}"`, `"${SECRET}`));
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
-    `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
-  ]);
-  writeFileSync(file, '[]');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
-});
-
-test('a token in a file takes its secret from another, and settings of its own', (t) => {
-  const dir = folder(t);
-  writeFileSync(join(dir, 'secret'), `${SECRET}\n`);
-  const file = join(dir, 'gateway.json');
-  writeFileSync(
-    file,
-    JSON.stringify({
-      tokens: {
-        grafana: {
-          secretFile: join(dir, 'secret'),
-          methods: ['path'],
-          clients: ['172.18.0.0/16'],
-          expires: '2027-06-30',
-        },
-      },
-    }),
-  );
-  const [token] = loadSettings({ file }).tokens;
-  assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
-  assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
-  assert.deepEqual([...token!.methods!], ['path']);
-});
-
-for (
-  const [place, load] of [
-    ['API_TOKENS', (_, text) => loadSettings({ env: { API_TOKENS: text } })],
-    ['API_TOKENS_FILE', (path, text) => {
-      writeFileSync(path, `${text}\n`);
-      return loadSettings({ env: { API_TOKENS_FILE: path } });
-    }],
-    ['a secretFile', (path, text) => {
-      writeFileSync(path, `${text}\n`);
-      return createGateway({ tokens: { a: { secretFile: path } } });
-    }],
-  ] as [string, (path: string, text: string) => unknown][]
-) {
-  test(`a secret in ${place} with the quotes, brackets or separators of another format is refused, and not shown`, (t) => {
-    const path = join(folder(t), 'secret');
-    const [S, T] = [SECRET, OTHER];
-    for (
-      const text of [
-        ...['""', "''", '``', '“”', '[]', '<>', '{}', ' "', " '", ' ]', ' >', ' }'].map(([open = '', close = '']) =>
-          `${open.trim()}${S}${close}`
-        ),
-        `"home=${S}"`,
-        `home="${S}"`,
-        `{home=${S}}`,
-        `home=${S};phone=${T}`,
-        `["${S}","${T}"]`,
-        `{"home":"${S}"}`,
-        `"sha256:${'0'.repeat(64)}"`,
-      ]
-    ) {
-      const found = problemsOf(() => load(path, text)).join('\n');
-      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
-      assert.ok(!found.includes(S) && !found.includes(T), found);
-    }
-    for (const text of [`${S}"${T}`, `${S}(${T})`, `/${S}+`]) {
-      assert.deepEqual(problemsOf(() => load(path, text)), [], text);
-    }
-  });
-}
-
-test('in the JSON file a secret may begin or end with anything but white space', () => {
-  const load = (secret: string) => problemsOf(() => createGateway({ tokens: { a: { secret } } }));
-  for (const secret of [`"${SECRET}"`, `{${SECRET}}`, `${SECRET};${OTHER}`, `${SECRET} ${OTHER}`]) {
-    assert.deepEqual(load(secret), []);
-  }
-  for (const secret of [` ${SECRET}`, `${SECRET} `, `\u00a0${SECRET}`]) {
-    assert.deepEqual(load(secret), ['tokens.a.secret: begins or ends with white space']);
-  }
-});
-
-test('the digest of nothing is refused wherever a digest may stand', (t) => {
-  const path = join(folder(t), 'secret');
-  for (const nothing of ['', '\n', '\r\n']) {
-    const digest = `sha256:${createHash('sha256').update(nothing).digest('hex').toUpperCase()}`;
-    writeFileSync(path, digest);
-    for (
-      const load of [
-        () => createGateway({ tokens: { a: { secret: digest } } }),
-        () => createGateway({ tokens: { a: { secretFile: path } } }),
-        () => loadSettings({ env: { API_TOKENS: `a=${digest}` } }),
-        () => loadSettings({ env: { API_TOKENS_FILE: path } }),
-      ]
-    ) assert.match(problemsOf(load).join(), /^\S+: is the digest of nothing: there was no secret to hash$/);
-  }
-});
-
-/** A secret in many shapes, each of them in every place that a configuration has. */
-const CANARIES = [
-  SECRET,
-  'sixteen-chars-ok',
-  'q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4=',
-  '/9j-canary/of/some_length',
-];
-/** Paths and variables of all settings, as the README has them. */
-const SETTING_ROWS = Array.from(
-  README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
-  ([, path, env]) => [path!.split('.'), env!] as const,
-);
-
-function nest(path: readonly string[], value: unknown): object {
-  return path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
-}
-
-test('the canary: a secret in any wrong place of a configuration is in no message, at start or on reload', async (t) => {
-  const dir = folder(t);
-  const file = join(dir, 'gateway.json');
-  let texts = 0;
-  const assertSilent = (canary: string, load: () => unknown): void => {
-    const found = problemsOf(load).join('\n');
-    assert.ok(!found.includes(canary.slice(0, 12)) && !found.includes(canary.slice(-12)), found);
-    texts += Number(found !== '');
-  };
-  const loadFile = (text: string): unknown => {
-    writeFileSync(file, text);
-    return loadSettings({ file });
-  };
-  assert.ok(SETTING_ROWS.length >= 18);
-  for (const S of CANARIES) {
-    const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
-    const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
-    const parents = ['backend', 'tls', 'auth', 'limits', 'log', 'tokens'].map((key) => [key]);
-    const tokens: unknown[] = [
-      ...[
-        'methods',
-        'allow',
-        'senders',
-        'recipients',
-        'rate',
-        'clients',
-        'expires',
-        'secretFile',
-        'message',
-        'defaults',
-      ],
-      ...['defaults.number', 'defaults.recipients', 'defaults.text_mode', `defaults.${S}`, S],
-    ].flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } })));
-    const configs = [
-      ...[...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])].flatMap((
-        path,
-      ) => values.map((value) => nest(path, value))),
-      ...[
-        ...tokens,
-        ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
-        ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((token) => ({
-          [S]: token,
-        })),
-        { [S]: { secret: OTHER }, a: { secret: OTHER } },
-        { [`${S} `]: { secret: OTHER } },
-        { a: { secret: `${S} ` } },
-      ].map((value) => ({ tokens: value })),
-    ];
-    for (const config of configs) {
-      // Where a secret passes for what it is not, nothing is wrong and nothing is said.
-      assertSilent(S, () => createGateway(config));
-      if (S !== CANARIES[0]) continue; // what is read of a file is read like that
-      assertSilent(S, () => loadFile(JSON.stringify(config)));
-      assertSilent(S, () => loadFile(JSON.stringify(config).slice(0, -1)));
-    }
-    assertSilent(S, () => loadFile(`{"${S}":1,"${S}":2,"tokens":{"${S}":{"${S}":1,"${S}":2}}}`));
-    for (const name of [...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE']) {
-      for (const value of values.filter((value) => typeof value === 'string')) {
-        assertSilent(S, () => loadSettings({ env: { AUTH_ANONYMOUS: 'x', [name]: value } }));
-      }
-    }
-    assertSilent(S, () => loadSettings({ file: S }));
-    assertSilent(S, () => loadSettings({ flags: { 'listen': S, 'backend.url': S } }));
-  }
-  assert.ok(texts > 1500, String(texts));
-
-  const [S] = CANARIES as [string];
-  const lines = [
-    `--${S}`,
-    `--config x --${S}`,
-    `--${S}=x`,
-    `-${S}`,
-    `--check=${S}`,
-    `--config=${S}`,
-    `--listen ${S} --backend ${S}`,
-  ];
-  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
-    const { code, stdout, stderr } = await cli(args);
-    assert.deepEqual([code, stdout], [2, ''], stderr);
-    assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
-  });
-  await Promise.all(runs);
-  const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
-  writeFileSync(file, JSON.stringify(config));
-  const child = start(['--config', file], { LOG_FORMAT: 'json' });
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('"listening"'));
-  const port = Number(/127\.0\.0\.1:(\d+)/.exec(child.output())![1]);
-  assert.equal((await ask({ port })).status, 401); // it is up, and so are its handlers of signals
-  writeFileSync(file, JSON.stringify({ ...config, [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
-  process.kill(child.pid!, 'SIGHUP');
-  await until(() => child.output().includes('not reloaded'));
-  assert.match(child.output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
-  assert.ok(!child.output().includes(OTHER));
-});
-
-test('a token that has a secret as its name is refused: every log line would show it', () => {
-  for (const secret of [SECRET, `sha256:${createHash('sha256').update(SECRET).digest('hex')}`]) {
-    assert.deepEqual(problemsOf(() => createGateway({ tokens: { a: { secret: OTHER }, [SECRET]: { secret } } })), [
-      'tokens[1]: has a secret as its name',
-    ]);
-  }
-  assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: `${OTHER}=${SECRET} ${SECRET}=${OTHER}` } })), [
-    'API_TOKENS[0]: has a secret as its name',
-    'API_TOKENS[1]: has a secret as its name',
-  ]);
-});
-
-test('what names a file is shown as a path only if it can be one', (t) => {
-  const dir = folder(t);
-  for (
-    const [path, shown] of [
-      ['/no/such', '/no/such'],
-      [join(dir, 'no-such-folder', 'tokens'), join(dir, 'no-such-folder', 'tokens')],
-      [dir, dir],
-      ['./some-file-that-is-not-here', './some-file-that-is-not-here'],
-      ['/no-such-folder-anywhere/tokens', 'the file'],
-      [SECRET, 'the file'],
-    ] as const
-  ) {
-    const code = path === dir ? 'EISDIR' : 'ENOENT';
-    assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS_FILE: path } })), [
-      `API_TOKENS_FILE: ${shown} cannot be read${BY_USER} (${code})`,
-    ]);
-  }
-});
-
-test('when a source of tokens could not be read, nobody is told to let everybody in', (t) => {
-  const dir = folder(t);
-  const file = join(dir, 'gateway.json');
-  const open = { LISTEN: '0.0.0.0:8880' };
-  const none = join(dir, 'none');
-  for (
-    const [sources, problem] of [
-      [{ env: { ...open, API_TOKENS_FILE: none } }, /^API_TOKENS_FILE: .*none cannot be read/],
-      [{ env: open, file: none }, /^configuration: .*none cannot be read/],
-      [{ env: open, file }, /gateway\.json: is not a JSON object: line 1, column 2: it ends too early$/],
-      [{ env: { ...open, API_TOKEN: SECRET } }, /^API_TOKEN: is not a setting; did you mean "API_TOKENS"\?$/],
-      [{ env: { ...open, GATEWAY_CONF: file } }, /^GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"\?$/],
-    ] as [Parameters<typeof loadSettings>[0], RegExp][]
-  ) {
-    writeFileSync(file, '{');
-    const [first, ...more] = problemsOf(() => loadSettings(sources));
-    assert.match(first!, problem);
-    assert.deepEqual(more, []);
-  }
-  writeFileSync(file, `{"token":{"a":{"secret":"${SECRET}"}}}`);
-  assert.deepEqual(problemsOf(() => loadSettings({ env: open, file })), [
-    'token: is not a setting; did you mean "tokens"?',
-  ]);
-});
-
-const RESTRICTIONS = [
-  'API_TOKENS',
-  'API_TOKENS_FILE',
-  'ALLOW_CLIENTS',
-  'AUTH_METHODS',
-  'AUTH_ANONYMOUS',
-  'TRUSTED_PROXIES',
-  'GATEWAY_CONFIG',
-];
-
-test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
-  const problems = (name: string, value = SECRET): readonly string[] =>
-    problemsOf(() => loadSettings({ env: { [name]: value } }));
-  for (const known of RESTRICTIONS) {
-    for (let i = 0; i <= known.length; i++) {
-      const [before, after] = [known.slice(0, i), known.slice(i)];
-      for (
-        const name of [
-          before + after.slice(1),
-          ...['_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)]),
-        ]
-      ) {
-        if (name === known) continue;
-        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
-      }
-    }
-  }
-  for (
-    const [name, known] of [
-      ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
-      ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-      ['API__TOKENS', 'API_TOKENS'],
-      ['TLS_CRT', 'TLS_CERT'],
-    ] as const
-  ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
-  const others = [
-    ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
-    ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
-  ];
-  for (const name of others) {
-    assert.deepEqual(loadSettings({ env: { [name]: SECRET } }).warnings, [], name);
-  }
-});
-
-test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
-  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
-  const { code, stdout } = await cli(['--check'], { env });
-  assert.equal(code, 0);
-  const warnings = [
-    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
-    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
-    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
-    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
-  ];
-
-  const line = await startLine(t, [], { ...env, LOG_LEVEL: 'warn' });
-  assert.equal(line.level, 'warn');
-  for (const warning of warnings) {
-    assert.ok(stdout.includes(`\nwarning: ${warning}\n`), stdout);
-    assert.ok(line.warning.includes(warning), line.warning);
-  }
-});
-
-/** What a gateway with these arguments says once it listens. */
-async function startLine(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}): Promise<LogLine> {
-  const child = start([...args, '--listen', '127.0.0.1:0'], { LOG_FORMAT: 'json', ...env });
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('\n'));
-  child.kill('SIGKILL');
-  return JSON.parse(child.output().split('\n')[0]!);
-}
-
-test('a key given twice in the file is a mistake, at any depth, with its place', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  for (
-    const [text, ...places] of [
-      [
-        `{"tokens":{"a":{"secret":"${SECRET}","senders":["${FROM}"]},\n "a":{"secret":"${OTHER}"}}}`,
-        'line 2, column 2: "a"',
-      ],
-      [
-        `{"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}}`,
-        'line 1, column 76: "allow"',
-      ],
-      ['{"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"}', 'line 3, column 3: "rate"', 'line 3, column 17: "rate"'],
-      [`{"log":{"level":"info"},"log":{}}`, 'line 1, column 25: "log"'],
-      [`{"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"}`],
-      [`{"tokens":{"a":{"secret":"${SECRET}","message":"\\"rate\\":1 {\\"a\\":1,\\"a\\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}}`],
-    ] as [string, ...string[]][]
-  ) {
-    writeFileSync(file, text);
-    assert.deepEqual(
-      problemsOf(() => loadSettings({ file })),
-      places.map((place) => `${file}: ${place} is given twice in one object`),
-    );
-  }
-});
-
-test('tokens of the environment that replace those of the file are told at start and by --check', async (t) => {
-  const dir = folder(t);
-  const [file, tokens] = [join(dir, 'gateway.json'), join(dir, 'tokens')];
-  writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } } }), { mode: 0o600 });
-  writeFileSync(tokens, OTHER);
-  for (const env of [{ API_TOKENS: OTHER }, { API_TOKENS_FILE: tokens }]) {
-    const warning = `${Object.keys(env)[0]} replaces all tokens of the file`;
-    assert.match((await cli(['--check', '--config', file], { env })).stdout, new RegExp(`\nwarning: ${warning}\n`));
-    assert.equal((await startLine(t, ['--config', file], env)).warning, warning);
-    assert.deepEqual(loadSettings({ env }).warnings, []);
-  }
-  assert.deepEqual(loadSettings({ file }).warnings, []);
-});
-
-test('a configuration file with plain secrets that everybody can read is a warning', (t) => {
-  const dir = folder(t);
-  let made = 0;
-  const warningsOf = (config: GatewayConfig, mode: number): readonly string[] => {
-    const file = join(dir, String(++made));
-    writeFileSync(file, JSON.stringify(config));
-    chmodSync(file, mode);
-    return loadSettings({ file }).warnings.map((warning) => warning.replace(file, 'FILE'));
-  };
-  const digest = `SHA256:${createHash('sha256').update(SECRET).digest('hex')}`;
-  const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
-  const warning = ['FILE holds plain secrets and can be read by everybody (chmod o-r)'];
-  assert.deepEqual(warningsOf(plain, 0o644), warning);
-  assert.deepEqual(warningsOf({ backend: { url: `http://u:${SECRET}@backend:1` } }, 0o604), warning);
-  for (const mode of [0o600, 0o640]) assert.deepEqual(warningsOf(plain, mode), []);
-  assert.deepEqual(warningsOf({ tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }, 0o644), []);
-});
-
-test('a token that has expired is told when the gateway starts, and on reload', async (t) => {
-  const tokens = {
-    old: { secret: SECRET, expires: '2020-01-01' },
-    new: { secret: OTHER, expires: '2020-01-03' },
-  };
-  const log: string[] = [];
-  const gateway = createGateway({ listen: '127.0.0.1:0', tokens, log: { format: 'json' } }, {
-    log: (line) => log.push(line),
-    now: () => Date.parse('2020-01-02'),
-  });
-  t.after(() => gateway.close());
-  await gateway.listen();
-  gateway.reload({ tokens: { old: tokens.old } });
-  gateway.reload({ tokens: { new: tokens.new } });
-  assert.deepEqual(
-    logLines(log).map(({ message, level, warning }) => [message, level, warning]),
-    [
-      ['listening', 'warn', 'the token "old" has expired'],
-      ['reloaded', 'warn', 'the token "old" has expired'],
-      ['reloaded', 'info', undefined],
-    ],
-  );
-});
-
-test('cors takes origins as browsers write them, and nothing else', () => {
-  const good = ['https://dash.example:8443', 'http://localhost', 'http://192.168.1.2:3000', 'https://[::1]:1'];
-  assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good.join(', ') } }).cors!], good);
-  assert.equal(loadSettings({}).cors, undefined);
-  for (
-    const origin of [
-      ...[
-        '*',
-        'null',
-        'https://*',
-        'dash.example',
-        '//dash.example',
-        'https://dash.example/',
-        'https://d/x',
-        'https://d?x',
-      ],
-      ...[
-        'https://Dash',
-        'HTTPS://d',
-        'https://d:443',
-        'http://d:80',
-        'http://d:080',
-        'https://u@d',
-        'ftp://d',
-        'file://',
-      ],
-      ...['https://dé', 'https://1.2.3', ' https://d', 'chrome-extension://abc'],
-    ]
-  ) {
-    const [problem, ...more] = problemsOf(() => createGateway({ cors: [origin] }));
-    assert.match(problem!, /^cors\[0\]: .* is not an origin as browsers send it: /, origin);
-    assert.deepEqual(more, []);
-  }
-  assert.deepEqual(problemsOf(() => createGateway({ cors: [] })), ['cors: must be a list with at least one entry']);
-});
-
-test("a group in a token's recipients or defaults that can be none, and what can be no person, is a mistake", () => {
-  const load = (token: TokenConfig): readonly string[] =>
-    problemsOf(() => createGateway({ tokens: { a: { secret: SECRET, ...token } } }));
-  const inner = GROUP.slice('group.'.length);
-  const bad = [
-    ...[
-      'group.',
-      'group.01',
-      'group.123456789',
-      'group.4366412345678x',
-      'group.name.01',
-      'group.LS11c2VybmFtZT1ldmlsLjAx',
-    ],
-    ...[
-      `group.${atob(inner)}`,
-      `${GROUP}=`,
-      GROUP.replace('=', ''),
-      `${GROUP} `,
-      `group.${btoa(btoa('x'.repeat(31)))}`,
-    ],
-    ...[
-      `group.${btoa(btoa('x'.repeat(33)))}`,
-      `group.${btoa(`${atob(inner)}\n`)}`,
-      `group.${inner.slice(0, 9)}\n${inner.slice(9)}`,
-    ],
-    ...[
-      `group.${btoa('+/'.repeat(21).concat('8=')).replaceAll('+', '-')}.`,
-      atob(inner),
-      SECRET,
-      'somebody',
-      '-x',
-      '+49 1555',
-    ],
-  ];
-  for (const recipient of bad) {
-    assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
-    assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
-  }
-  for (const recipient of [GROUP, TO, randomUUID(), 'somebody.01', 'group_1.1234']) {
-    assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
-  }
-  assert.deepEqual(load({ recipients: ['group.*'] }), []);
-  assert.equal(load({ defaults: { recipients: ['group.*'] } }).length, 1);
-});
-
-test('running requests have 8 seconds after SIGTERM, unless something else is set', () => {
-  assert.equal(loadSettings({}).shutdown, 8000);
-  assert.equal(loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } }).shutdown, 3000);
-});
-
-// ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
-
-/** A program in a file of its own. */
-function script(t: TestContext, code: string): string {
-  const file = join(folder(t), 'script.mjs');
-  writeFileSync(file, code);
-  return file;
-}
-
-/** Runs such a program to its end. */
-async function run(file: string, env: NodeJS.ProcessEnv = {}): Promise<{ code: number; output: string }> {
-  const child = start([], env, [process.execPath, ...LOADER, file]);
-  const [code] = await once(child, 'close') as [number];
-  return { code, output: child.output() };
-}
-
-/** How this runtime starts a TypeScript file: as it started this one. */
-const LOADER = process.execArgv.flatMap((flag, i, all) =>
-  flag === '--import' ? [flag, all[i + 1]!] : flag.startsWith('--import=') ? [flag] : []
-);
-
-function start(
-  args: string[],
-  env: NodeJS.ProcessEnv = {},
-  [program, ...first]: [string, ...string[]] = [process.execPath, ...LOADER, fileURLToPath(FILE)],
-): ChildProcess & { output: () => string } {
-  const child = spawn(program, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
-  let output = '';
-  for (const stream of [child.stdout, child.stderr]) {
-    stream.on('data', (chunk) => {
-      output += chunk;
-    });
-  }
-  return Object.assign(child, { output: () => output });
-}
-
-/** It ends by itself, and well. It is sent signals by process.kill: after a child.kill, Deno 2.9 tells no exit code. */
-async function assertExit(child: ReturnType<typeof start>): Promise<void> {
-  const [code] = await once(child, 'close') as [number | null];
-  assert.equal(code, 0, child.output());
-  assert.match(child.output(), /stopped/);
-}
-
-async function cli(
-  args: string[],
-  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
-): Promise<{ code: number; stdout: string; stderr: string }> {
-  const child = start(args, env);
-  let [stdout, stderr] = ['', ''];
-  child.stdout!.on('data', (chunk) => {
-    stdout += chunk;
-  });
-  child.stderr!.on('data', (chunk) => {
-    stderr += chunk;
-  });
-  child.stdin!.end(input);
-  const [code] = await once(child, 'close') as [number];
-  return { code, stdout, stderr };
-}
-
-test('importing does no work and says nothing', async (t) => {
-  assert.deepEqual(await run(script(t, `await import(${JSON.stringify(FILE.href)});`), { LISTEN: 'nonsense' }), {
-    code: 0,
-    output: '',
-  });
-});
-
-test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
-  const help = await cli(['--help']);
-  assert.equal(help.code, 0);
-  for (
-    const word of [
-      '--config',
-      '--listen',
-      '--backend',
-      '--check',
-      '--demo',
-      'token [NAME]',
-      'hash',
-      'render NAME',
-      'API_TOKENS_FILE',
-      'GATEWAY_CONFIG',
-      'senders',
-      'defaults',
-      'message',
-    ]
-  ) assert.ok(help.stdout.includes(word), word);
-  assert.deepEqual(help.stdout.split('\n').filter((line) => line.length > 80), []);
-  const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(help.stdout)!;
-  assert.deepEqual(Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group), [
-    ...['send', 'info', 'receive', 'messaging', 'setup'],
-  ]);
-  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
-  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
-  assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
-});
-
-test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
-  const runs = (
-    [
-      [['--confg', 'x'], {}, /Unknown option '--confg'/],
-      [['--config'], {}, /--config/],
-      [['--listen', ''], {}, /--listen: is set but empty/],
-      [['frobnicate'], {}, /that is not a command/],
-      [[SECRET], {}, /that is not a command/],
-      [['hash', SECRET], {}, /not with these arguments/],
-      [['render'], {}, /not with these arguments/],
-      [['render', 'hook', SECRET], {}, /not with these arguments/],
-      [['token', 'a', 'b'], {}, /not with these arguments/],
-      [['token', 'a b'], {}, /a name may have/],
-      [['--config', '/no/such/file'], {}, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
-      [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
-      [['--listen', 'x', '--backend', 'y'], {}, /--backend: must be[^]*--listen: "x" is not/],
-      [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
-      [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
-      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
-    ] as [string[], NodeJS.ProcessEnv, RegExp][]
-  ).map(async ([args, env, message]) => {
-    const result = await cli(args, { env });
-    assert.equal(result.code, 2, JSON.stringify(args));
-    assert.equal(result.stdout, '');
-    assert.match(result.stderr, message);
-    assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
-  });
-  await Promise.all(runs);
-});
-
-test('a port that is taken exits with 1', async (t) => {
-  const backend = await startBackend(t);
-  const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
-  assert.equal(result.code, 1);
-  assert.match(result.stderr, /^gateway: cannot run: .*in use.*\n$/);
-});
-
-test('token makes a secret that hash and the gateway agree on', async (t) => {
-  const { stdout } = await cli(['token']);
-  const [, secret, hashed] = /^secret {2}([A-Za-z0-9_-]{43})\ndigest {2}(sha256:[0-9a-f]{64})\n$/.exec(stdout)!;
-  assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
-  const { gateway } = await startBoth(t, { tokens: { a: { secret: hashed! } } });
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${hashed}` } })).status, 401);
-  const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
-  assert.notEqual(named[0], `secret  ${secret}`);
-  assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
-  assert.equal((await cli(['hash'], { input: 'short\n' })).code, 2);
-});
-
-test('--check says in words what each token may do, and nothing of its secret', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(
-    file,
-    JSON.stringify({
-      listen: ':8880',
-      backend: { url: `http://u:${OTHER}@backend:1/p/` },
-      tokens: {
-        home: {
-          secret: SECRET,
-          allow: ['send', 'GET /v1/groups/:number'],
-          senders: [FROM],
-          recipients: [TO, 'group.*'],
-          rate: '30/1m',
-          clients: ['10.0.0.0/8'],
-          expires: '2020-01-01',
-          methods: ['path'],
-        },
-        plain: { secret: OTHER },
-        hook: {
-          secret: `${OTHER}2`,
-          defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' },
-          message: '{{x}}',
-        },
-        other: { secret: `${OTHER}3`, senders: [FROM], message: '{{x}}' },
-        barred: {
-          secret: `${OTHER}4`,
-          senders: [FROM],
-          recipients: [TO],
-          defaults: { number: FROM, recipients: [TO, STRANGER] },
-        },
-      },
-    }),
-    { mode: 0o600 },
-  );
-  const { code, stdout } = await cli(['--check', '--config', file]);
-  assert.equal(code, 0);
-  assert.equal(
-    stdout,
-    `The configuration is good.
-backend http://backend:1/p
-5 tokens
-  home
-    may call     send, GET /v1/groups/:number
-    presented    as path
-    sends from   ${FROM}
-    sends to     ${TO}, group.*
-    rate         30/1m
-    from         10.0.0.0/8
-    expires      2020-01-01T23:59:59.999Z (it has)
-  plain
-    may call     send, info
-    presented    as bearer, basic, body
-    sends from   any account
-    sends to     anybody
-    rate         no limit
-    from         any address
-    expires      never
-  hook
-    may call     send, info
-    presented    as bearer, basic, body
-    sends from   any account
-    sends to     anybody
-    rate         no limit
-    from         any address
-    webhooks     become sends, the message by a template; unless they say otherwise from ${FROM} to ${TO}, ${GROUP} with text_mode styled
-    expires      never
-  other
-    may call     send, info
-    presented    as bearer, basic, body
-    sends from   ${FROM}
-    sends to     anybody
-    rate         no limit
-    from         any address
-    webhooks     become sends, the message by a template
-    expires      never
-  barred
-    may call     send, info
-    presented    as bearer, basic, body
-    sends from   ${FROM}
-    sends to     ${TO}
-    rate         no limit
-    from         any address
-    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
-    expires      never
-`,
-  );
-});
-
-test('--check reports each pattern that can never match, and no other', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const good = [
-    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
-    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
-    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
-    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
-    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
-  ];
-  const bad = [
-    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
-    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
-    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
-    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
-    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
-  ];
-  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
-    writeFileSync(
-      file,
-      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
-    );
-    const { code, stdout } = await cli(['--check', '--config', file]);
-    const found = Array.from(
-      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
-      ([, it]) => it,
-    );
-    assert.deepEqual([code, found], [0, warned]);
-  }
-});
-
-test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
-  const backend = await startBackend(t);
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(
-    file,
-    JSON.stringify({
-      backend: { url: backend.url },
-      tokens: {
-        hook: {
-          secret: SECRET,
-          senders: [FROM],
-          recipients: [TO],
-          defaults: { ...DEFAULTS, text_mode: 'styled' },
-          message: '{{#alerts}}\n{{name}}\n{{/alerts}}',
-        },
-        plain: { secret: OTHER },
-        reader: { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS },
-      },
-    }),
-  );
-  const render = (input: string, ...args: string[]): ReturnType<typeof cli> =>
-    cli(['render', ...args, '--config', file], { input });
-  const payload = { alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER };
-  const made = { ...DEFAULTS, text_mode: 'styled', message: 'ü\nb\n' };
-  for (const input of [JSON.stringify(payload), `payload=${encodeURIComponent(JSON.stringify(payload))}`]) {
-    const { code, stdout, stderr } = await render(input, 'hook');
-    assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', made]);
-  }
-  assert.deepEqual(
-    JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout),
-    made,
-  );
-  const runs = (
-    [
-      [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
-      [
-        1,
-        /^gateway: This token may not send to one of these recipients: a phone number .*\.\n$/,
-        JSON.stringify({ ...payload, recipients: [STRANGER] }),
-        'hook',
-      ],
-      [
-        1,
-        /^gateway: This token may not send from, or read, that account\.\n$/,
-        JSON.stringify({ ...payload, number: STRANGER }),
-        'hook',
-      ],
-      [1, /^gateway: The body is not a JSON object: a value is expected, at byte 6\.\n$/, '{"a":x}', 'hook'],
-      [1, /^gateway: This token may not use this endpoint\.\n$/, '{"message":"x"}', 'reader'],
-      [1, /^gateway: The body is larger than this gateway accepts\.\n$/, `{"a":"${'x'.repeat(1024 * 1024)}"}`, 'hook'],
-      [2, /^gateway: there is no token of that name; there are "hook", "plain", "reader"\n$/, '{}', 'hock'],
-      [2, /^gateway: there is no token of that name/, '{}', SECRET],
-      [
-        2,
-        /^gateway: the token "plain" has neither "defaults" nor "message": what is posted with it is passed on as it is\n$/,
-        '{}',
-        'plain',
-      ],
-    ] as [number, RegExp, string, ...string[]][]
-  ).map(async ([code, message, input, ...args]) => {
-    const result = await render(input, ...args);
-    assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
-    assert.match(result.stderr, message);
-    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
-  });
-  await Promise.all(runs);
-  assert.equal(backend.connections, 0);
-});
-
-test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const tokens = {
-    hook: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' },
-  };
-  writeFileSync(file, JSON.stringify({ tokens }));
-  const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
-  const runs = (
-    [
-      ['{"message":"x"}', { message: 'x' }],
-      ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
-      ['temp=23', { message: 'temp=23' }],
-      ['message=a+b&view_once=true', { message: 'a b', view_once: 'true' }],
-      ['who=me and you', { message: 'me and you' }],
-      ['data={"who":1}', { message: '1' }],
-      [picture, { message: 'x', base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='] }],
-      [picture.replaceAll('--limit', '----a b:c'), {
-        message: 'x',
-        base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='],
-      }],
-      ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
-    ] as [string, object][]
-  ).map(async ([input, made]) => {
-    const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
-    assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
-  });
-  await Promise.all(runs);
-  const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
-  assert.deepEqual([broken.code, broken.stdout], [1, '']);
-});
-
-test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const allow = ['GET /v2/send'];
-  const tokens = {
-    hook: { secret: SECRET, allow, defaults: DEFAULTS },
-    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
-    plain: { secret: OTHER, allow },
-  };
-  writeFileSync(file, JSON.stringify({ tokens }));
-  const { code, stdout } = await cli(['--check', '--config', file]);
-  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
-  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
-  assert.doesNotMatch(stdout, /will be refused/);
-});
-
-test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const write = (token: TokenConfig, more: GatewayConfig = {}): void =>
-    writeFileSync(
-      file,
-      JSON.stringify({ tokens: { hook: { secret: SECRET, defaults: DEFAULTS, ...token } }, ...more }),
-    );
-  write({ allow: ['info'] });
-  assert.match(
-    (await cli(['--check', '--config', file])).stdout,
-    /which will be refused: This token may not use this endpoint\./,
-  );
-  const fill = (bytes: number): string => `{"message":"x","more":"${'y'.repeat(bytes - 25)}"}`;
-  write({});
-  assert.equal((await cli(['render', 'hook', '--config', file], { input: fill(1024 * 1024) })).code, 0);
-  write({}, { limits: { body: '1KiB' } });
-  assert.match(
-    (await cli(['render', 'hook', '--config', file], { input: fill(1025) })).stderr,
-    /larger than this gateway accepts/,
-  );
-  const demo = await cli(['render', 'hook', '--demo', '--listen', '127.0.0.1:0'], { input: '{}' });
-  assert.equal(demo.code, 2);
-  assert.match(demo.stderr, /--demo brings its own/);
-});
-
-test('a gateway whose log nobody reads any more goes on, and ends with 0', async (t) => {
-  const backend = await startBackend(t);
-  const child = start(['--listen', '127.0.0.1:0'], {
-    API_TOKENS: SECRET,
-    BACKEND_URL: backend.url,
-    LOG_FORMAT: 'json',
-  });
-  await until(() => child.output().includes('"listening"'));
-  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
-  child.stdout!.destroy();
-  for (let i = 1; i <= 20; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
-  process.kill(child.pid!, 'SIGTERM');
-  const [code] = await once(child, 'exit') as [number | null];
-  assert.equal(code, 0, child.output());
-  assert.doesNotMatch(child.output(), /EPIPE/);
-});
-
-/** Starts a gateway whose standard output is a pipe that nobody reads, or a file. */
-async function startUnread(
-  t: TestContext,
-  backend: Backend,
-  file?: string,
-): Promise<{ child: ChildProcess; socketPath: string }> {
-  const socketPath = join(folder(t), 'gateway.sock');
-  const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
-  const child = spawn('sh', ['-c', `exec "$0" "$@" ${file ? `>${file}` : ''}`, ...command], {
-    cwd: HERE,
-    stdio: ['ignore', 'pipe', 'inherit'],
-    env: {
-      PATH: process.env.PATH,
-      HOME: process.env.HOME,
-      LISTEN: `unix:${socketPath}`,
-      API_TOKENS: SECRET,
-      BACKEND_URL: backend.url,
-      LOG_FORMAT: 'json',
-    },
-  });
-  t.after(() => child.kill('SIGKILL'));
-  // The file is there a moment before anybody listens on it.
-  for (let isUp = false; !isUp;) {
-    const probe = net.connect({ path: socketPath });
-    isUp = await once(probe, 'connect').then(() => true, () => false);
-    probe.destroy();
-    await new Promise((resolve) => setTimeout(resolve, 5));
-  }
-  return { child, socketPath };
-}
-
-async function assertEnds(child: ChildProcess): Promise<void> {
-  const ended = once(child, 'exit');
-  process.kill(child.pid!, 'SIGTERM');
-  const [code] = await ended as [number | null];
-  assert.equal(code, 0);
-}
-
-// Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
-test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
-  const { child, socketPath } = await startUnread(t, await startBackend(t));
-  const agent = new http.Agent({ keepAlive: true });
-  t.after(() => agent.destroy());
-  const total = 3500;
-  const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
-  let asked = 0;
-  const askMany = async (): Promise<void> => {
-    while (asked < total) {
-      asked++;
-      const [res] = await once(http.get({ socketPath, agent, path }), 'response') as [
-        http.IncomingMessage,
-      ];
-      await once(res.resume(), 'end');
-      assert.equal(res.statusCode, 401);
-    }
-  };
-  await Promise.all(Array.from({ length: 8 }, askMany));
-  let text = '';
-  child.stdout!.on('data', (chunk) => {
-    text += chunk;
-  });
-  await until(() => /log lines were dropped.*\n$/.test(text));
-  child.stdout!.pause();
-  const lines = logLines(text.trimEnd().split('\n'));
-  const logged = lines.filter((line) => line.message === 'request').length;
-  assert.ok(logged > 1000, `${logged} lines were kept`);
-  assert.equal(lines.at(-1)!.lines, total - logged);
-  asked = 0;
-  await Promise.all(Array.from({ length: 8 }, askMany));
-  await assertEnds(child);
-});
-
-test('a standard output that goes to a full disk stops neither the gateway nor its end', {
-  skip: process.platform !== 'linux' && 'told for Linux',
-}, async (t) => {
-  const { child, socketPath } = await startUnread(t, await startBackend(t), '/dev/full');
-  for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
-  process.kill(child.pid!, 'SIGHUP');
-  for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
-  await assertEnds(child);
-});
-
-test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
-    let finish = (): void => {};
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      finish = () => res.end('{}');
-    });
-    const child = start(['--listen', '127.0.0.1:0'], {
-      API_TOKENS: SECRET,
-      BACKEND_URL: backend.url,
-      LOG_FORMAT: 'json',
-    });
-    await until(() => child.output().includes('"listening"'));
-    const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
-    const running = ask({ port }, { body: MESSAGE, headers: BEARER });
-    await until(() => backend.seen.length === 1);
-    process.kill(child.pid!, signal);
-    // It refuses new connections as soon as it has heard of the signal.
-    for (;;) {
-      const refused = await ask({ port }, { path: '/healthz' }).then(() => false, () => true);
-      if (refused) break;
-    }
-    finish();
-    assert.equal((await running).status, 200);
-    await assertExit(child);
-  }
-});
-
-/** What curl does with the arguments in a line, so that the tests need no curl. */
-function askAsCurl(line: string): Promise<Answer> {
-  const words = Array.from(line.matchAll(/'([^']*)'|(\S+)/g), (match) => match[1] ?? match[2]!).slice(1);
-  const headers: Record<string, string> = {};
-  let [url, method, body]: (string | undefined)[] = [];
-  for (let at = 0; at < words.length; at++) {
-    const word = words[at]!;
-    if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
-    else if (word === '-u') headers.authorization = basic(words[++at]!);
-    else if (word === '-d') body = words[++at];
-    else if (word === '-X') method = words[++at];
-    else url = word;
-  }
-  if (body !== undefined) headers['content-type'] = 'application/x-www-form-urlencoded';
-  const { port, pathname, search } = new URL(url!.replace(/^(?!http:)/, 'http://'));
-  const path = pathname + search;
-  return ask({ port: Number(port) }, { method: method ?? 'POST', path, headers, ...(body !== undefined && { body }) });
-}
-
-/** Starts a demonstration. Its first command shows port and token, and is no longer than a line. */
-async function startDemo(
-  t: TestContext,
-  ...how: [env?: NodeJS.ProcessEnv, program?: [string, ...string[]]]
-): Promise<{ child: ReturnType<typeof start>; first: string; port: number; secret: string }> {
-  const child = start(['--demo', '--listen', '127.0.0.1:0'], ...how);
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => /^curl .*'\n$/m.test(child.output()));
-  const [first, secret, port] = /^curl -u api:([\w-]+) 127\.0\.0\.1:(\d+).*$/m.exec(child.output())!;
-  return { child, first, port: Number(port), secret: secret! };
-}
-
-test('--demo: every curl line that it prints does what it says, and the token does not reach its backend', async (t) => {
-  const { child, first, secret } = await startDemo(t);
-  assert.equal(child.output().match(/curl/g)!.length, 1);
-  assert.ok(first.length <= 80, first);
-  assert.equal((await askAsCurl(first)).status, 201);
-  await until(() => child.output().includes('# and what it refuses'));
-  await until(() => child.output().includes('/v1/register'));
-  assert.match(child.output(), /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*# bearer\ncurl /m);
-  const printed = child.output();
-  const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
-  assert.equal(lines.length, 5);
-  for (const line of lines) {
-    const answer = await askAsCurl(line);
-    if (line !== lines[4]) assert.equal(answer.status, 201, line);
-    else assert.equal(answer.json.code, 'setup_blocked');
-  }
-  await until(() => child.output().includes('setup_blocked'));
-  const after = child.output().slice(printed.length);
-  for (const form of ['bearer', 'query', 'path', 'body']) {
-    assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
-  }
-  assert.ok(!after.includes(secret));
-  assert.equal(after.match(/curl/g), null);
-  process.kill(child.pid!, 'SIGINT');
-  await assertExit(child);
-});
-
-// ── WEBSOCKET ────────────────────────────────────────────────────────────────────────────────────
-
-const ACCEPTED =
-  'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
-const RECEIVE = `/v1/receive/${FROM}`;
-const RECEIVING: GatewayConfig = {
-  allow: ['receive', 'info', 'send'],
-  auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] },
-};
-
-interface UpgradeBackend extends Backend {
-  sockets: Duplex[];
-}
-
-/** A backend in json-rpc mode; `open` says what it does with a WebSocket, by default accept it. */
-async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: Buffer) => void = (socket) => {
-  socket.write(ACCEPTED);
-  socket.on('end', () => socket.end());
-}): Promise<UpgradeBackend> {
-  const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
-  backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
-    backend.seen.push({
-      method: req.method!,
-      url: req.url!,
-      headers: req.headers,
-      rawHeaders: req.rawHeaders,
-      body: head,
-      complete: true,
-    });
-    backend.sockets.push(socket);
-    socket.on('error', () => {});
-    t.after(() => socket.destroy());
-    open(socket, head);
-  });
-  return backend;
-}
-
-/** A client's side: what it has received so far, as text. */
-interface WebSocketClient {
-  socket: net.Socket;
-  text: () => string;
-}
-
-function openWebSocket(
-  t: TestContext,
-  to: { port: number },
-  { path = RECEIVE, headers = [`Authorization: Bearer ${SECRET}`], more = '', host = '127.0.0.1' } = {},
-): WebSocketClient {
-  const socket = net.connect(to.port, host);
-  let text = '';
-  socket.on('error', () => {});
-  socket.on('data', (chunk) => {
-    text += chunk.toString('latin1');
-  });
-  socket.write(
-    [
-      `GET ${path} HTTP/1.1`,
-      'Host: gateway',
-      'Connection: keep-alive, Upgrade',
-      'Upgrade: WebSocket',
-      'Sec-WebSocket-Version: 13',
-      'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
-      ...headers,
-      '',
-      more,
-    ].join('\r\n'),
-  );
-  t.after(() => socket.destroy());
-  return { socket, text: () => text };
-}
-
-for (
-  const [form, at] of [['bearer', {}], ['basic', { headers: [`Authorization: ${basic(`api:${SECRET}`)}`] }], ['path', {
-    path: `/@auth=${SECRET}${RECEIVE}`,
-    headers: [],
-  }], ['query', { path: `${RECEIVE}?@auth=${SECRET}&x=1`, headers: [] }]] as const
-) {
-  test(`WebSocket with a token as ${form}: bytes flow both ways, and the credential stays here`, async (t) => {
-    const backend = await startUpgradeBackend(t);
-    const gateway = await startGateway(t, backend, RECEIVING);
-    const { socket, text } = openWebSocket(t, gateway, at as object);
-    await until(() => text().includes('\r\n\r\n'));
-    assert.match(text(), /^HTTP\/1\.1 101 Switching Protocols\r\n/);
-    assert.match(text(), /\r\nsec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK\+xOo=\r\n/i);
-    assert.match(text(), /\r\nupgrade: websocket\r\n/i);
-    const { headers, url, rawHeaders } = backend.seen[0]!;
-    assert.equal(url, form === 'query' ? `${RECEIVE}?x=1` : RECEIVE);
-    assert.deepEqual([
-      headers.upgrade,
-      headers.connection,
-      headers['sec-websocket-key'],
-      headers['x-forwarded-for'],
-      headers.host,
-    ], ['websocket', 'Upgrade', 'dGhlIHNhbXBsZSBub25jZQ==', '127.0.0.1', `127.0.0.1:${backend.port}`]);
-    assert.ok(!JSON.stringify([url, rawHeaders]).includes(SECRET) && headers.authorization === undefined);
-    let got = '';
-    backend.sockets[0]!.on('data', (chunk) => {
-      got += chunk;
-    });
-    socket.write('from the client');
-    backend.sockets[0]!.write('from the backend');
-    await until(() => got === 'from the client' && text().endsWith('from the backend'));
-    const line = requests(gateway)[0];
-    assert.deepEqual([line.status, line.route, line.form, line.token], [101, '/v1/receive/:number', form, 'test']);
-    socket.destroy();
-    await until(() => gateway.log.some((entry) => entry.includes('websocket closed')));
-    const { bytesIn, bytesOut } = JSON.parse(gateway.log.find((entry) => entry.includes('websocket closed'))!);
-    assert.deepEqual([bytesIn, bytesOut], [15, 16]);
-  });
-}
-
-test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothing', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, {
-    ...RECEIVING,
-    tokens: {
-      a: { secret: SECRET, senders: [FROM] },
-      narrow: { secret: OTHER, allow: ['send'] },
-      far: { secret: 'secret-for-far-away-clients', clients: ['192.0.2.1'] },
-    },
-  });
-  const cases: [at: object, status: number, code: string][] = [
-    [{ headers: [] }, 401, 'unauthorized'],
-    [{ headers: ['Authorization: Bearer wrong'] }, 401, 'unauthorized'],
-    [{ headers: [`Authorization: Bearer ${SECRET}`, `Authorization: Bearer ${SECRET}`] }, 400, 'bad_credential'],
-    [{ headers: [`Authorization: Bearer ${OTHER}`] }, 403, 'endpoint_not_allowed'],
-    [{ headers: ['Authorization: Bearer secret-for-far-away-clients'] }, 403, 'client_not_allowed'],
-    [{ path: `/v1/receive/${STRANGER}` }, 403, 'sender_not_allowed'],
-    [{ path: '/v1/accounts' }, 403, 'setup_blocked'],
-    [{ path: '/v1/receive/%252B15550100001' }, 400, 'bad_target'],
-    [{ path: '/v1/receive/../about' }, 400, 'bad_target'],
-    [{ path: `/v1/groups/${FROM}/group.QUJD` }, 400, 'bad_target'],
-    [{ headers: ['Host: other', `Authorization: Bearer ${SECRET}`] }, 400, 'bad_target'],
-    [{ path: '/api/v1/receive' }, 404, 'unknown_endpoint'],
-    [{ path: '/v2/send' }, 405, 'method_not_allowed'],
-  ];
-  for (const [at, status, code] of cases) {
-    const { socket, text } = openWebSocket(t, gateway, at);
-    await closed(socket);
-    const [head, body] = text().split('\r\n\r\n') as [string, string];
-    assert.equal(statusOf(head), status, JSON.stringify(at));
-    assert.equal(JSON.parse(body).code, code);
-    assert.match(head, new RegExp(`\\r\\nContent-Length: ${body.length}\\r\\n`));
-    assert.match(head, /\r\nConnection: close/);
-    assert.equal(/\r\nAllow: POST\r\n/.test(head), status === 405);
-    if (status === 401) {
-      assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
-    }
-    assert.ok(requests(gateway).some((line) => line.requestId === JSON.parse(body).requestId && line.code === code));
-  }
-  assert.equal(backend.connections, 0);
-});
-
-test("WebSocket: it counts towards the token's rate", async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, { ...RECEIVING, rate: '1/1h' });
-  const first = openWebSocket(t, gateway);
-  await until(() => first.text().startsWith('HTTP/1.1 101'));
-  const second = openWebSocket(t, gateway);
-  await closed(second.socket);
-  assert.match(second.text(), /^HTTP\/1\.1 429 [^]*\r\nRetry-After: 3600\r\n/);
-  assert.equal(backend.seen.length, 1);
-});
-
-test('WebSocket: a backend that declines is passed on with its status and body', async (t) => {
-  for (
-    const reply of [
-      'HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 11\r\nX-Why: mode\r\n\r\nBad Request',
-      'HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\nX-Why: mode\r\n\r\nb\r\nBad Request\r\n0\r\n\r\n',
-    ]
-  ) {
-    const backend = await startUpgradeBackend(t, (socket) => socket.end(reply));
-    const gateway = await startGateway(t, backend, RECEIVING);
-    const { socket, text } = openWebSocket(t, gateway);
-    await closed(socket);
-    assert.match(
-      text(),
-      /^HTTP\/1\.1 400 Bad Request\r\n[^]*x-why: mode\r\n[^]*\r\n\r\n(?:Bad Request|b\r\nBad Request\r\n0\r\n\r\n)$/i,
-    );
-    assert.equal(/transfer-encoding: chunked/i.test(text()), !/content-length/i.test(text()));
-    assert.equal(requests(gateway)[0].status, 400);
-  }
-});
-
-test('WebSocket: a backend that is down, slow, redirects, breaks off or switches to something else', async (t) => {
-  const cases: [name: string, open: (socket: Duplex) => void, status: number, code: string][] = [
-    ['slow', () => {}, 504, 'backend_timeout'],
-    [
-      'redirects',
-      (socket) => socket.end('HTTP/1.1 301 Moved Permanently\r\nLocation: /v1/accounts\r\nContent-Length: 0\r\n\r\n'),
-      502,
-      'bad_backend_answer',
-    ],
-    ['breaks off', (socket) => socket.destroy(), 502, 'bad_backend_answer'],
-    [
-      'switches to something else',
-      (socket) => socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n'),
-      502,
-      'bad_backend_answer',
-    ],
-  ];
-  for (const [name, open, status, code] of cases) {
-    const backend = await startUpgradeBackend(t, open);
-    const gateway = await startGateway(t, backend, {
-      ...RECEIVING,
-      backend: { url: backend.url, timeout: name === 'slow' ? '100ms' : '1m' },
-    });
-    const { socket, text } = openWebSocket(t, gateway);
-    await closed(socket);
-    assert.deepEqual([statusOf(text()), codeOf(text())], [status, code], name);
-  }
-  const { socket, text } = openWebSocket(t, await startGateway(t, { url: 'http://127.0.0.1:9' }, RECEIVING));
-  await closed(socket);
-  assert.deepEqual([statusOf(text()), codeOf(text())], [502, 'backend_unreachable']);
-});
-
-test('WebSocket: bytes that come together with the handshake are not lost, on either side', async (t) => {
-  let got = '';
-  const backend = await startUpgradeBackend(t, (socket, head) => {
-    got += head;
-    socket.on('data', (chunk) => {
-      got += chunk;
-    });
-    socket.write(`${ACCEPTED}early from the backend`);
-  });
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const { text } = openWebSocket(t, gateway, { more: 'early from the client' });
-  await until(() => got === 'early from the client' && text().endsWith('\r\n\r\nearly from the backend'));
-});
-
-test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
-  const backend = await startUpgradeBackend(t, (socket, head) => {
-    socket.on('data', (chunk) => assert.fail(`the backend got ${chunk}`));
-    assert.equal(head.length, 0);
-    socket.end('HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n');
-  });
-  const gateway = await startGateway(t, backend, RECEIVING);
-  for (const headers of [[`Authorization: Bearer ${SECRET}`], []]) {
-    const { socket } = openWebSocket(t, gateway, {
-      headers,
-      more: `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`,
-    });
-    await closed(socket);
-  }
-  assert.equal(backend.seen.length, 1);
-});
-
-test('WebSocket: a side that ends its half still gets what the other has left to say', async (t) => {
-  const backend = await startUpgradeBackend(t, (socket) => {
-    socket.write(ACCEPTED);
-    socket.on('data', () => {}).on('end', () => socket.end('last words'));
-  });
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const { socket, text } = openWebSocket(t, gateway);
-  await until(() => text().startsWith('HTTP/1.1 101'));
-  socket.end('bye');
-  await closed(socket);
-  assert.ok(text().endsWith('last words'));
-});
-
-test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, RECEIVING);
-  for (const side of ['backend', 'client'] as const) {
-    const { socket, text } = openWebSocket(t, gateway);
-    await until(() => text().startsWith('HTTP/1.1 101'));
-    const other = backend.sockets.at(-1)! as net.Socket;
-    other.resume();
-    const gone = closed(side === 'backend' ? socket : other);
-    (side === 'backend' ? other : socket).destroy();
-    await gone;
-  }
-  await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
-});
-
-// Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
-test('WebSocket: the backend is always drained; a client that does not read is dropped, and another one goes on', {
-  skip: 'Bun' in globalThis,
-}, async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const stalled = openWebSocket(t, gateway);
-  await until(() => stalled.text().startsWith('HTTP/1.1 101'));
-  const healthy = openWebSocket(t, gateway);
-  await until(() => healthy.text().startsWith('HTTP/1.1 101'));
-  stalled.socket.pause();
-  const chunk = Buffer.alloc(64 * 1024, 'x');
-  const [toStalled, toHealthy] = backend.sockets as [net.Socket, net.Socket];
-  let dropped = false;
-  toStalled.on('close', () => {
-    dropped = true;
-  });
-  let written = 0;
-  while (!dropped) {
-    // The backend's own rule: it writes to all its readers in turn, and waits for each.
-    for (const socket of [toStalled, toHealthy]) {
-      if (!socket.destroyed && !socket.write(chunk)) {
-        await Promise.race([once(socket, 'drain'), closed(socket)]).catch(() => {});
-      }
-    }
-    written += chunk.length;
-    assert.ok(written < 64 * 1024 * 1024, 'it was never dropped');
-  }
-  toHealthy.write('still here');
-  await until(() => healthy.text().endsWith('still here'));
-  assert.equal(healthy.text().length - healthy.text().indexOf('\r\n\r\n') - 4, written + 'still here'.length);
-  await until(() => gateway.log.some((line) => line.includes('too_far_behind')));
-});
-
-test('WebSocket: closing the gateway closes it, and a reload closes those whose token is gone or may no longer do this', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const config: GatewayConfig = {
-    ...RECEIVING,
-    backend: { url: backend.url },
-    listen: '127.0.0.1:0',
-    log: { format: 'json' },
-  };
-  const secrets = [
-    'secret-number-one-of-four',
-    'secret-number-two-of-four',
-    'secret-number-three-of-four',
-    'secret-number-four-of-four',
-  ];
-  const [stays, goes, expires, narrows] = secrets.map((secret) => ({ secret })) as [
-    TokenConfig,
-    TokenConfig,
-    TokenConfig,
-    TokenConfig,
-  ];
-  const gateway = createGateway({ ...config, tokens: { stays, goes, expires, narrows } }, { log: () => {} });
-  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
-  const clients = secrets.map((secret) => openWebSocket(t, to, { headers: [`Authorization: Bearer ${secret}`] }));
-  for (const { text } of clients) await until(() => text().startsWith('HTTP/1.1 101'));
-  gateway.reload({
-    ...config,
-    tokens: { stays, expires: { ...expires, expires: '2020-01-01' }, narrows: { ...narrows, senders: [TO] } },
-  });
-  for (const { socket } of clients.slice(1)) if (!socket.destroyed) await closed(socket);
-  assert.equal(clients[0]!.socket.destroyed, false);
-  backend.sockets[0]!.write('still open');
-  await until(() => clients[0]!.text().endsWith('still open'));
-  const gone = closed(clients[0]!.socket);
-  await gateway.close();
-  await gone;
-});
-
-test('WebSocket: one that came in a form that a reload takes away from its token is closed', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const config = {
-    ...RECEIVING,
-    backend: { url: backend.url },
-    listen: '127.0.0.1:0',
-    log: { format: 'json' },
-  } as const;
-  const log: string[] = [];
-  const token = (methods: ('bearer' | 'path')[]) => ({ tokens: { test: { secret: SECRET, methods } } });
-  const gateway = createGateway({ ...config, ...token(['bearer', 'path']) }, { log: (line) => log.push(line) });
-  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
-  const byPath = openWebSocket(t, to, { path: `/@auth=${SECRET}${RECEIVE}`, headers: [] });
-  const byBearer = openWebSocket(t, to);
-  for (const { text } of [byPath, byBearer]) await until(() => text().startsWith('HTTP/1.1 101'));
-  gateway.reload({ ...config, ...token(['bearer']) });
-  await closed(byPath.socket);
-  await until(() => log.some((line) => line.includes('no_longer_allowed')));
-  assert.equal(byBearer.socket.destroyed, false);
-  await gateway.close();
-});
-
-test('WebSocket: a client that leaves during the handshake is not waited for', async (t) => {
-  let left = false;
-  const backend = await startUpgradeBackend(t, (socket) => {
-    socket.on('close', () => {
-      left = true;
-    }).on('end', () => socket.end()).resume();
-  });
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const { socket } = openWebSocket(t, gateway);
-  await until(() => backend.seen.length === 1);
-  socket.destroy();
-  await until(() => left && requests(gateway).length === 1);
-  assert.deepEqual([requests(gateway)[0].status, requests(gateway)[0].code], [499, 'client_left']);
-});
-
-test('a wish for another protocol, or for a WebSocket with a body, is an ordinary request', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const h2c = ['Upgrade: h2c', 'HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA'];
-  assert.equal(
-    statusOf(await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, ...h2c] })),
-    200,
-  );
-  const body = JSON.stringify(MESSAGE);
-  for (
-    const [length, upgrade] of [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
-  ) {
-    const padded = body.padEnd(length);
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    let text = '';
-    socket.on('data', (chunk) => {
-      text += chunk;
-    });
-    socket.write(
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n${
-        upgrade.join('\r\n')
-      }\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${padded.length}\r\n\r\n${padded}`,
-    );
-    await until(() => statusOf(text) === 201);
-    socket.destroy();
-  }
-  assert.equal(backend.sent.length, 3);
-  assert.equal(backend.sockets.length, 0);
-  assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
-});
-
-// ── THREATS ──────────────────────────────────────────────────────────────────────────────────────
-// The attacker holds a token that is meant for less than they want, has read the backend's source, and
-// can send any bytes. Each test is one attack.
-
-const CONFINED: GatewayConfig = {
-  allow: ['messaging', 'info'],
-  tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } },
-};
-const STRANGER = '+15559999999';
-
-/** Sends each request, with the right token unless it brings another, and sees it denied. */
-function attack(title: string, config: GatewayConfig, status: number, code: string, attempts: Ask[]): void {
-  test(`attack: ${title}`, async (t) => {
-    const both = await startBoth(t, config);
-    for (const attempt of attempts) {
-      await t.test(
-        JSON.stringify(attempt).replaceAll(SECRET, '…').slice(0, 140),
-        async () =>
-          assertDenied(
-            await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } }),
-            status,
-            code,
-            both,
-          ),
-      );
-    }
-  });
-}
-
-test('a confined token does what it is meant for', async (t) => {
-  const { backend, gateway } = await startBoth(t, CONFINED);
-  for (
-    const [status, request] of [
-      [200, { path: '/v1/about' }],
-      [201, { body: MESSAGE }],
-      [201, { body: { ...MESSAGE, recipients: [TO, GROUP] } }],
-      [201, { body: { number: FROM, recipient: GROUP, message: 'x' } }],
-      [200, { path: `/v1/receive/${FROM}` }],
-      [200, { path: `/v1/receive/%2B${FROM.slice(1)}` }],
-      [204, { path: `/v1/typing-indicator/${FROM}`, method: 'PUT', body: { recipient: TO } }],
-      [200, { path: `/v1/groups/${FROM}/${GROUP}` }],
-    ] as [number, Ask][]
-  ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status, JSON.stringify(request));
-  assert.equal(backend.seen.length, 8);
-});
-
-attack('send as another account', CONFINED, 403, 'sender_not_allowed', [
-  { body: { ...MESSAGE, number: STRANGER } },
-  { body: { ...MESSAGE, number: STRANGER }, path: '/v1/send' },
-  { body: { ...MESSAGE, number: `${FROM} ` } },
-  { body: { ...MESSAGE, number: FROM.slice(1) } },
-  { body: `{"\\u006eumber":"\\u002b15559999999","recipients":["${TO}"]}` },
-  { body: MESSAGE, path: `/v1/reactions/${STRANGER}` },
-]);
-attack('read another account', CONFINED, 403, 'sender_not_allowed', [
-  { path: `/v1/receive/${STRANGER}` },
-  { path: `/v1/receive/%2B${STRANGER.slice(1)}` },
-  { path: `/%76%31/receive/${STRANGER}` },
-  { path: `//v1//receive//${STRANGER}/` },
-  { path: `/v1/groups/${STRANGER}` },
-  { path: `/v1/search/${STRANGER}?numbers=%2B1` },
-]);
-attack('hide another sender behind an allowed one', CONFINED, 400, 'bad_field', [
-  { body: `{"number":"${FROM}","Number":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","number":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","\\u006eumber":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","NUMBER":"${STRANGER}","recipients":["${TO}"]}` },
-]);
-// The backend would choose one for /v1/send.
-attack('send without saying from which account', CONFINED, 400, 'bad_field', [
-  ...['/v1/send', '/v2/send'].flatMap((path): Ask[] => [
-    { body: { message: 'x', recipients: [TO] }, path },
-    { body: { message: 'x', recipients: [TO], number: null }, path },
-    { body: { message: 'x', recipients: [TO], number: '' }, path },
-    { body: { message: 'x', recipients: [TO], link_preview: { number: FROM } }, path },
-    { body: { message: 'x', recipients: [TO], auth: SECRET }, path, headers: { authorization: '' } },
-    { body: '{}', path },
-  ]),
-]);
-attack('send to somebody else, in any place that the backend reads', CONFINED, 403, 'recipient_not_allowed', [
-  { body: { ...MESSAGE, recipients: [STRANGER] } },
-  { body: { ...MESSAGE, recipients: [TO, STRANGER] } },
-  { body: { ...MESSAGE, recipients: [...Array(500).fill(TO), STRANGER, ...Array(500).fill(TO)] } },
-  { body: { ...MESSAGE, recipient: STRANGER } },
-  { body: { number: FROM, recipient: STRANGER } },
-  { body: { ...MESSAGE, recipients: [STRANGER] }, path: '/v1/send' },
-  { body: { ...MESSAGE, recipients: [`${TO.slice(0, 4)} ${TO.slice(4)}`] } },
-  { body: { ...MESSAGE, recipients: [`${TO} `] } },
-  { body: { ...MESSAGE, recipients: ['somebody.01'] } },
-  { body: { ...MESSAGE, recipients: [randomUUID()] } },
-  { body: { recipient: STRANGER }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
-  { body: { recipient: STRANGER, answers: ['a'] }, path: `/v1/polls/${FROM}` },
-]);
-// With a link to join it, anybody gets into a group, and reads what is sent there.
-attack('let a stranger into a group', CONFINED, 403, 'endpoint_not_allowed', [
-  { body: { name: 'x', members: [TO], group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
-  { body: { name: 'x', group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
-  { method: 'PUT', body: { group_link: 'enabled' }, path: `/v1/groups/${FROM}/${GROUP}` },
-  { method: 'PUT', body: { permissions: { add_members: 'every-member' } }, path: `//v1/groups/${FROM}/${GROUP}/` },
-  ...['members', 'admins'].flatMap((name): Ask[] => [
-    { body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
-    { method: 'DELETE', body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
-  ]),
-]);
-const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
-attack('put a stranger into a group, by a token whose pattern names the route', NAMED, 403, 'recipient_not_allowed', [
-  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` },
-  { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-  { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-]);
-
-test('a token with recipients may change a group where a pattern names the route, and one without may anyway', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const named = await startGateway(t, backend, NAMED);
-  const free = await startGateway(t, backend, { allow: ['messaging'] });
-  for (const gateway of [named, free]) {
-    for (
-      const [method, path, body] of [
-        ['POST', '', { name: 'x', members: [TO], group_link: 'enabled' }],
-        ['POST', '', { name: 'x', members: null }],
-        ['PUT', `/${GROUP}`, { group_link: 'enabled' }],
-        ['POST', `/${GROUP}/members`, { members: [TO] }],
-        ['DELETE', `/${GROUP}/admins`, { admins: [TO] }],
-      ] as const
-    ) {
-      const answer = await ask(gateway, { method, path: `/v1/groups/${FROM}${path}`, body, headers: BEARER });
-      assert.equal(answer.status, 200, answer.text);
-    }
-  }
-  assert.equal(backend.seen.length, 10);
-});
-
-test('recipient_not_allowed says of which kind the refused one was, and never which', async (t) => {
-  const both = await startBoth(t, { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } });
-  const uuid = randomUUID();
-  for (
-    const [value, kind] of [
-      [STRANGER, 'phone number'],
-      [STRANGER.slice(1), 'phone number'],
-      ['+1 555 999 9999', 'phone number'],
-      [uuid, 'UUID'],
-      [uuid.toUpperCase(), 'UUID'],
-      ['somebody.01', 'user name'],
-      ['Group.01', 'user name'],
-      [GROUP, 'group'],
-    ] as const
-  ) {
-    for (
-      const request of [
-        { body: { ...MESSAGE, recipients: [TO, value] } },
-        { body: { recipient: value }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
-        ...(kind === 'group' ? [{ method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` }] : []),
-      ]
-    ) {
-      const answer = await ask(both.gateway, { ...request, headers: BEARER });
-      assertDenied(answer, 403, 'recipient_not_allowed', both);
-      assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
-      assert.ok(!answer.json.error.includes(value) && !both.gateway.log.join().includes(value));
-    }
-  }
-});
-
-attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field', [
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\u017f":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\\u017f":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipients":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipient":"${STRANGER}"}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":"${STRANGER}"}` },
-]);
-attack('pass a person off as a group', CONFINED, 403, 'recipient_not_allowed', [
-  ...['group', 'Group.QUJD', GROUP.toUpperCase(), ` ${GROUP}`].map((name) => ({
-    body: { ...MESSAGE, recipients: [name] },
-  })),
-]);
-// Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
-// remote-delete make a phone number of the digits.
-const NO_GROUPS = [
-  'group.LS11c2VybmFtZT1ldmlsLjAx',
-  'group.436641234567x',
-  'group.66412345a',
-  'group.01',
-  'group.123456789',
-  'group.',
-  'group.QUJD ',
-  'group.a b',
-  'group.ü',
-  'group.*',
-  'group.A-B',
-  `group.${INTERNAL_ID}`,
-  `${GROUP}=`,
-  `${GROUP} `,
-  GROUP.replace('=', ''),
-  GROUP.replace('=', '=='),
-  // The same 32 bytes, written otherwise.
-  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`),
-  `group.${Buffer.from(Buffer.alloc(31).toString('base64')).toString('base64')}`,
-  `group.${Buffer.from(Buffer.alloc(33).toString('base64')).toString('base64')}`,
-  `group.${Buffer.from(INTERNAL_ID.replace('=', '')).toString('base64')}`,
-  `group.${
-    Buffer.from(INTERNAL_ID.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`)).toString(
-      'base64',
-    )
-  }`,
-];
-for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
-  attack(`name a group that is none, by ${who}`, config, 400, 'bad_field', [
-    ...NO_GROUPS.flatMap((name): Ask[] => [
-      { body: { ...MESSAGE, recipients: [name] } },
-      { body: { ...MESSAGE, recipients: [TO, name] }, path: '/v1/send' },
-      { body: { number: FROM, message: 'x', recipient: name } },
-    ]),
-    ...NO_GROUPS.slice(0, 3).flatMap((recipient): Ask[] => [
-      { body: { recipient, reaction: 'x', target_author: TO, timestamp: 1 }, path: `/v1/reactions/${FROM}` },
-      { body: { recipient, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
-      { method: 'DELETE', body: { recipient, timestamp: 1 }, path: `/v1/remote-delete/${FROM}` },
-      { method: 'PUT', body: { recipient }, path: `/v1/typing-indicator/${FROM}` },
-      { body: { recipient, question: 'q', answers: ['a'] }, path: `/v1/polls/${FROM}` },
-    ]),
-  ]);
-}
-attack('name members that are no group and no person', { allow: ['messaging'] }, 400, 'bad_field', [
-  ...NO_GROUPS.flatMap((name): Ask[] => [
-    { body: { name: 'x', members: [TO, name] }, path: `/v1/groups/${FROM}` },
-    { body: { admins: [name] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-  ]),
-]);
-attack(
-  "turn a group's id in a path into an option of signal-cli",
-  { allow: ['messaging', '* /*'] },
-  400,
-  'bad_target',
-  [
-    ...[...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
-      .filter((id) => !/%(?:2f|2e|25)/i.test(id)).map((id): Ask => ({
-        path: `/v1/groups/${FROM}/${id}/pin-message`,
-        body: { target_author: TO, timestamp: 1 },
-      })),
-  ],
-);
-// With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
-attack('smuggle an option through /v1/send', { allow: ['send'] }, 400, 'bad_field', [
-  ...['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((recipient): Ask => ({
-    path: '/v1/send',
-    body: { ...MESSAGE, recipients: [recipient], is_group: true },
-  })),
-]);
-
-test("a group's internal_id as a recipient is 400, and the sentence says which one to use", async (t) => {
-  const both = await startBoth(t, { allow: ['messaging'] });
-  for (
-    const request of [
-      { body: { ...MESSAGE, recipients: [INTERNAL_ID] } },
-      { body: { ...MESSAGE, recipients: [INTERNAL_ID], is_group: true }, path: '/v1/send' },
-      { body: { number: FROM, message: 'x', recipient: INTERNAL_ID } },
-      { body: { members: [INTERNAL_ID] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-    ]
-  ) {
-    const answer = await ask(both.gateway, { ...request, headers: BEARER });
-    assertDenied(answer, 400, 'bad_field', both);
-    assert.match(answer.json.error, /internal_id.*"group\.…"/);
-    assert.ok(!answer.json.error.includes(INTERNAL_ID));
-  }
-});
-
-attack(
-  'write to a group that the token may not write to, by its path',
-  { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } },
-  403,
-  'recipient_not_allowed',
-  [
-    { method: 'POST', path: `/v1/groups/${FROM}/${GROUP}/join` },
-    { method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` },
-    { body: { target_author: TO, timestamp: 1 }, path: `/v1/groups/${FROM}/${GROUP}/pin-message` },
-  ],
-);
-attack('use a route that carries no account', CONFINED, 403, 'endpoint_not_allowed', [
-  { path: '/v1/attachments' },
-  { path: '/v1/attachments/abc' },
-  { method: 'DELETE', path: '/v1/attachments/abc' },
-  { path: '/v1/search?numbers=%2B15550100009' },
-]);
-attack(
-  'use a route that a pattern opens and nobody knows',
-  { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] },
-  403,
-  'endpoint_not_allowed',
-  [
-    { body: MESSAGE, path: '/v3/send' },
-    { body: MESSAGE, path: '/v1/plugins/mine' },
-    { path: `/v1/new/${FROM}` },
-    { method: 'PATCH', path: `/v1/groups/${FROM}` },
-  ],
-);
-attack("smuggle an option into signal-cli's command line", { allow: ['messaging'] }, 400, 'bad_field', [
-  ...['--help', '-', '', '--config=/x', 'a\u0000b', 'a\nb', 'a\u007fb', '\u0085'].flatMap((value): Ask[] => [
-    { body: { ...MESSAGE, number: value } },
-    { body: { ...MESSAGE, recipients: [TO, value] } },
-    { body: { recipient: value }, method: 'PUT', path: `/v1/typing-indicator/${FROM}` },
-    { body: { recipient: value, recipients: [TO] }, path: `/v1/receipts/${FROM}` },
-    { body: { members: [value] }, path: `/v1/groups/${FROM}` },
-    { body: { admins: [value] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-    { body: { recipient: TO, question: 'q', answers: ['yes', value] }, path: `/v1/polls/${FROM}` },
-    { body: { recipient: TO, selected_answers: [value] }, path: `/v1/polls/${FROM}/vote` },
-  ]),
-  { body: { recipient: TO, selected_answers: [-1] }, path: `/v1/polls/${FROM}/vote` },
-  { path: `/v1/search/${FROM}?numbers=%2B1555&numbers=--help` },
-  { path: '/v1/search?numbers=' },
-  { path: '/v1/search?numb%65rs=-x' },
-]);
-attack("write a file outside the backend's folder", {}, 400, 'bad_field', [
-  ...['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\b', '..', '.', 'x\u0000.png', '..\\x'].flatMap((name): Ask[] => [
-    { body: { ...MESSAGE, base64_attachments: ['QUJD', `data:image/png;filename=${name};base64,QUJD`] } },
-    { body: { ...MESSAGE, base64_attachment: `data:image/png;filename=${name};base64,QUJD` } },
-    { body: { ...MESSAGE, base64_attachments: [`filename=${name};data:;base64,QUJD`] } },
-  ]),
-  { body: { ...MESSAGE, base64_attachments: ['data:image/png;filename=good.png;filename=../bad;base64,QUJD'] } },
-  {
-    body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;filename=..#x;base64,QUJD'] }).replace(
-      '#',
-      '\\u002f',
-    ),
-  },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,QUJD;filename=../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x,y;filename=../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=.,base64,base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=../../x, March.pdf;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA;filename=../../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA,filename=../../x,base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=..,base64,QUJD'] } },
-]);
-
-test('an attachment with an innocent name passes', async (t) => {
+test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
   const { gateway } = await startBoth(t);
-  for (
-    const attachment of [
-      'QUJD',
-      'data:image/png;base64,QUJD',
-      'data:image/png;filename=holiday..2026.png;base64,QUJD',
-      'data:;filename=.hidden;base64,QUJD',
-      'data:text/plain;filename=grüße @home (1).txt;base64,QUJD',
-      'data:application/pdf;filename=Invoice, March.pdf;base64,QUJD',
-      'data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD',
-    ]
-  ) {
-    assert.equal(
-      (await ask(gateway, { body: { ...MESSAGE, base64_attachments: [attachment] }, headers: BEARER })).status,
-      201,
-      attachment,
-    );
-  }
-  assert.equal(
-    (await ask(gateway, {
-      body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;base64,Q+/D'] }).replaceAll('/', '\\/')
-        .replace('+/', '\\u002B/'),
-      headers: BEARER,
-    })).status,
-    201,
-  );
-});
-
-attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
-  ...[
-    `/v1/register/${FROM}`,
-    `//v1/register/${FROM}`,
-    `/v1//register/${FROM}/`,
-    `/%76%31/%72egister/${FROM}`,
-    `/v1/register/%2B${FROM.slice(1)}`,
-    `/v1/register/${FROM}?x=/v2/send`,
-    `/v1/unregister/${FROM}`,
-    `/v1/devices/${FROM}/local%2Ddata`,
-    '/v1/accounts',
-    '/v1/configuration',
-    '/v1/plugins/x',
-  ].flatMap((path): Ask[] => [
-    { method: 'POST', path },
-    { method: 'DELETE', path },
-    { method: 'POST', path, headers: { 'x-http-method-override': 'GET' } },
-  ]),
-  { path: '/v1/qrcodelink?device_name=x' },
-  { path: '/v1/qrcodelink/raw?device_name=x' },
-  { path: '/swagger/doc.json' },
-  { path: `/v1/contacts/${FROM}` },
-  { path: `/v1/identities/${FROM}` },
-  { method: 'PUT', path: `/v1/profiles/${FROM}` },
-]);
-attack(
-  'bring setup back through the top level, when the token has a list of its own',
-  { allow: ['setup'], tokens: { a: { secret: SECRET, allow: ['messaging'] } } },
-  403,
-  'setup_blocked',
-  [
-    { method: 'POST', path: `/v1/register/${FROM}` },
-    { path: '/v1/accounts' },
-  ],
-);
-attack(
-  'use a spelling of a setup route that is no route',
-  { allow: ['messaging', 'info'] },
-  404,
-  'unknown_endpoint',
-  [
-    { method: 'POST', path: `/V1/REGISTER/${FROM}` },
-    { method: 'POST', path: `/v1/Register/${FROM}` },
-    { method: 'POST', path: `/v1/register;x/${FROM}` },
-    { method: 'POST', path: '/v1/about;/register' },
-  ],
-);
-attack(
-  'use a token after its last day',
-  { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } },
-  401,
-  'unauthorized',
-  [{}, { body: MESSAGE }],
-);
-attack(
-  'use a token from elsewhere',
-  { clients: ['127.0.0.1'], tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } } },
-  403,
-  'client_not_allowed',
-  [
-    { body: MESSAGE },
-    {
-      body: MESSAGE,
-      headers: { 'x-forwarded-for': '192.0.2.1', 'x-real-ip': '192.0.2.1', 'forwarded': 'for=192.0.2.1' },
-    },
-  ],
-);
-attack(
-  "use another token's form",
-  { tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } } },
-  401,
-  'unauthorized',
-  [
-    { body: MESSAGE },
-    { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } },
-    { body: MESSAGE, path: `/v2/send?@auth=${SECRET}`, headers: { authorization: '' } },
-    { body: { auth: OTHER, ...MESSAGE }, headers: { authorization: '' } },
-  ],
-);
-attack(
-  "use somebody else's token in the body together with a token that may not",
-  { tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } } },
-  403,
-  'endpoint_not_allowed',
-  [
-    { body: { auth: OTHER, ...MESSAGE } },
-    { body: { ...MESSAGE, auth: OTHER } },
-    { body: MESSAGE, path: `/v2/send?@auth=${OTHER}` },
-    { body: MESSAGE, path: `/@auth=${OTHER}/v2/send` },
-  ],
-);
-attack(
-  'hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text',
-  CONFINED,
-  400,
-  'bad_json',
-  [
-    ...['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x', 'application/xml'].map((
-      type,
-    ): Ask => ({ body: `x=1&recipients=${STRANGER}`, headers: { 'content-type': type } })),
-    { body: `\ufeff${JSON.stringify(MESSAGE)}` },
-    { body: `${JSON.stringify(MESSAGE)}${JSON.stringify({ ...MESSAGE, recipients: [STRANGER] })}` },
-    { body: `${JSON.stringify(MESSAGE)}\n\0` },
-    { body: `[${JSON.stringify(MESSAGE)}]` },
-    { body: Buffer.concat([Buffer.from('{"message":"'), Buffer.from([0xff]), Buffer.from(`","number":"${FROM}"}`)]) },
-    { body: `{"x":${'['.repeat(5000)}${']'.repeat(5000)}}` },
-    { body: `{"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}` },
-  ],
-);
-
-test('attack: a violation late in a large body: the backend gets a document that it cannot parse', async (t) => {
-  const { backend, gateway } = await startBoth(t, CONFINED);
-  const big = 'A'.repeat(400_000);
-  for (
-    const [late, status] of [
-      [`"recipient":"${STRANGER}"`, 403],
-      [`"number":"${STRANGER}"`, 403],
-      ['"Number":"x"', 400],
-      ['"recipient\\u017f":["x"]', 400],
-      ['"admins":["-x"]', 400],
-      ['"recipients":["a"],"recipients":["b"]', 400],
-      ['"x":tru', 400],
-      ['"x":1}{', 400],
-    ] as const
-  ) {
-    const answer = await ask(gateway, { body: `{"base64_attachments":["${big}"],${late}}`, headers: BEARER });
-    assert.equal(answer.status, status, late);
-  }
-  for (const seen of backend.seen) assert.equal(seen.complete, false);
-  assert.deepEqual(backend.sent, []);
-});
-
-test('attack: smuggling a second request into the first', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const inner = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n`;
-  const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n`;
   const body = JSON.stringify(MESSAGE);
-  for (
-    const bytes of [
-      `${head}Content-Length: ${body.length}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n${inner}`,
-      `${head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n${inner}`,
-      `${head}Content-Length: 0\r\nContent-Length: ${inner.length}\r\n\r\n${inner}`,
-      `${head}Content-Length: +5\r\n\r\n12345${inner}`,
-      `${head}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n${inner}`,
-      `${head}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n${inner}`,
-      `${head}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n${inner}`,
-      `${head}X: a\r\n b\r\nContent-Length: 0\r\n\r\n${inner}`,
-      `${head}X: a\nContent-Length: 0\r\n\r\n${inner}`,
-      `${head}Content-Length: ${body.length}\r\nConnection: close\r\n\r\n${body}${inner}`,
-      `${head}Content-Length: ${body.length}\r\n\r\n${body}${inner.replace('Host: x', 'Host: x\r\nConnection: close')}`,
-      `${head}Transfer-Encoding: chunked\r\n\r\n${body.length.toString(16)};x="\r\n${body}\r\n0\r\n\r\n${
-        inner.replace('Host: x', 'Host: x\r\nConnection: close')
-      }`,
-    ]
-  ) {
-    const response = await raw(gateway, bytes);
-    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
-  }
-  for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
+  const response = await raw(
+    gateway,
+    `POST /v2/send HTTP/1.0\r\nExpect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
+  );
+  assert.match(response, /^HTTP\/1\.1 201 /);
 });
 
-test("attack: naming the gateway's own headers in Connection, so that they are dropped", async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('{}'));
-  const gateway = await startGateway(t, { url: `http://user:pass@127.0.0.1:${backend.port}` });
-  await rawRequest(gateway, '/v1/about', {
-    headers: [
-      `Authorization: Bearer ${SECRET}`,
-      'Connection: authorization, x-forwarded-for, x-request-id, host, accept-encoding',
-    ],
-  });
-  const { headers } = backend.seen[0]!;
-  assert.equal(headers.authorization, basic('user:pass'));
-  assert.equal(headers['x-forwarded-for'], '127.0.0.1');
-  assert.match(String(headers['x-request-id']), /^[0-9a-f-]{36}$/);
-  assert.equal(headers['accept-encoding'], 'identity');
-});
-
-test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
-  const limiter = new RateLimiter();
-  for (let i = 0; i < 50_000; i++) {
-    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
-  }
-  assert.equal(limiter.size, 10_000);
-});
-
-test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t);
-  for (let i = 0; i < 200; i++) {
-    const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
-    assert.equal(status, i < 30 ? 401 : 429);
-  }
-  assert.equal(both.backend.connections, 0);
-  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
-});
-
-test('per token: rate, clients and allow replace the top-level ones whole', async (t) => {
-  const { gateway } = await startBoth(t, {
-    rate: '1/1h',
-    clients: ['192.0.2.1'],
-    allow: ['info'],
-    tokens: {
-      own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] },
-      none: { secret: OTHER },
-    },
-  });
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 403);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 429);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).json.code, 'client_not_allowed');
-});
-
-test('per token: a pattern that names a route without an account opens it, and info stays open', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('[]'));
-  const gateway = await startGateway(t, backend, {
-    tokens: {
-      a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] },
-    },
-  });
-  for (
-    const [path, status] of [['/v1/about', 200], ['/v1/attachments/abc', 200], ['/v1/accounts', 200], [
-      '/v1/attachments',
-      403,
-    ]] as const
-  ) assert.equal((await ask(gateway, { path, headers: BEARER })).status, status, path);
-});
-
-test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
-  let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
-  const { gateway } = await startBoth(t, {
-    tokens: {
-      day: { secret: SECRET, expires: '2027-06-30' },
-      time: { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' },
-    },
-  }, { now: () => nowMs });
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
-  }
-  nowMs += 2;
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 401);
-  }
-});
-
-test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
-  const random = seeded(t);
-  const pick = <V>(values: V[]): V => values[random(values.length)]!;
-  const { backend, gateway } = await startBoth(t, {
-    auth: { methods: ['bearer', 'basic', 'path', 'query'] },
-    allow: ['send', 'info', '* /v1/groups/*', 'GET /*'],
-    tokens: { a: { secret: SECRET, senders: [FROM] } },
-  });
-  const parts = [
-    'v1',
-    'v2',
-    'V1',
-    'send',
-    'about',
-    'health',
-    'register',
-    'accounts',
-    'groups',
-    'devices',
-    'receive',
-    'configuration',
-    'swagger',
-    'plugins',
-    'qrcodelink',
-    FROM,
-    STRANGER,
-    '%2B15550100001',
-    '%2B15559999999',
-    '%252B15559999999',
-    '..',
-    '.',
-    '%2e%2e',
-    '..;',
-    '%2f',
-    '%5c',
-    '\\',
-    '',
-    '',
-    'local-data',
-    '@auth=x',
-    `@auth=${SECRET}`,
-    `%40auth%3D${SECRET}`,
-    '-x',
-    '%00',
-    '%',
-    'x#y',
-    'a;b',
-    ' ',
-    '*',
-    'http:',
-    'evil.example',
-  ];
-  const allowed = (method: string, url: string): boolean => {
-    const [path] = url.split('?') as [string];
-    return (method === 'POST' && /^\/v[12]\/send$/.test(path)) ||
-      (method === 'GET' && /^\/v1\/(about|health)$/.test(path)) ||
-      (['GET', 'POST'].includes(method) && path === `/v1/groups/${FROM}`) ||
-      (method === 'GET' && [`/v1/receive/${FROM}`, `/v1/search/${FROM}`].includes(path)) ||
-      (new RegExp(
-        `^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`,
-      ).test(path));
-  };
-  let arrived = 0;
-  for (let round = 0; round < 2000; round++) {
-    const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
-    const target = random(2) === 0
-      ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) +
-        pick(['', '/', '?x=1', '?', '/..', '/%2e', `/${STRANGER}`])
-      : pick(['/', '/', '/', '//', '', 'http://evil.example/']) + Array.from({ length: 1 + random(5) }, () =>
-        pick(parts)).join('/') +
-        pick(['', '', '?', '?x=/v2/send', `?@auth=${SECRET}`, '?a=%zz']);
-    const header = pick([
-      [`Authorization: Bearer ${SECRET}`],
-      [`Authorization: Bearer ${SECRET}`],
-      ['Authorization: Bearer nope'],
-      [`Authorization: ${basic(`api:${SECRET}`)}`],
-      [],
-      [`Authorization: Bearer ${SECRET}`, 'Authorization: Bearer x'],
-    ]);
-    const more = pick([
-      [],
-      ['X-Original-URL: /v1/accounts'],
-      ['X-Rewrite-URL: /v1/accounts'],
-      ['X-HTTP-Method-Override: DELETE'],
-      ['Connection: Authorization'],
-      ['Host: backend'],
-      ['Content-Type: text/plain'],
-    ]);
-    const body = method === 'GET' || method === 'HEAD' ? '' : pick([
-      JSON.stringify(MESSAGE),
-      JSON.stringify(MESSAGE),
-      '',
-      '{}',
-      '{"number":"+15559999999"}',
-      '{',
-      '{"Number":"x"}',
-    ]);
-    const before = backend.seen.length;
-    await rawRequest(gateway, target, { method, headers: [...header, ...more], body });
-    for (const seen of backend.seen.slice(before)) {
-      arrived++;
-      assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
-      assert.ok(!JSON.stringify([seen.url, seen.rawHeaders]).includes(SECRET));
-      if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
-    }
-  }
-  assert.ok(arrived > 20, `only ${arrived} arrived`);
-});
-
-// ── BROWSERS ─────────────────────────────────────────────────────────────────────────────────────
-// What a browser adds by itself is no proof of anything: a password that it remembers, or being on this machine. The
-// headers are those that Chromium 156 sent, from a page of another site to the gateway, by the means named.
-
-const OPEN = { tokens: undefined, cors: ['https://dash.example:8443'] } as unknown as GatewayConfig;
-const SWITCHED: GatewayConfig = {
-  allow: ['messaging', 'info', 'setup'],
-  cors: ['https://dash.example:8443'],
-  tokens: { test: { secret: SECRET, methods: ['bearer', 'basic', 'path', 'query', 'body'] } },
-};
-const REMEMBERED = { authorization: basic(`api:${SECRET}`) };
-const CHROME = {
-  'user-agent':
-    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
-};
-const TEXT = { 'content-type': 'text/plain;charset=UTF-8' };
-const STRANGE_PAGE = { origin: 'http://evil.example:9000' };
-const CROSS_SITE = { ...STRANGE_PAGE, 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' };
-
-/** What a page of another site can have a browser send to a gateway on `gateway.lan:8880`. */
-const FROM_ELSEWHERE: Ask[] = [
-  { body: MESSAGE, headers: { ...CROSS_SITE, ...TEXT } }, // fetch with no-cors, sendBeacon
-  { body: MESSAGE, headers: { ...CROSS_SITE, 'sec-fetch-site': 'same-site' } },
-  { body: MESSAGE, headers: { 'sec-fetch-site': 'cross-site' } },
-  { body: MESSAGE, headers: { 'sec-fetch-site': 'same-origin, cross-site' } },
-  { body: MESSAGE, headers: { ...STRANGE_PAGE, ...TEXT } }, // the same over plain http
-  { body: MESSAGE, headers: { origin: 'null', 'content-type': 'text/plain' } }, // a form in a frame with a data: URL
-  { body: MESSAGE, headers: { origin: 'null', host: 'null' } },
-  { body: MESSAGE, headers: { origin: 'http://gateway.lan' } }, // another port is another origin
-  { body: MESSAGE, headers: { origin: 'http://gateway.lan:88800' } },
-  { body: MESSAGE, headers: { origin: 'http://evil.example/gateway.lan:8880' } },
-  { body: MESSAGE, headers: { origin: 'http://evil.example:9000, http://gateway.lan:8880' } },
-  { body: MESSAGE, headers: { origin: 'https://dash.example' } }, // like one on `cors`, and is not
-  { body: MESSAGE, headers: { ...STRANGE_PAGE, 'x-forwarded-host': 'evil.example:9000' } }, // no proxy said so
-  { path: `/v1/receive/${FROM}`, headers: { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' } }, // <img>
-  { path: `/v1/receive/${FROM}`, headers: CHROME }, // <img>, or fetch with no-cors, over plain http
-  { path: '/v2/send?message=x', headers: CHROME },
-  { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
-  { path: '/v1/accounts', headers: CHROME },
-];
-const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
-
-attack(
-  'have a browser send by itself, from a page of another site, with the password that it remembers',
-  SWITCHED,
-  403,
-  'cross_site',
-  FROM_ELSEWHERE.map(withHost).map((ask) => ({ ...ask, headers: { ...REMEMBERED, ...ask.headers } })),
-);
-attack(
-  'have a browser send by itself, from a page of another site, where no token is needed',
-  { ...OPEN, allow: ['messaging', 'info', 'setup'] },
-  403,
-  'cross_site',
-  FROM_ELSEWHERE.map(withHost),
-);
-
-test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
-  const backend = await startBackend(t);
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
-    for (
-      const headers of [
-        {},
-        { 'user-agent': 'curl/8.14.1' },
-        { ...CHROME, 'sec-fetch-site': 'same-origin' },
-        { ...CHROME, 'sec-fetch-site': 'none' },
-        { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
-        { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
-        { ...CHROME, 'origin': 'https://dash.example:8443' },
-      ]
-    ) {
-      for (const [status, request] of [[201, { body: MESSAGE }], [200, { path: `/v1/receive/${FROM}` }]] as const) {
-        const answer = await ask(gateway, withHost({ ...request, headers: { ...credential, ...headers } }));
-        assert.equal(answer.status, status, `${JSON.stringify(headers)}: ${answer.text}`);
-      }
-    }
-    // Without Sec-Fetch-Site an Origin must equal Host, whatever the scheme: TLS may end before the gateway.
-    for (const origin of ['http://gateway.lan:8880', 'https://gateway.lan:8880']) {
-      const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
-      assert.equal(answer.status, 201, answer.text);
-    }
-    // A GET that does nothing.
-    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
-    assert.equal(about.status, 200);
-  }
-});
-
-test('a credential that a page has to know is taken from any page, whatever else it asks for', async (t) => {
-  const { gateway } = await startBoth(t, SWITCHED);
-  for (const { form, ask: make } of FORMS.filter(({ form }) => form !== 'basic')) {
-    const request = { body: MESSAGE as object | string, ...make(SECRET) };
-    const answer = await ask(gateway, { ...request, headers: { ...request.headers, ...CHROME, ...CROSS_SITE } });
-    assert.equal(answer.status, 201, `${form} ${answer.text}`);
-  }
-  const headers = { ...BEARER, ...CHROME };
-  assert.equal((await ask(gateway, { path: `/v1/receive/${FROM}`, headers })).status, 200);
-});
-
-test('a page of another site is told nothing of the endpoint, and a wrong password from there is a 401', async (t) => {
-  const both = await startBoth(t, { ...SWITCHED, allow: ['send'] });
-  const headers = { ...REMEMBERED, ...CROSS_SITE };
-  for (const path of ['/v1/about', '/v1/accounts', '/no/such/thing', '/v2/send']) {
-    assertDenied(await ask(both.gateway, { path, headers }), 403, 'cross_site', both);
-  }
-  const authorization = basic(`api:${OTHER}`);
-  assertDenied(await ask(both.gateway, { headers: { ...headers, authorization } }), 401, 'unauthorized', both);
-});
-
-test('WebSocket: a page of another site opens none with what the browser adds', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const wss = { 'sec-fetch-mode': 'websocket', 'sec-fetch-site': 'cross-site' };
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
-    const open = (headers: object): WebSocketClient =>
-      openWebSocket(t, gateway, {
-        headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
-      });
-    const before = backend.connections;
-    // Chromium sends no Sec-Fetch-Site with a WebSocket: even a page of the gateway's own needs a bearer token.
-    for (
-      const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, { origin: 'http://gateway' }, {}]
-    ) {
-      const { socket, text } = open(headers);
-      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
-      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
-    }
-    assert.equal(backend.connections, before);
-    for (
-      const headers of [
-        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
-        { ...wss, origin: 'https://dash.example:8443' },
-        { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
-      ]
-    ) {
-      const { text } = open(headers);
-      await until(() => text().includes('\r\n\r\n'));
-      assert.equal(statusOf(text()), 101, JSON.stringify(headers));
-    }
-  }
-});
-
-test('behind a trusted proxy, the host that it was asked for decides', async (t) => {
-  const proxied = { 'host': '127.0.0.1:8880', 'x-forwarded-host': 'signal.example.org' };
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const both = await startBoth(t, { ...config, trustedProxies: ['127.0.0.1'] });
-    const send = (headers: http.OutgoingHttpHeaders): Promise<Answer> =>
-      ask(both.gateway, { body: MESSAGE, headers: { ...credential, ...headers } });
-    for (
-      const headers of [
-        { ...proxied, ...STRANGE_PAGE },
-        { ...proxied, origin: 'http://127.0.0.1:8880' },
-        { host: 'signal.example.org', ...STRANGE_PAGE },
-      ]
-    ) assertDenied(await send(headers), 403, 'cross_site', both);
-    for (
-      const headers of [
-        { ...proxied, origin: 'https://signal.example.org' },
-        { host: 'signal.example.org', origin: 'https://signal.example.org' },
-        { host: 'signal.example.org' }, // it answers for the name
-      ]
-    ) assert.equal((await send(headers)).status, 201, JSON.stringify(headers));
-  }
-});
-
-const PUBLIC_HOSTS = [
-  'evil.example',
-  'evil.example:8880',
-  'EVIL.example.',
-  'localhost.evil.example',
-  'evil-localhost.example',
-  'notlan.example:80',
-  'evil.xlan',
-  'home.arpa',
-  'x.notahome.arpa',
-  '127.0.0.1.nip.io',
-  '127.0.0.1.evil.example:8880',
-  'lan.',
-  'dash.example.evil.example',
-  'other.dash.example',
-];
-attack(
-  'give a page of its own this address (DNS rebinding), where no token is needed',
-  OPEN,
-  403,
-  'cross_site',
-  PUBLIC_HOSTS.flatMap((host): Ask[] => [
-    { headers: { host } },
-    { body: MESSAGE, headers: { host, ...CHROME, 'origin': `http://${host}`, 'sec-fetch-site': 'same-origin' } },
-  ]),
-);
-
-test('without tokens a Host that public DNS cannot hold is served, or one on cors, or none; with tokens any is', async (t) => {
-  const { gateway, backend } = await startBoth(t, OPEN);
-  for (
-    const host of [
-      '127.0.0.1:8880',
-      '192.168.1.7',
-      '[::1]:8880',
-      '[fd00::7]',
-      'localhost:8880',
-      'LOCALHOST',
-      'pi',
-      'pi.local:8880',
-      'PI.Local',
-      'pi.lan',
-      'pi.home',
-      'pi.fritz.home',
-      'pi.localdomain',
-      'pi.intranet',
-      'pi.internal',
-      'host.docker.internal:8880',
-      'pi.home.arpa',
-      'pi.test',
-      'app.localhost:8880',
-      'dash.example',
-      'DASH.example:8880',
-    ]
-  ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
-  assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
-  assert.equal(backend.seen.length, 22);
-  const receiving = await startGateway(t, backend, { ...OPEN, allow: ['receive'] });
-  for (const host of PUBLIC_HOSTS) {
-    const response = await raw(
-      receiving,
-      `GET /v1/receive/${FROM} HTTP/1.1\r\nHost: ${host}\r\nOrigin: http://${host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
-    );
-    assert.deepEqual([statusOf(response), codeOf(response)], [403, 'cross_site'], host);
-  }
-  assert.equal(backend.seen.length, 22);
-  const kept = await startGateway(t, backend);
-  for (const host of PUBLIC_HOSTS) {
-    assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
-  }
-});
-
-test('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', async (t) => {
-  const both = await startBoth(t);
-  const challenges = (answer: Answer): string[] =>
-    answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate');
-  for (const headers of [CHROME, { 'sec-fetch-mode': 'cors' }, { 'upgrade-insecure-requests': '1' }]) {
-    for (const request of [{}, { body: MESSAGE }, { path: '/v1/accounts' }]) {
-      const answer = await ask(both.gateway, { ...request, headers });
-      assertDenied(answer, 401, 'unauthorized', both);
-      assert.deepEqual(challenges(answer), ['Bearer']);
-    }
-  }
-  for (const headers of [{}, { 'user-agent': 'Wget/1.25.0' }, { 'user-agent': 'like Mozilla/5.0' }]) {
-    assert.deepEqual(challenges(await ask(both.gateway, { headers })), ['Basic realm="signal"', 'Bearer']);
-  }
-  const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
-  await closed(socket);
-  assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
-  assert.ok(!text().includes('Basic'));
-});
-
-const DASHBOARD = 'https://dash.example:8443';
-/** What is on `cors`, written as it is not, and what else says nothing of where it comes from. */
-const NOT_LISTED = [
-  [],
-  ['Origin: http://evil.example:9000'],
-  ['Origin: null'],
-  ['Origin:'],
-  ['Origin: *'],
-  ['Origin: https://DASH.example:8443'],
-  ['Origin: http://dash.example:8443'],
-  ['Origin: https://dash.example'],
-  ['Origin: https://dash.example:8443/'],
-  ['Origin: https://dash.example:8443.evil.example'],
-  ['Origin: https://plain.example:443'],
-  [`Origin: ${DASHBOARD}`, `Origin: ${DASHBOARD}`],
-  [`Origin: ${DASHBOARD}`, 'Origin: http://evil.example:9000'],
-  [`Origin: ${DASHBOARD}, http://evil.example:9000`],
-];
-const FOR_PAGES = [
-  `access-control-allow-origin: ${DASHBOARD}`,
-  'access-control-expose-headers: Retry-After, X-Request-Id',
-  'vary: Origin',
-];
-/** The headers of a raw answer, sorted, less what is about the connection and the time. */
-function fieldsOf(response: string): string[] {
-  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
-  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
-}
-
-relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
-  const backend = await startBackend(t);
-  const config: GatewayConfig = {
-    cors: [DASHBOARD, 'https://plain.example'],
-    tokens: { test: { secret: SECRET, rate: '3/1h' }, other: { secret: OTHER } },
-    allow: ['send', 'info'],
-    limits: { body: '1KiB' },
-  };
-  const bearer = [`Authorization: Bearer ${OTHER}`];
-  const post = { method: 'POST', headers: bearer };
-  const cases: [status: number, target: string, request: { method?: string; headers?: string[]; body?: string }][] = [
-    [200, '/healthz', {}],
-    [400, '/..', {}],
-    [400, '/v1/about', { headers: [...bearer, ...bearer] }],
-    [401, '/v1/about', {}],
-    [401, '/v1/about', { headers: ['Authorization: Bearer wrong'] }],
-    [401, '/v2/send', { method: 'OPTIONS' }],
-    [200, '/v1/about', { headers: bearer }],
-    [204, '/v1/health', { headers: bearer }],
-    [201, '/v2/send', { ...post, body: JSON.stringify(MESSAGE) }],
-    [400, '/v2/send', { ...post, body: '{}' }], // the backend's
-    [400, '/v2/send', { ...post, body: '{' }],
-    [403, '/v1/accounts', { headers: bearer }],
-    [404, '/no/such/thing', { headers: bearer }],
-    [405, '/v2/send', { headers: bearer }],
-    [405, '/v2/send', { method: 'OPTIONS', headers: bearer }],
-    [413, '/v2/send', { ...post, body: JSON.stringify({ ...MESSAGE, message: 'x'.repeat(1024) }) }],
-    [415, '/v2/send', { ...post, headers: [...bearer, 'Content-Encoding: gzip'], body: '{}' }],
-  ];
-  const [page, gateway] = [await startGateway(t, backend, config), await startGateway(t, backend, config)];
-  for (const [status, target, { headers = [], ...request }] of cases) {
-    const plain = await rawRequest(gateway, target, { ...request, headers });
-    const answer = await rawRequest(page, target, { ...request, headers: [...headers, `Origin: ${DASHBOARD}`] });
-    assert.deepEqual([statusOf(plain), statusOf(answer)], [status, status], target);
-    assert.deepEqual(fieldsOf(answer), [...fieldsOf(plain), ...FOR_PAGES].sort(), target);
-    assert.ok(!/access-control|vary/i.test(plain), plain);
-  }
-  for (const origin of NOT_LISTED) {
-    for (const credential of [bearer, []]) {
-      const answer = await rawRequest(gateway, '/v1/about', { headers: [...credential, ...origin] });
-      assert.equal(statusOf(answer), credential.length > 0 ? 200 : 401);
-      assert.ok(!/access-control|vary/i.test(answer), answer);
-    }
-  }
-  const ofToken = (): Promise<string> =>
-    rawRequest(page, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`] });
-  for (let i = 0; i < 3; i++) assert.equal(statusOf(await ofToken()), 200);
-  const limited = await ofToken();
-  assert.equal(statusOf(limited), 429);
-  assert.match(limited, /\r\nRetry-After: \d+\r\n/i);
-  assert.deepEqual(fieldsOf(limited).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
-  backend.server.close();
-  backend.server.closeAllConnections();
-  const down = await rawRequest(page, '/v1/about', { headers: [...bearer, `Origin: ${DASHBOARD}`] });
-  assert.equal(statusOf(down), 502);
-  assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
-});
-
-relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(200, [
-      ...['Access-Control-Allow-Origin', '*', 'Access-Control-Allow-Credentials', 'true'],
-      ...['access-control-expose-headers', '*', 'Access-Control-Allow-Private-Network', 'true'],
-      ...['Access-Control-Allow-Methods', '*', 'Access-Control-Allow-Headers', '*', 'Access-Control-Max-Age', '9'],
-      ...['Vary', 'Accept', 'X-Request-Id', 'of the backend', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'],
-      ...['Content-Length', '2'],
-    ]).end('[]');
-  });
-  const gateway = await startGateway(t, backend, { cors: [DASHBOARD] });
-  const own = [
-    'content-length: 2',
-    'set-cookie: a=1',
-    'set-cookie: b=2',
-    'vary: Accept',
-    'x-request-id: of the backend',
-  ];
-  const bearer = `Authorization: Bearer ${SECRET}`;
-  for (const origin of NOT_LISTED) {
-    const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
-    assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
-  }
-  const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
-  assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
-});
-
-test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
-  for (
-    const config of [OPEN, { ...OPEN, tokens: { test: { secret: SECRET, rate: '1/1h' } } }] as GatewayConfig[]
-  ) {
-    const { backend, gateway } = await startBoth(t, config);
-    const preflight = (target: string, ...headers: string[]): Promise<string> =>
-      rawRequest(gateway, target, {
-        method: 'OPTIONS',
-        headers: [`Origin: ${DASHBOARD}`, 'Access-Control-Request-Method: POST', ...headers],
-      });
-    const cases: [asked: string[], allowed: string][] = [
-      [['authorization,content-type'], 'authorization, content-type'],
-      [['X-Request-Id, Authorization ,accept'], 'authorization, accept, x-request-id'],
-      [['accept-language', 'content-language'], 'accept-language, content-language'],
-      [['authorization,x-forwarded-for,cookie,*'], 'authorization'],
-      [['x-other'], ''],
-      [[], ''],
-    ];
-    for (const [asked, allowed] of cases) {
-      const names = asked.map((name) => `Access-Control-Request-Headers: ${name}`);
-      const response = await preflight('/v2/send', ...names);
-      assert.match(response, /^HTTP\/1\.1 204 No Content\r\n[^]*\r\n\r\n$/);
-      assert.deepEqual(
-        fieldsOf(response),
-        [
-          `access-control-allow-headers: ${allowed}`,
-          'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
-          'access-control-max-age: 600',
-          ...FOR_PAGES,
-        ].sort(),
-      );
-    }
-    // Of what is no route it says the same: who asks holds no token.
-    const first = await preflight('/v2/send');
-    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
-      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
-    }
-    assert.equal(statusOf(await preflight('/../v2/send')), 400);
-    assert.equal(backend.connections, 0);
-    assert.ok(!gateway.log.join().includes(OTHER));
-    const { method, route, token, status, level } = requests(gateway)[0];
-    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
-    const headers = { ...BEARER, origin: DASHBOARD };
-    assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
-  }
-});
-
-test('a preflight from an address that may not connect is refused', async (t) => {
-  const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
-  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
-});
-
-test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
-  const both = await startBoth(t, { cors: [DASHBOARD, 'https://plain.example'] });
-  const asked = 'Access-Control-Request-Method: POST';
-  for (const headers of [...NOT_LISTED.map((origin) => [...origin, asked]), [`Origin: ${DASHBOARD}`]]) {
-    for (const [status, credential] of [[401, []], [405, [`Authorization: Bearer ${SECRET}`]]] as const) {
-      const response = await rawRequest(both.gateway, '/v2/send', {
-        method: 'OPTIONS',
-        headers: [...headers, ...credential],
-      });
-      assert.equal(statusOf(response), status, JSON.stringify(headers));
-      assert.equal(response.includes('Access-Control-Allow-Methods'), false);
-    }
-  }
-  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'POST', headers }), 401, 'unauthorized', both);
-});
-
-test('WebSocket: a refusal says to a page of an origin on cors that it may read it', async (t) => {
-  const { gateway } = await startBoth(t, { cors: [DASHBOARD] });
-  const { socket, text } = openWebSocket(t, gateway, {
-    headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`],
-  });
-  await closed(socket);
-  assert.equal(statusOf(text()), 403);
-  assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
-});
-
-// ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
+// ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
-
-/** A gateway whose one token makes sends of webhooks. */
-function startWebhook(
-  t: TestContext,
-  token: TokenConfig = { defaults: DEFAULTS },
-  config: GatewayConfig = {},
-): Promise<{ backend: Backend; gateway: Running }> {
-  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
-}
-
-/** What the backend got, as JSON. */
-function gotJson(backend: Backend): Record<string, unknown> {
-  return JSON.parse(backend.seen.at(-1)!.body.toString());
-}
 
 for (
   const [name, token, body, send] of [
@@ -7203,19 +3945,6 @@ test("a webhook's JSON is read whatever its Content-Type, and the backend is tol
     ], ['application/json', undefined, undefined, 'y']);
   }
 });
-
-/** A form as browsers and libraries write it. */
-function multipart(
-  fields: [name: string, value: string, more?: string][],
-): { headers: http.OutgoingHttpHeaders; body: string } {
-  const parts = fields.map(([name, value, more = '']) =>
-    `--limit\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
-  );
-  return {
-    headers: { ...BEARER, 'content-type': 'multipart/form-data; boundary=limit' },
-    body: `${parts.join('')}--limit--\r\n`,
-  };
-}
 
 test('a form with the single field "payload" or "data" that holds JSON is that JSON, in each of its encodings', async (t) => {
   const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
@@ -8298,28 +5027,631 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
   assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
 });
 
-// ── REGRESSIONS ──────────────────────────────────────────────────────────────────────────────────
-// Each was found by attacking the gateway; the comment says what went wrong.
+// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
 
-// Linux delivers what a reset connection had sent, but not its address: the peer counted as loopback.
-test('a client that resets its connection has no address, and so is nobody', async (t) => {
-  const { backend, gateway } = await startBoth(t, {
-    clients: ['127.0.0.1', '10.9.9.9'],
-    trustedProxies: ['127.0.0.1'],
-  });
-  const body = JSON.stringify(MESSAGE);
-  for (let i = 0; i < 20; i++) {
-    const socket = net.connect({ port: gateway.port, host: '127.0.0.1', localAddress: '127.0.0.2' });
-    socket.on('error', () => {});
-    socket.write(
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.9.9.9\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
-      () => socket.resetAndDestroy(),
+/**
+ * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, by
+ * its name there, in words of our own. Where theirs escapes for HTML, ours does not.
+ */
+const MUSTACHE: [name: string, template: string, data: unknown, text: string][] = [
+  ['no interpolation', 'The {disk} is full}.\n', {}, 'The {disk} is full}.\n'],
+  ['basic interpolation', 'Disk {{name}} is full.\n', { name: 'sda' }, 'Disk sda is full.\n'],
+  ['HTML is not escaped', '{{x}}', { x: `& " < > ' \` =` }, `& " < > ' \` =`],
+  ['triple mustache', '{{{x}}}', { x: '& " < >' }, '& " < >'],
+  ['ampersand', '{{&x}}', { x: '& " < >' }, '& " < >'],
+  ...['{{n}}', '{{{n}}}', '{{&n}}'].flatMap((tag): [string, string, unknown, string][] => [
+    [`integer interpolation by ${tag}`, `${tag} left`, { n: 42 }, '42 left'],
+    [`decimal interpolation by ${tag}`, `${tag} left`, JSON.parse('{"n":2.50}'), '2.5 left'],
+    [`null interpolation by ${tag}`, `(${tag})`, { n: null }, '()'],
+    [`context miss by ${tag}`, `(${tag})`, {}, '()'],
+    [`surrounding white space by ${tag}`, `| ${tag} |`, { n: '--' }, '| -- |'],
+    [`standalone by ${tag}`, `  ${tag}\n`, { n: '--' }, '  --\n'],
+    [`padding by ${tag}`, `|${tag.replace('n', ' n ')}|`, { n: '--' }, '|--|'],
+    [
+      `dotted names by ${tag}`,
+      `${tag.replace('n', 'host.n')} = {{#host}}${tag}{{/host}}`,
+      { host: { n: 'pi' } },
+      'pi = pi',
+    ],
+    [`implicit iterator by ${tag}`, `<${tag.replace('n', '.')}>`, 'text', '<text>'],
+    [`implicit iterator, integer, by ${tag}`, `<${tag.replace('n', '.')}>`, 85, '<85>'],
+  ]),
+  ['dotted names: arbitrary depth', '{{a.b.c.d.e.f}}', { a: { b: { c: { d: { e: { f: 'deep' } } } } } }, 'deep'],
+  ['dotted names: broken chains', '[{{a.b.c}}]', { a: {} }, '[]'],
+  ['dotted names: broken chain resolution', '[{{a.b.c.name}}]', { a: { b: {} }, c: { name: 'other' } }, '[]'],
+  ['dotted names: initial resolution', '{{#a}}{{b.c.name}}{{/a}}', {
+    a: { b: { c: { name: 'inner' } } },
+    b: { c: { name: 'outer' } },
+  }, 'inner'],
+  ['dotted names: context precedence', '[{{#a}}{{b.c}}{{/a}}]', { a: { b: {} }, b: { c: 'outer' } }, '[]'],
+  ['dotted names: leading dot', '[{{#a}}{{.name}}{{/a}}][{{#b}}{{.name}}{{/b}}]', {
+    a: { x: 1 },
+    b: { name: 'own' },
+    name: 'outer',
+  }, '[][own]'],
+  ['dotted names are never single keys', '[{{a.b}}]', { 'a.b': 'c' }, '[]'],
+  ['dotted names: no masking', '{{a.b}}', { 'a.b': 'c', 'a': { b: 'd' } }, 'd'],
+  ['list indices', '{{a.0}}{{a.1.b}}[{{a.2}}]', { a: ['x', { b: 'y' }] }, 'xy[]'],
+
+  ['section: truthy', '<{{#on}}shown{{/on}}>', { on: true }, '<shown>'],
+  ['section: falsey', '<{{#on}}hidden{{/on}}>', { on: false }, '<>'],
+  ['section: null is falsey', '<{{#on}}hidden{{/on}}>', { on: null }, '<>'],
+  ['section: context', '{{#host}}on {{name}}{{/host}}', { host: { name: 'pi' } }, 'on pi'],
+  ['section: parent contexts', '{{#in}}{{a}}, {{b}}, {{c.d}}{{/in}}', {
+    a: 'up',
+    b: 'not this',
+    in: { b: 'here' },
+    c: { d: 'far' },
+  }, 'up, here, far'],
+  ['section: variable test', '{{#x}}{{.}} is {{x}}{{/x}}', { x: 'this' }, 'this is this'],
+  ['section: list contexts', '{{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}}', {
+    as: [{ n: { up: 'K', low: 'k' }, bs: [{ m: '7', cs: [{ l: 'p' }, { l: 'q' }] }] }],
+  }, 'k7.K7p.K7q.'],
+  [
+    'section: deeply nested contexts',
+    '{{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}{{one}}\n{{#c}}\n{{one}}{{two}}{{three}}\n{{#d}}\n{{two}}{{four}}{{two}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{three}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n',
+    { a: { one: 1 }, b: { two: 2 }, c: { three: 3, d: { four: 4, five: 5 } } },
+    '1\n121\n123\n242\n4551\n3\n2\n',
+  ],
+  ['section: list', '<{{#list}}{{n}}{{/list}}>', { list: [{ n: 1 }, { n: 2 }, { n: 3 }] }, '<123>'],
+  ['section: empty list', '<{{#list}}hidden{{/list}}>', { list: [] }, '<>'],
+  ['section: strings are no lists', '<{{#text}}once{{/text}}>', { text: 'abc' }, '<once>'],
+  [
+    'section: doubled',
+    '{{#on}}\n- one\n{{/on}}\n- {{two}}\n{{#on}}\n- three\n{{/on}}\n',
+    { on: true, two: 'two' },
+    '- one\n- two\n- three\n',
+  ],
+  ['section: nested, truthy', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: true }, '| A B C D E |'],
+  ['section: nested, falsey', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: false }, '| A  E |'],
+  ['section: context misses', '[{{#nothing}}hidden{{/nothing}}]', {}, '[]'],
+  ['implicit iterator: strings', '{{#list}}({{.}}){{/list}}', { list: ['a', 'b'] }, '(a)(b)'],
+  ['implicit iterator: integers', '{{#list}}({{.}}){{/list}}', { list: [1, 2] }, '(1)(2)'],
+  ['implicit iterator: decimals', '{{#list}}({{.}}){{/list}}', JSON.parse('{"list":[1.10,2.20]}'), '(1.1)(2.2)'],
+  ['implicit iterator: lists', '{{#list}}({{#.}}{{.}}{{/.}}){{/list}}', { list: [[1, 2], ['x']] }, '(12)(x)'],
+  ['implicit iterator: root level', '{{#.}}({{n}}){{/.}}', [{ n: 'a' }, { n: 'b' }], '(a)(b)'],
+  ['section: dotted names, truthy', '<{{#a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: true } } }, '<shown>'],
+  ['section: dotted names, falsey', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: false } } }, '<>'],
+  ['section: dotted names, broken chains', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: {} }, '<>'],
+  ['section: zero and the empty text are falsey', '<{{#a}}x{{/a}}{{#b}}y{{/b}}>', { a: 0, b: '' }, '<>'],
+
+  ['inverted: falsey', '<{{^on}}shown{{/on}}>', { on: false }, '<shown>'],
+  ['inverted: null', '<{{^on}}shown{{/on}}>', { on: null }, '<shown>'],
+  ['inverted: truthy', '<{{^on}}hidden{{/on}}>', { on: true }, '<>'],
+  ['inverted: truthy strings', '<{{^on}}hidden{{/on}}>', { on: 'yes' }, '<>'],
+  ['inverted: context', '<{{^host}}hidden {{name}}{{/host}}>', { host: { name: 'pi' } }, '<>'],
+  ['inverted: list', '<{{^list}}{{n}}{{/list}}>', { list: [{ n: 1 }] }, '<>'],
+  ['inverted: empty list', '<{{^list}}none{{/list}}>', { list: [] }, '<none>'],
+  [
+    'inverted: doubled',
+    '{{^on}}\n- one\n{{/on}}\n- {{two}}\n{{^on}}\n- three\n{{/on}}\n',
+    { on: false, two: 'two' },
+    '- one\n- two\n- three\n',
+  ],
+  ['inverted: nested, falsey', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: false }, '| A B C D E |'],
+  ['inverted: nested, truthy', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: true }, '| A  E |'],
+  ['inverted: context misses', '[{{^nothing}}none{{/nothing}}]', {}, '[none]'],
+  ['inverted: dotted names, truthy', '<{{^a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: true } } }, '<>'],
+  ['inverted: dotted names, falsey', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: false } } }, '<shown>'],
+  ['inverted: dotted names, broken chains', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: {} }, '<shown>'],
+
+  ...['#', '^'].flatMap((sigil): [string, string, unknown, string][] => {
+    const data = { on: sigil === '#' };
+    return [
+      [`${sigil}: surrounding white space`, ` | {{${sigil}on}}\t|\t{{/on}} | \n`, data, ' | \t|\t | \n'],
+      [`${sigil}: internal white space`, ` | {{${sigil}on}} {{! a remark }}\n {{/on}} | \n`, data, ' |  \n  | \n'],
+      [`${sigil}: indented inline sections`, ` {{${sigil}on}}A{{/on}}\n {{${sigil}on}}B{{/on}}\n`, data, ' A\n B\n'],
+      [`${sigil}: standalone lines`, `| One\n{{${sigil}on}}\n|\n{{/on}}\n| Two\n`, data, '| One\n|\n| Two\n'],
+      [
+        `${sigil}: indented standalone lines`,
+        `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n| Two\n`,
+        data,
+        '| One\n|\n| Two\n',
+      ],
+      [`${sigil}: standalone line endings`, `|\r\n{{${sigil}on}}\r\n{{/on}}\r\n|`, data, '|\r\n|'],
+      [`${sigil}: standalone without previous line`, `  {{${sigil}on}}\n#{{/on}}\n/`, data, '#\n/'],
+      [`${sigil}: standalone without newline`, `#{{${sigil}on}}\n/\n  {{/on}}`, data, '#\n/\n'],
+      [`${sigil}: padding`, `|{{${sigil} on }}={{/\ton\n}}|`, data, '|=|'],
+    ];
+  }),
+
+  ['comment: inline', 'before{{! a remark! }}after', {}, 'beforeafter'],
+  ['comment: multiline', 'before{{!\n  a remark\n  of two lines\n}}after\n', {}, 'beforeafter\n'],
+  ['comment: standalone', 'One.\n{{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented standalone', 'One.\n  {{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: standalone line endings', '|\r\n{{! a remark }}\r\n|', {}, '|\r\n|'],
+  ['comment: standalone without previous line', '  {{! a remark }}\n!', {}, '!'],
+  ['comment: standalone without newline', '!\n  {{! a remark }}', {}, '!\n'],
+  ['comment: multiline standalone', 'One.\n{{!\nof several lines\n}}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented multiline standalone', 'One.\n  {{!\n    of several lines\n  }}\nTwo.\n', {}, 'One.\nTwo.\n'],
+  ['comment: indented inline', '  one {{! two }}\n', {}, '  one \n'],
+  ['comment: surrounding white space', 'one {{! two }} three', {}, 'one  three'],
+  ['comment: variable name collision', '<{{! a }}|{{!a }}|{{!a}}>', { '! a': 1, '!a': 2, 'a': 3 }, '<||>'],
+
+  // Beyond the specification.
+  ['an object inserts its JSON', '{{a}} {{#b}}{{.}} {{/b}}{{c}}', {
+    a: { x: [1, null, 'ü'] },
+    b: [{ y: 2 }, []],
+    c: [true],
+  }, '{"x":[1,null,"ü"]} {"y":2} [] [true]'],
+  ['true and false insert their names', '{{a}} {{b}}', { a: true, b: false }, 'true false'],
+  [
+    'what is inserted is not read as a template',
+    '{{a}} {{#b}}{{.}}{{/b}}',
+    { a: '{{b}}{{#b}}x{{/b}}', b: '{{a}}' },
+    '{{b}}{{#b}}x{{/b}} {{a}}',
+  ],
+  [
+    'what JavaScript adds to its values has no name',
+    '[{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}]',
+    { a: [1, 2], b: ['text'] },
+    '[]',
+  ],
+  [
+    'and data that has such names is data',
+    '{{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}',
+    JSON.parse('{"__proto__":"a","constructor":{"prototype":"b"}}'),
+    'ab',
+  ],
+  ['a length that is data', '{{length}}{{a.length}}', { length: 6, a: { length: 5 } }, '65'],
+  ['a tab after a standalone tag', '|\n{{#on}}\t\n|\n{{/on}}\t\n|', { on: true }, '|\n|\n|'],
+  [
+    'unusual names',
+    '{{a-b}}{{@c}}{{d:e}}{{ü.é}}{{a/b}}',
+    { 'a-b': 1, '@c': 2, 'd:e': 3, 'ü': { 'é': 4 }, 'a/b': 5 },
+    '12345',
+  ],
+];
+
+for (const [name, template, data, text] of MUSTACHE) {
+  test(`template, ${name}`, () => assert.equal(new Template(template).render(data), text));
+}
+
+test('a template that is not one is refused, with line and column', () => {
+  for (
+    const [template, at, why] of [
+      ['Hello {{name', '1, column 7', 'a "{{" has no "}}"'],
+      ['a\nb {{{name}}', '2, column 3', '"{{{name}}" has no name, or one with a space, a brace or an empty part in it'],
+      ['a\r\n\r\n  {{#alerts}}\n{{x}}', '3, column 3', '"{{#alerts}}" has no "{{/alerts}}"'],
+      ['{{#a}}{{^b}}x{{/b}}', '1, column 1', '"{{#a}}" has no "{{/a}}"'],
+      ['x\n{{/a}}', '2, column 1', '"{{/a}}" closes a section that is not open'],
+      ['{{#a}}\n {{#b}}\n  {{/a}}{{/b}}', '3, column 3', '"{{/a}}" stands where "{{/b}}" is expected'],
+      ['{{}}', '1, column 1', '"{{}}" has no name'],
+      ['{{ # }}', '1, column 1', '"{{ # }}" has no name'],
+      ['{{{}}}', '1, column 1', '"{{{}}}" has no name'],
+      ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'],
+      ['{{a.}}', '1, column 1', '"{{a.}}" has no name'],
+      ['{{..}}', '1, column 1', '"{{..}}" has no name'],
+      ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'],
+      ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
+      ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'],
+      ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'],
+      ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'],
+      ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
+      [`${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)}`, '1, column 385', 'sections are nested more than 64 levels deep'],
+    ] as const
+  ) {
+    assert.throws(
+      () => new Template(template),
+      (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`),
+      template,
     );
-    await closed(socket);
   }
-  assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
-  assert.equal(backend.connections, 0);
-  for (const line of requests(gateway)) if (line.route !== '/healthz') assert.equal(line.client, '127.0.0.2');
+});
+
+test('what is said of a template is one line without control characters, however the tag looks', () => {
+  for (
+    const template of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
+  ) {
+    assert.throws(
+      () => new Template(template),
+      (error: Error) => error.message.length < 250 && !/\p{Cc}/u.test(error.message),
+    );
+  }
+  assert.throws(() => new Template('a\n😀ü {{'), /^SyntaxError: line 2, column 4: /);
+});
+
+test('a template cut at any place is one or is refused, and renders without an accident', () => {
+  const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
+  for (let i = 0; i <= whole.length; i++) {
+    for (const part of [whole.slice(0, i), whole.slice(i)]) {
+      try {
+        new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
+      } catch (error) {
+        assert.ok(error instanceof SyntaxError, String(error));
+        assert.match(error.message, /^line \d+, column \d+: /);
+      }
+    }
+  }
+});
+
+test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
+  const limit = 64 * 1024;
+  const render = (template: string, data: unknown): string => new Template(template).render(data);
+  assert.equal(render('{{a}}', { a: 'x'.repeat(limit) }), 'x'.repeat(limit));
+  assert.equal(render('{{a}}', { a: 'x'.repeat(limit + 1) }), `${'x'.repeat(limit - 3)}…`);
+  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: '' }), 'x'.repeat(limit));
+  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: 'y' }), `${'x'.repeat(limit - 3)}…`);
+  assert.equal(render('{{#a}}line {{.}}\n{{/a}}', { a: Array.from({ length: 100_000 }, (_, i) => i) }).slice(-1), '…');
+  for (const pad of ['', 'x', 'xx', 'xxx']) {
+    for (const char of ['ü', '€', '😀']) {
+      const text = render('{{p}}{{a}}', { p: pad, a: char.repeat(limit) });
+      assert.ok(Buffer.byteLength(text) <= limit && Buffer.byteLength(text) > limit - 4, `${Buffer.byteLength(text)}`);
+      assert.equal(text.replaceAll(char, ''), `${pad}…`);
+    }
+  }
+});
+
+test('a rendering stops where its text is cut, and a name costs more the deeper it is looked for', () => {
+  // All of it is longer than a string may be.
+  const text = new Template('{{a}}'.repeat(1000)).render({ a: 'x'.repeat(1024 * 1024) });
+  assert.equal(Buffer.byteLength(text), 64 * 1024);
+  assert.equal(
+    new Template(`${'{{#a}}'.repeat(60)}${'{{b}}'.repeat(1000)}${'{{/a}}'.repeat(60)}`).render({ a: 1 }),
+    '…',
+  );
+});
+
+test('the work of a rendering is bounded, however sections multiply', () => {
+  const a = Array<number>(100_000).fill(1);
+  // Without a bound the first of these would take 10^15 steps, the second 10^50.
+  assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
+  assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
+  assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
+  // Below the limit it is the length of the data times that of the template.
+  for (const n of [50, 100, 200]) {
+    const [template, data] = ['{{#a}}{{#a}}{{#a}}.{{/a}}{{/a}}{{/a}}', { a: Array<number>(n).fill(1) }];
+    const text = new Template(template).render(data);
+    assert.ok(
+      text.endsWith('…') && text.length < template.length * JSON.stringify(data).length,
+      `${text.length} of ${n ** 3}`,
+    );
+  }
+  // One way through much data is no multiplication.
+  assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
+});
+
+// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
+
+test('a confined token does what it is meant for', async (t) => {
+  const { backend, gateway } = await startBoth(t, CONFINED);
+  for (
+    const [status, request] of [
+      [200, { path: '/v1/about' }],
+      [201, { body: MESSAGE }],
+      [201, { body: { ...MESSAGE, recipients: [TO, GROUP] } }],
+      [201, { body: { number: FROM, recipient: GROUP, message: 'x' } }],
+      [200, { path: `/v1/receive/${FROM}` }],
+      [200, { path: `/v1/receive/%2B${FROM.slice(1)}` }],
+      [204, { path: `/v1/typing-indicator/${FROM}`, method: 'PUT', body: { recipient: TO } }],
+      [200, { path: `/v1/groups/${FROM}/${GROUP}` }],
+    ] as [number, Ask][]
+  ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status, JSON.stringify(request));
+  assert.equal(backend.seen.length, 8);
+});
+
+attack('send as another account', CONFINED, 403, 'sender_not_allowed', [
+  { body: { ...MESSAGE, number: STRANGER } },
+  { body: { ...MESSAGE, number: STRANGER }, path: '/v1/send' },
+  { body: { ...MESSAGE, number: `${FROM} ` } },
+  { body: { ...MESSAGE, number: FROM.slice(1) } },
+  { body: `{"\\u006eumber":"\\u002b15559999999","recipients":["${TO}"]}` },
+  { body: MESSAGE, path: `/v1/reactions/${STRANGER}` },
+]);
+attack('read another account', CONFINED, 403, 'sender_not_allowed', [
+  { path: `/v1/receive/${STRANGER}` },
+  { path: `/v1/receive/%2B${STRANGER.slice(1)}` },
+  { path: `/%76%31/receive/${STRANGER}` },
+  { path: `//v1//receive//${STRANGER}/` },
+  { path: `/v1/groups/${STRANGER}` },
+  { path: `/v1/search/${STRANGER}?numbers=%2B1` },
+]);
+attack('hide another sender behind an allowed one', CONFINED, 400, 'bad_field', [
+  { body: `{"number":"${FROM}","Number":"${STRANGER}","recipients":["${TO}"]}` },
+  { body: `{"number":"${FROM}","number":"${STRANGER}","recipients":["${TO}"]}` },
+  { body: `{"number":"${FROM}","\\u006eumber":"${STRANGER}","recipients":["${TO}"]}` },
+  { body: `{"number":"${FROM}","NUMBER":"${STRANGER}","recipients":["${TO}"]}` },
+]);
+// The backend would choose one for /v1/send.
+attack('send without saying from which account', CONFINED, 400, 'bad_field', [
+  ...['/v1/send', '/v2/send'].flatMap((path): Ask[] => [
+    { body: { message: 'x', recipients: [TO] }, path },
+    { body: { message: 'x', recipients: [TO], number: null }, path },
+    { body: { message: 'x', recipients: [TO], number: '' }, path },
+    { body: { message: 'x', recipients: [TO], link_preview: { number: FROM } }, path },
+    { body: { message: 'x', recipients: [TO], auth: SECRET }, path, headers: { authorization: '' } },
+    { body: '{}', path },
+  ]),
+]);
+attack('send to somebody else, in any place that the backend reads', CONFINED, 403, 'recipient_not_allowed', [
+  { body: { ...MESSAGE, recipients: [STRANGER] } },
+  { body: { ...MESSAGE, recipients: [TO, STRANGER] } },
+  { body: { ...MESSAGE, recipients: [...Array(500).fill(TO), STRANGER, ...Array(500).fill(TO)] } },
+  { body: { ...MESSAGE, recipient: STRANGER } },
+  { body: { number: FROM, recipient: STRANGER } },
+  { body: { ...MESSAGE, recipients: [STRANGER] }, path: '/v1/send' },
+  { body: { ...MESSAGE, recipients: [`${TO.slice(0, 4)} ${TO.slice(4)}`] } },
+  { body: { ...MESSAGE, recipients: [`${TO} `] } },
+  { body: { ...MESSAGE, recipients: ['somebody.01'] } },
+  { body: { ...MESSAGE, recipients: [randomUUID()] } },
+  { body: { recipient: STRANGER }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
+  { body: { recipient: STRANGER, answers: ['a'] }, path: `/v1/polls/${FROM}` },
+]);
+// With a link to join it, anybody gets into a group, and reads what is sent there.
+attack('let a stranger into a group', CONFINED, 403, 'endpoint_not_allowed', [
+  { body: { name: 'x', members: [TO], group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
+  { body: { name: 'x', group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
+  { method: 'PUT', body: { group_link: 'enabled' }, path: `/v1/groups/${FROM}/${GROUP}` },
+  { method: 'PUT', body: { permissions: { add_members: 'every-member' } }, path: `//v1/groups/${FROM}/${GROUP}/` },
+  ...['members', 'admins'].flatMap((name): Ask[] => [
+    { body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
+    { method: 'DELETE', body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
+  ]),
+]);
+const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
+attack('put a stranger into a group, by a token whose pattern names the route', NAMED, 403, 'recipient_not_allowed', [
+  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` },
+  { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
+  { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+]);
+
+test('a token with recipients may change a group where a pattern names the route, and one without may anyway', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.end('{}');
+  });
+  const named = await startGateway(t, backend, NAMED);
+  const free = await startGateway(t, backend, { allow: ['messaging'] });
+  for (const gateway of [named, free]) {
+    for (
+      const [method, path, body] of [
+        ['POST', '', { name: 'x', members: [TO], group_link: 'enabled' }],
+        ['POST', '', { name: 'x', members: null }],
+        ['PUT', `/${GROUP}`, { group_link: 'enabled' }],
+        ['POST', `/${GROUP}/members`, { members: [TO] }],
+        ['DELETE', `/${GROUP}/admins`, { admins: [TO] }],
+      ] as const
+    ) {
+      const answer = await ask(gateway, { method, path: `/v1/groups/${FROM}${path}`, body, headers: BEARER });
+      assert.equal(answer.status, 200, answer.text);
+    }
+  }
+  assert.equal(backend.seen.length, 10);
+});
+
+test('recipient_not_allowed says of which kind the refused one was, and never which', async (t) => {
+  const both = await startBoth(t, { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } });
+  const uuid = randomUUID();
+  for (
+    const [value, kind] of [
+      [STRANGER, 'phone number'],
+      [STRANGER.slice(1), 'phone number'],
+      ['+1 555 999 9999', 'phone number'],
+      [uuid, 'UUID'],
+      [uuid.toUpperCase(), 'UUID'],
+      ['somebody.01', 'user name'],
+      ['Group.01', 'user name'],
+      [GROUP, 'group'],
+    ] as const
+  ) {
+    for (
+      const request of [
+        { body: { ...MESSAGE, recipients: [TO, value] } },
+        { body: { recipient: value }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
+        ...(kind === 'group' ? [{ method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` }] : []),
+      ]
+    ) {
+      const answer = await ask(both.gateway, { ...request, headers: BEARER });
+      assertDenied(answer, 403, 'recipient_not_allowed', both);
+      assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
+      assert.ok(!answer.json.error.includes(value) && !both.gateway.log.join().includes(value));
+    }
+  }
+});
+
+attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field', [
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\u017f":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\\u017f":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipients":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipient":"${STRANGER}"}` },
+  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient":["${STRANGER}"]}` },
+  { body: `{"number":"${FROM}","recipients":"${STRANGER}"}` },
+]);
+attack('pass a person off as a group', CONFINED, 403, 'recipient_not_allowed', [
+  ...['group', 'Group.QUJD', GROUP.toUpperCase(), ` ${GROUP}`].map((name) => ({
+    body: { ...MESSAGE, recipients: [name] },
+  })),
+]);
+// Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
+// remote-delete make a phone number of the digits.
+const NO_GROUPS = [
+  'group.LS11c2VybmFtZT1ldmlsLjAx',
+  'group.436641234567x',
+  'group.66412345a',
+  'group.01',
+  'group.123456789',
+  'group.',
+  'group.QUJD ',
+  'group.a b',
+  'group.ü',
+  'group.*',
+  'group.A-B',
+  `group.${INTERNAL_ID}`,
+  `${GROUP}=`,
+  `${GROUP} `,
+  GROUP.replace('=', ''),
+  GROUP.replace('=', '=='),
+  // The same 32 bytes, written otherwise.
+  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`),
+  `group.${Buffer.from(Buffer.alloc(31).toString('base64')).toString('base64')}`,
+  `group.${Buffer.from(Buffer.alloc(33).toString('base64')).toString('base64')}`,
+  `group.${Buffer.from(INTERNAL_ID.replace('=', '')).toString('base64')}`,
+  `group.${
+    Buffer.from(INTERNAL_ID.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`)).toString(
+      'base64',
+    )
+  }`,
+];
+for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
+  attack(`name a group that is none, by ${who}`, config, 400, 'bad_field', [
+    ...NO_GROUPS.flatMap((name): Ask[] => [
+      { body: { ...MESSAGE, recipients: [name] } },
+      { body: { ...MESSAGE, recipients: [TO, name] }, path: '/v1/send' },
+      { body: { number: FROM, message: 'x', recipient: name } },
+    ]),
+    ...NO_GROUPS.slice(0, 3).flatMap((recipient): Ask[] => [
+      { body: { recipient, reaction: 'x', target_author: TO, timestamp: 1 }, path: `/v1/reactions/${FROM}` },
+      { body: { recipient, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
+      { method: 'DELETE', body: { recipient, timestamp: 1 }, path: `/v1/remote-delete/${FROM}` },
+      { method: 'PUT', body: { recipient }, path: `/v1/typing-indicator/${FROM}` },
+      { body: { recipient, question: 'q', answers: ['a'] }, path: `/v1/polls/${FROM}` },
+    ]),
+  ]);
+}
+attack('name members that are no group and no person', { allow: ['messaging'] }, 400, 'bad_field', [
+  ...NO_GROUPS.flatMap((name): Ask[] => [
+    { body: { name: 'x', members: [TO, name] }, path: `/v1/groups/${FROM}` },
+    { body: { admins: [name] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+  ]),
+]);
+attack(
+  "turn a group's id in a path into an option of signal-cli",
+  { allow: ['messaging', '* /*'] },
+  400,
+  'bad_target',
+  [
+    ...[...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
+      .filter((id) => !/%(?:2f|2e|25)/i.test(id)).map((id): Ask => ({
+        path: `/v1/groups/${FROM}/${id}/pin-message`,
+        body: { target_author: TO, timestamp: 1 },
+      })),
+  ],
+);
+// With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
+attack('smuggle an option through /v1/send', { allow: ['send'] }, 400, 'bad_field', [
+  ...['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((recipient): Ask => ({
+    path: '/v1/send',
+    body: { ...MESSAGE, recipients: [recipient], is_group: true },
+  })),
+]);
+
+test("a group's internal_id as a recipient is 400, and the sentence says which one to use", async (t) => {
+  const both = await startBoth(t, { allow: ['messaging'] });
+  for (
+    const request of [
+      { body: { ...MESSAGE, recipients: [INTERNAL_ID] } },
+      { body: { ...MESSAGE, recipients: [INTERNAL_ID], is_group: true }, path: '/v1/send' },
+      { body: { number: FROM, message: 'x', recipient: INTERNAL_ID } },
+      { body: { members: [INTERNAL_ID] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
+    ]
+  ) {
+    const answer = await ask(both.gateway, { ...request, headers: BEARER });
+    assertDenied(answer, 400, 'bad_field', both);
+    assert.match(answer.json.error, /internal_id.*"group\.…"/);
+    assert.ok(!answer.json.error.includes(INTERNAL_ID));
+  }
+});
+
+attack(
+  'write to a group that the token may not write to, by its path',
+  { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } },
+  403,
+  'recipient_not_allowed',
+  [
+    { method: 'POST', path: `/v1/groups/${FROM}/${GROUP}/join` },
+    { method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` },
+    { body: { target_author: TO, timestamp: 1 }, path: `/v1/groups/${FROM}/${GROUP}/pin-message` },
+  ],
+);
+
+attack("smuggle an option into signal-cli's command line", { allow: ['messaging'] }, 400, 'bad_field', [
+  ...['--help', '-', '', '--config=/x', 'a\u0000b', 'a\nb', 'a\u007fb', '\u0085'].flatMap((value): Ask[] => [
+    { body: { ...MESSAGE, number: value } },
+    { body: { ...MESSAGE, recipients: [TO, value] } },
+    { body: { recipient: value }, method: 'PUT', path: `/v1/typing-indicator/${FROM}` },
+    { body: { recipient: value, recipients: [TO] }, path: `/v1/receipts/${FROM}` },
+    { body: { members: [value] }, path: `/v1/groups/${FROM}` },
+    { body: { admins: [value] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+    { body: { recipient: TO, question: 'q', answers: ['yes', value] }, path: `/v1/polls/${FROM}` },
+    { body: { recipient: TO, selected_answers: [value] }, path: `/v1/polls/${FROM}/vote` },
+  ]),
+  { body: { recipient: TO, selected_answers: [-1] }, path: `/v1/polls/${FROM}/vote` },
+  { path: `/v1/search/${FROM}?numbers=%2B1555&numbers=--help` },
+  { path: '/v1/search?numbers=' },
+  { path: '/v1/search?numb%65rs=-x' },
+]);
+attack("write a file outside the backend's folder", {}, 400, 'bad_field', [
+  ...['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\b', '..', '.', 'x\u0000.png', '..\\x'].flatMap((name): Ask[] => [
+    { body: { ...MESSAGE, base64_attachments: ['QUJD', `data:image/png;filename=${name};base64,QUJD`] } },
+    { body: { ...MESSAGE, base64_attachment: `data:image/png;filename=${name};base64,QUJD` } },
+    { body: { ...MESSAGE, base64_attachments: [`filename=${name};data:;base64,QUJD`] } },
+  ]),
+  { body: { ...MESSAGE, base64_attachments: ['data:image/png;filename=good.png;filename=../bad;base64,QUJD'] } },
+  {
+    body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;filename=..#x;base64,QUJD'] }).replace(
+      '#',
+      '\\u002f',
+    ),
+  },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,QUJD;filename=../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x,y;filename=../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=.,base64,base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=../../x, March.pdf;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA;filename=../../x;base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA,filename=../../x,base64,QUJD'] } },
+  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=..,base64,QUJD'] } },
+]);
+
+test('an attachment with an innocent name passes', async (t) => {
+  const { gateway } = await startBoth(t);
+  for (
+    const attachment of [
+      'QUJD',
+      'data:image/png;base64,QUJD',
+      'data:image/png;filename=holiday..2026.png;base64,QUJD',
+      'data:;filename=.hidden;base64,QUJD',
+      'data:text/plain;filename=grüße @home (1).txt;base64,QUJD',
+      'data:application/pdf;filename=Invoice, March.pdf;base64,QUJD',
+      'data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD',
+    ]
+  ) {
+    assert.equal(
+      (await ask(gateway, { body: { ...MESSAGE, base64_attachments: [attachment] }, headers: BEARER })).status,
+      201,
+      attachment,
+    );
+  }
+  assert.equal(
+    (await ask(gateway, {
+      body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;base64,Q+/D'] }).replaceAll('/', '\\/')
+        .replace('+/', '\\u002B/'),
+      headers: BEARER,
+    })).status,
+    201,
+  );
+});
+
+test('attack: a violation late in a large body: the backend gets a document that it cannot parse', async (t) => {
+  const { backend, gateway } = await startBoth(t, CONFINED);
+  const big = 'A'.repeat(400_000);
+  for (
+    const [late, status] of [
+      [`"recipient":"${STRANGER}"`, 403],
+      [`"number":"${STRANGER}"`, 403],
+      ['"Number":"x"', 400],
+      ['"recipient\\u017f":["x"]', 400],
+      ['"admins":["-x"]', 400],
+      ['"recipients":["a"],"recipients":["b"]', 400],
+      ['"x":tru', 400],
+      ['"x":1}{', 400],
+    ] as const
+  ) {
+    const answer = await ask(gateway, { body: `{"base64_attachments":["${big}"],${late}}`, headers: BEARER });
+    assert.equal(answer.status, status, late);
+  }
+  for (const seen of backend.seen) assert.equal(seen.complete, false);
+  assert.deepEqual(backend.sent, []);
 });
 
 // The backend stores the thumbnail of a link preview in the same way, with the same file name.
@@ -8383,110 +5715,2873 @@ attack(
   ],
 );
 
-// A wildcard counted as naming the route.
-attack(
-  "read all accounts' attachments by a pattern that names nothing",
-  { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } } },
-  403,
-  'endpoint_not_allowed',
+// The backend drops one character before "base64,", which made "..x" of a file name "..".
+attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{
+  body: { ...MESSAGE, base64_attachments: ['data:x;filename=..xbase64,QUJD'] },
+}]);
+
+// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+
+/** Document, what goes on, and what `auth` was. */
+const SCANNED: [name: string, input: string, output: string, auth?: string][] = [
+  ['an empty object', '{}', '{}'],
+  ['white space stays, but what follows the end goes before the brace', ' { \t} \r\n', ' { \t \r\n}'],
+  ['no auth', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}'],
+  ['auth alone', `{"auth":"${T}"}`, '{}', T],
+  ['auth alone with white space', `{ "auth" : "${T}" }`, '{ }', T],
+  ['auth first', `{"auth":"${T}","a":1}`, '{"a":1}', T],
+  ['auth first with white space', `{ "auth":"${T}" , "a":1 }`, '{  "a":1 }', T],
+  ['auth last', `{"a":1,"auth":"${T}"}`, '{"a":1}', T],
+  ['auth last with white space', `{"a":1 ,\n "auth":"${T}"\n}`, '{"a":1 \n}', T],
+  ['auth in the middle', `{"a":1,"auth":"${T}","b":2}`, '{"a":1,"b":2}', T],
+  ['auth with escapes', '{"\\u0061uth":"a\\"b\\\\c\\u00e9\\/\\n","b":2}', '{"b":2}', 'a"b\\cé/\n'],
+  ['auth in UTF-8', '{"b":"ü","auth":"pässwörd€😀"}', '{"b":"ü"}', 'pässwörd€😀'],
+  ['an empty auth', '{"auth":""}', '{}', ''],
   [
-    { path: '/v1/attachments' },
-    { path: '/v1/attachments/abc' },
-    { path: '/v1/search?numbers=%2B1555' },
+    "a nested auth is not the gateway's",
+    '{"a":{"auth":"x"},"b":[{"auth":"y"}]}',
+    '{"a":{"auth":"x"},"b":[{"auth":"y"}]}',
   ],
+  ['auth as a value', '{"a":"auth","b":["auth"]}', '{"a":"auth","b":["auth"]}'],
+  ['keys like auth', '{"auths":"x","aut":"y","":"z","auth ":"w"}', '{"auths":"x","aut":"y","":"z","auth ":"w"}'],
+  ['a text that looks like auth', '{"a":"\\",\\"auth\\":\\"x\\"","auth":"T"}', '{"a":"\\",\\"auth\\":\\"x\\""}', 'T'],
+  [
+    'all escapes',
+    '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}',
+    '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}',
+  ],
+  [
+    'all numbers',
+    '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}',
+    '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}',
+  ],
+  ['a long key', `{"${'k'.repeat(600)}":1,"auth":"${T}"}`, `{"${'k'.repeat(600)}":1}`, T],
+  [
+    'a long key that begins like one that matters',
+    `{"auth${'\\u0000'.repeat(60)}":1}`,
+    `{"auth${'\\u0000'.repeat(60)}":1}`,
+  ],
+  [
+    'a long text',
+    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}","auth":"${T}"}`,
+    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}"}`,
+    T,
+  ],
+  ['deep nesting', `{"a":${'['.repeat(63)}${']'.repeat(63)}}`, `{"a":${'['.repeat(63)}${']'.repeat(63)}}`],
+  [
+    'keys that matter only on top',
+    '{"a":{"number":1,"recipients":"x","Recipients":2}}',
+    '{"a":{"number":1,"recipients":"x","Recipients":2}}',
+  ],
+  [
+    'null, which is nothing to the backend, under every key that matters',
+    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
+    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
+  ],
+  ['an auth that is null', '{"a":1, "auth" : null,"b":2}', '{"a":1,"b":2}'],
+];
+
+for (const [name, input, output, auth] of SCANNED) {
+  test(`BodyScan: ${name}, cut at every byte`, () => {
+    for (const chunks of everySplit(input)) {
+      const scanned = scanAll(chunks);
+      assert.equal(scanned.out, output);
+      assert.equal(scanned.auth, auth);
+      const kept = scanAll(chunks, true);
+      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), 'the length is kept');
+      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output));
+      assert.equal(kept.out.includes(T), false);
+    }
+  });
+}
+
+test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
+  const document =
+    '{"number":"\\u002b4912","recipients":["+1","group.x","ü\\n"],"recipient":"r","members":[],"admins":["a"],"answers":["y",1],"selected_answers":[0,2],' +
+    '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",' +
+    '"data:application/pdf;filename=Invoice, März; 1\\u002e,base6,4.pdf;\\u0062ase64,QUJD","no, data; here"],"x":"y"}';
+  const fields = [
+    ['number', '+4912'],
+    ['recipients', '+1'],
+    ['recipients', 'group.x'],
+    ['recipients', 'ü\n'],
+    ['recipient', 'r'],
+    ['admins', 'a'],
+    ['answers', 'y'],
+    ['answers', '1'],
+    ['selected_answers', '0'],
+    ['selected_answers', '2'],
+    ['base64_attachment', 'data:image/png;filename=a/b.png;base64'],
+    ['base64_attachments', 'QUJD'],
+    ['base64_attachments', 'data:;base64'],
+    ['base64_attachments', ''],
+    ['base64_attachments', 'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64'],
+    ['base64_attachments', 'no, data; here'],
+  ];
+  for (const chunks of everySplit(document)) {
+    const scanned = scanAll(chunks);
+    assert.equal(scanned.out, document);
+    assert.deepEqual(scanned.fields.map(({ key, value }) => [key, value]), fields);
+  }
+});
+
+const NOT_AN_OBJECT = [
+  '',
+  ' ',
+  '[]',
+  '[{}]',
+  '"text"',
+  '1',
+  'null',
+  'true',
+  'auth=x',
+  '\ufeff{}',
+  '{',
+  '{"',
+  '{"a',
+  '{"a"',
+  '{"a":',
+  '{"a":1',
+  '{"a":1,',
+  '{"a":1,}',
+  '{,}',
+  '{"a":1 "b":2}',
+  '{a:1}',
+  "{'a':1}",
+  '{"a" 1}',
+  '{"a"::1}',
+  '{"a":}',
+  '{"a":,}',
+  '{"a":1}}',
+  '{}{}',
+  '{} x',
+  '{}\0',
+  '{}]',
+  '{"a":[}',
+  '{"a":]}',
+  '{"a":[1,]}',
+  '{"a":[,1]}',
+  '{"a":[1 2]}',
+  '{"a":{]}',
+  '{"a":(1)}',
+  '{"a":[1}]',
+  '{"a":01}',
+  '{"a":+1}',
+  '{"a":.5}',
+  '{"a":1.}',
+  '{"a":1e}',
+  '{"a":--1}',
+  '{"a":1-1}',
+  '{"a":0x1}',
+  '{"a":NaN}',
+  '{"a":Infinity}',
+  '{"a":-}',
+  '{"a":tru}',
+  '{"a":True}',
+  '{"a":nul}',
+  '{"number":nul}',
+  '{"recipients":nope}',
+  '{"a":truefalse}',
+  '{"a":1a}',
+  '{"a":undefined}',
+  '{"a":"\n"}',
+  '{"a":"\t"}',
+  '{"a":"\0"}',
+  '{"a":"\x1f"}',
+  '{"a\x01":1}',
+  '{"a":"\\x"}',
+  '{"a":"\\u12"}',
+  '{"a":"\\u12g4"}',
+  '{"a":"\\U0041"}',
+  '{"a":"\\',
+  '{/**/}',
+  '{"a":1}//',
+  '\v{}',
+  '{\u00a0}',
+  '{\f}',
+  `{"a":${'['.repeat(64)}${']'.repeat(64)}}`,
+  `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`,
+  `{"a":${'1'.repeat(300)}}`,
+  '{"auth":"x"',
+  '{"auth":"x","a":1',
+  '{"auth":"x",}',
+];
+
+/** Documents that are JSON, and that the backend would read in another way than it looks. */
+const BAD_FIELDS = [
+  '{"auth":1}',
+  '{"auth":["x"]}',
+  '{"auth":{}}',
+  '{"auth":"x","auth":"x"}',
+  '{"auth":"x","\\u0061uth":"y"}',
+  '{"Auth":"x"}',
+  '{"AUTH":"x"}',
+  '{"\\u0041uth":"x"}',
+  '{"number":1}',
+  '{"number":["+1"]}',
+  '{"number":true}',
+  '{"number":"+1","number":"+2"}',
+  '{"number":"+1","Number":"+2"}',
+  '{"NUMBER":"+1"}',
+  '{"recipients":"+1"}',
+  '{"recipients":{}}',
+  '{"recipients":[1]}',
+  '{"recipients":[null]}',
+  '{"recipients":[["+1"]]}',
+  '{"recipients":[{"a":1}]}',
+  '{"recipients":["+1",true]}',
+  '{"recipients":1}',
+  '{"recipients":["+1"],"recipients":["+2"]}',
+  '{"recipients":["+1"],"Recipients":["+2"]}',
+  '{"recipient\u017f":["+1"]}',
+  '{"recipient\\u017f":["+1"]}',
+  '{"recipient\\u017F":["+1"]}',
+  '{"\\u0052ecipients":["+1"]}',
+  '{"recipient":["+1"]}',
+  '{"recipient":1}',
+  '{"Recipient":"+1"}',
+  '{"recipient":"+1","recipient":"+2"}',
+  '{"member\u017f":["x"]}',
+  '{"admin\\u017f":["x"]}',
+  '{"ADMINS":[]}',
+  '{"members":"x"}',
+  '{"base64_attachments":"x"}',
+  '{"base64_attachments":[null]}',
+  '{"base64_attachments":true}',
+  '{"ba\u017fe64_attachments":[]}',
+  '{"base64_attachment":["x"]}',
+  '{"base64_attachments":[],"base64_attachments":[]}',
+  '{"answers":[null]}',
+  '{"answers":[true]}',
+  '{"answers":["a"],"Answers":["-b"]}',
+  '{"selected_answer\\u017f":[1]}',
+  '{"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}',
+  '{"base64_attachments":["data:x;base64,AAAA\\u003bfilename=x"]}',
+  '{"base64_attachments":["data:x;base64\\u002cQUJD"]}',
+  '{"base64_attachments":["data:x;base64,QUJD,QUJD"]}',
+  '{"base64_attachments":["data:x;\\u0062ase64,AA;filename=../x;base64,QUJD"]}',
+  '{"base64_attachments":["base64,;"]}',
+  '{"base64_attachments":[",base64,,"]}',
+  '{"members":null,"members":["+1"]}',
+  '{"auth":null,"auth":"x"}',
+  '{"recipients":false}',
+  `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
+  `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
+  `{"recipients":["${'1'.repeat(5000)}"]}`,
+  `{"auth":"${'\\u0041'.repeat(700)}"}`,
+];
+
+for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
+  for (const document of documents) {
+    const title = document.length > 70 ? `${document.slice(0, 70)}… (${document.length})` : document;
+    test(`BodyScan: ${JSON.stringify(title)} is ${code} however it is cut, and nothing complete has passed`, () => {
+      for (const chunks of everySplit(document)) {
+        const scan = new BodyScan();
+        const passed: Uint8Array[] = [];
+        assert.throws(
+          () => {
+            for (const chunk of chunks) passed.push(...scan.write(chunk));
+            passed.push(...scan.end());
+          },
+          { code },
+          `cut into ${chunks.map(({ length }) => length)} bytes`,
+        );
+        assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
+        // While its sender is not known, it waits for who asks for the fields; but broken JSON does not.
+        const deferring = new BodyScan();
+        deferring.defers = true;
+        const read = (): void => {
+          for (const chunk of chunks) deferring.write(chunk);
+          deferring.end();
+        };
+        if (code === 'bad_json' || /auth|u0061uth|u0041uth/i.test(document)) {
+          assert.throws(read, { code });
+        } else {
+          read();
+          assert.throws(() => deferring.takeFields(), { code });
+        }
+      }
+    });
+  }
+}
+
+test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
+  for (
+    const bytes of [
+      [0x80],
+      [0xc3],
+      [0xc0, 0x80],
+      [0xe0, 0x80, 0x80],
+      [0xed, 0xa0, 0x80],
+      [0xf0, 0x80, 0x80, 0x80],
+      [0xf4, 0x90, 0x80, 0x80],
+      [0xf5],
+      [0xff],
+      [0xe2, 0x82],
+      [0xf0, 0x9f, 0x98],
+    ]
+  ) {
+    for (const chunks of everySplit(Buffer.concat([Buffer.from('{"a":"'), Buffer.from(bytes), Buffer.from('"}')]))) {
+      assert.throws(() => scanAll(chunks), { code: 'bad_json' });
+    }
+  }
+  const good = '{"a":"\u0080é߿ࠀ€\ud7ff\ue000￿𐀀😀\u{10ffff}"}';
+  for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
+});
+
+test('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (t) => {
+  const random = seeded(t);
+  const pick = <V>(values: V[]): V => values[random(values.length)]!;
+  const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
+  const key = (letters: string[] = []): string =>
+    `"${
+      Array.from({ length: random(12) }, () =>
+        pick(['a', 'é', '😀', '\\n', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '[', ...letters])).join('')
+    }"`;
+  // Not in keys: V8 in Node 24 and 26 mistakes the second of {"k\\\\":0} and {"k\\"":0} for the first.
+  const text = (): string => key(['\\"', '\\\\']);
+  const value = (depth: number): string => {
+    const kind = random(depth > 4 ? 3 : 5);
+    if (kind === 0) return text();
+    if (kind === 1) return pick(['0', '-1', '1.5', '1e3', '-0.0E-2', '123456789012345678']);
+    if (kind === 2) return pick(['true', 'false', 'null']);
+    const inner = Array.from(
+      { length: random(4) },
+      () => `${space()}${kind === 3 ? '' : `${key()}${space()}:${space()}`}${value(depth + 1)}${space()}`,
+    ).join(',');
+    return kind === 3 ? `[${inner}]` : `{${inner || space()}}`;
+  };
+  for (let round = 0; round < 2000; round++) {
+    const members = Array.from(
+      { length: random(6) },
+      (_, i) => `${space()}"k${i}${key().slice(1)}${space()}:${space()}${value(1)}${space()}`,
+    );
+    const auth = random(2) ? `t${random(1000)}` : undefined;
+    if (auth !== undefined) {
+      members.splice(
+        random(members.length + 1),
+        0,
+        `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`,
+      );
+    }
+    const document = `${space()}{${members.join(',')}}${space()}`;
+    const chunks: Buffer[] = [];
+    for (let rest = Buffer.from(document); rest.length > 0;) {
+      const size = 1 + random(20);
+      chunks.push(rest.subarray(0, size));
+      rest = rest.subarray(size);
+    }
+    const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
+    const scanned = scanAll(chunks, random(2) === 0);
+    assert.deepEqual(JSON.parse(scanned.out), expected, document);
+    assert.equal(scanned.auth, auth, document);
+    assert.equal(cut, auth);
+
+    // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
+    const bytes = Buffer.from(document);
+    bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
+    let isObject = false;
+    try {
+      const parsed: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
+      isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
+    } catch { /* not JSON */ }
+    let refusal: string | undefined;
+    try {
+      scanAll([bytes]);
+    } catch (error) {
+      refusal = (error as { code: string }).code;
+    }
+    if (refusal !== 'bad_field') {
+      assert.equal(refusal === undefined, isObject, JSON.stringify(bytes.toString('latin1')));
+    }
+  }
+});
+
+test('BodyScan: 64 MiB pass through without being kept', () => {
+  const scan = new BodyScan();
+  const chunk = Buffer.alloc(64 * 1024, 'QUJD');
+  let passed = 0;
+  const push = (bytes: Uint8Array): void => {
+    for (const piece of scan.write(bytes)) passed += piece.length;
+  };
+  push(Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,'));
+  const before = process.memoryUsage();
+  for (let i = 0; i < 1024; i++) push(chunk);
+  const after = process.memoryUsage();
+  push(Buffer.from('"]}'));
+  for (const piece of scan.end()) passed += piece.length;
+  assert.equal(passed, 64 * 1024 * 1024 + 64);
+  // Made for a native search and dropped at once; what is alive may wait for the collector.
+  assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
+});
+
+// White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
+// each, and all of them counted again with each byte.
+test('what comes in single bytes is held in few pieces', () => {
+  for (const keys of ['all', 'none'] as const) {
+    const scan = new BodyScan(keys);
+    const out = scan.write(Buffer.from('{'));
+    for (let i = 0; i < 60_000; i++) out.push(...scan.write(Buffer.from(' ')));
+    const released = scan.write(Buffer.from('"a":1}'));
+    assert.ok(released.length < 100, `${released.length} pieces`);
+    assert.equal(Buffer.concat([...out, ...released, ...scan.end()]).toString(), `{${' '.repeat(60_000)}"a":1}`);
+    const more = new BodyScan(keys);
+    more.write(Buffer.from('{'));
+    assert.throws(() => {
+      for (let i = 0; i < 70_000; i++) more.write(Buffer.from('\n'));
+    }, /too much white space/);
+  }
+});
+
+// The limit was looked at once for each chunk.
+test('BodyScan: how much white space may stand between members does not depend on the chunks', () => {
+  for (
+    const around of ['{"a":1,#"b":2}', '{#"a":1}', '{"a":1,"auth"#:"x"}', '{"a":1,"auth":#"x"}', '{"a":[1,#2],#"b":#3}']
+  ) {
+    for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
+      const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
+      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
+        const chunks: Buffer[] = [];
+        for (let at = 0; at < document.length; at += step) chunks.push(document.subarray(at, at + step));
+        try {
+          return scanAll(chunks).out.length;
+        } catch (error) {
+          return (error as Error).message;
+        }
+      });
+      assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
+      assert.equal(typeof verdicts[0], size <= 65_520 ? 'number' : size > 65_536 ? 'string' : typeof verdicts[0]);
+    }
+  }
+});
+
+test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
+  const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
+  const scan = new BodyScan('none');
+  assert.equal(Buffer.concat([...scan.write(Buffer.from(text)), ...scan.end()]).toString(), text);
+  assert.deepEqual([scan.auth, scan.takeFields()], [undefined, []]);
+  assert.throws(
+    () => new BodyScan('none').write(Buffer.from(text.replace('"a":', '"a"'))),
+    /a colon is expected, at byte 54/,
+  );
+});
+
+// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+
+test('a path prefix of the backend is kept, and its userinfo becomes Basic', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, { url: `http://us%20er:p%40ss@127.0.0.1:${backend.port}/pre/fix/` });
+  await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
+  assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
+  assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
+  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+});
+
+relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(200, [
+      'Connection',
+      'X-Hop-Back',
+      'X-Hop-Back',
+      'secret',
+      'Keep-Alive',
+      'timeout=1',
+      'Proxy-Authenticate',
+      'Basic',
+      'Upgrade',
+      'h2c',
+      'X-End',
+      'to end',
+      'Set-Cookie',
+      'a=1',
+      'Set-Cookie',
+      'b=2; Path=/',
+      'Content-Type',
+      'application/json',
+      'Content-Length',
+      '2',
+    ]).end('{}');
+  });
+  const gateway = await startGateway(t, backend);
+  const response = await rawRequest(gateway, '/v1/about', {
+    headers: [
+      `Authorization: Bearer ${SECRET}`,
+      'Connection: X-Hop, x-forwarded-for, content-type',
+      'X-Hop: secret',
+      'Keep-Alive: 5',
+      'TE: trailers',
+      'Trailer: X',
+      'Upgrade: h2c',
+      'Proxy-Authorization: Basic x',
+      'Proxy-Connection: close',
+      'Forwarded: for=1.2.3.4',
+      'X-Forwarded-For: 1.2.3.4',
+      'X-Forwarded-Host: evil',
+      'X-Forwarded-Proto: https',
+      'X-Forwarded-Prefix: /evil',
+      'X-Real-IP: 1.2.3.4',
+      'X-Request-Id: forged',
+      'Accept-Encoding: gzip',
+      'X-End: to end',
+      'Cookie: c=3',
+      'Referer: http://gateway/x',
+      'X-Original-URL: /x',
+      'X-Original-Anything: x',
+      'X-Rewrite-URL: /x',
+      'X-Envoy-Original-Path: /x',
+      'User-Agent: test/1',
+    ],
+  });
+  const [seen] = backend.seen;
+  const {
+    'x-request-id': requestId,
+    'connection': _0,
+    'accept-language': _1,
+    'sec-fetch-mode': _2,
+    accept: _3,
+    ...headers
+  } = seen!.headers;
+  assert.deepEqual(headers, {
+    'host': `127.0.0.1:${backend.port}`,
+    'accept-encoding': 'identity',
+    'x-end': 'to end',
+    'user-agent': 'test/1',
+    'x-forwarded-for': '127.0.0.1',
+    'x-forwarded-host': 'gateway',
+    'x-forwarded-proto': 'http',
+  });
+  assert.equal(requestId, requests(gateway)[0].requestId);
+  const lower = response.toLowerCase();
+  for (const name of ['x-hop-back', 'proxy-authenticate', 'upgrade', 'timeout=1']) {
+    assert.ok(!lower.includes(name), name);
+  }
+  assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
+  assert.match(response, /\r\nx-end: to end\r\n/i);
+  assert.match(response, /\r\ncontent-length: 2\r\n/i);
+});
+
+test('a header that holds a copy of the credential ends here, and what only looks like one goes on', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const [short, utf8] = ['fifteen-letters', 'pässwört with spaces/+%41'];
+  const digest = `sha256:${createHash('sha256').update(short).digest('hex')}`;
+  const gateway = await startGateway(t, backend, {
+    ...ALL_FORMS,
+    allow: ['info', 'receive'],
+    tokens: { a: { secret: SECRET }, b: { secret: digest }, c: { secret: utf8 } },
+  });
+  const innocent = {
+    'origin': 'http://gateway:8880',
+    'x-other': OTHER,
+    'user-agent': 'x/1',
+    'x-bad': '%zz%e4%',
+    'x-b': 'A'.repeat(50),
+  };
+  const pass = async (request: Ask): Promise<http.IncomingHttpHeaders> => {
+    assert.equal((await ask(gateway, { ...request, headers: { ...innocent, ...request.headers } })).status, 200);
+    return backend.seen.at(-1)!.headers;
+  };
+  for (const secret of [SECRET, utf8]) {
+    for (const copy of copiesOf(secret)) {
+      // As bytes, as node:http writes and reads them.
+      const headers = Object.fromEntries(
+        Object.entries(copy).map(([name, value]) => [name, Buffer.from(String(value)).toString('latin1')]),
+      );
+      const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
+      for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
+      for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
+      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
+    }
+  }
+  // Every credential that was presented counts, not only the one that decided; one below 16 characters does not.
+  const wrong = await pass({
+    path: `/@auth=${OTHER}/v1/about`,
+    headers: { ...BEARER, 'x-other': OTHER, 'x-a': SECRET },
+  });
+  assert.deepEqual([wrong['x-other'], wrong['x-a']], [undefined, undefined]);
+  const kept = await pass({ path: `/v1/about?@auth=${short}`, headers: { 'x-short': short } });
+  assert.equal(kept['x-short'], short);
+  // A WebSocket takes the same way.
+  const { text } = openWebSocket(t, gateway, {
+    headers: [`Authorization: Bearer ${SECRET}`, `X-Copy: ${SECRET}`, `Referer: http://gateway/x`, 'X-End: to end'],
+  });
+  await until(() => text().includes('\r\n\r\n'));
+  const { headers } = backend.seen.at(-1)!;
+  assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
+});
+
+/** Bun 1.4.5 refuses more than 198 header fields by itself, and so a request with more is rubbish there. */
+const [HEADERS_MOST, TOO_MANY] = 'Bun' in globalThis
+  ? [198, [400, undefined]] as const
+  : [200, [431, 'too_many_headers']] as const;
+
+test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
+  const both = await startBoth(t);
+  const request = (fields: number, more = ''): Promise<string> =>
+    raw(
+      both.gateway,
+      `GET /v1/about HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${SECRET}\r\n${more}${
+        Array.from({ length: fields - 4 }, (_, i) => `x-${i}: ${i}\r\n`).join('')
+      }Connection: close${Array.from({ length: 1000 }, (_, i) => `,x-${i}`).join('')}\r\n\r\n`,
+    );
+  for (
+    const [response, status, code] of [
+      [await request(201, 'x-more: 1\r\n'), ...TOO_MANY],
+      [await request(10, 'Host: other\r\n'), 400, 'bad_target'],
+      [await request(10, 'HOST: gateway\r\n'), 400, 'bad_target'],
+    ] as const
+  ) {
+    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
+    assert.ok(
+      code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
+    );
+  }
+  assert.equal(both.backend.connections, 0);
+  const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
+  await closed(socket);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [...TOO_MANY]);
+  assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1\r\n')), 200);
+  const { headers } = both.backend.seen[0]!;
+  assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
+});
+
+relayTest('status and body come back as the backend sent them', async (t) => {
+  const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
+  const cases: [status: number, type: string | undefined, body: string][] = [
+    [200, 'text/plain; charset=utf-8', '[]'],
+    [201, 'application/json', '{"timestamp":"1"}'],
+    [201, undefined, ''],
+    [204, undefined, ''],
+    [304, undefined, ''],
+    [400, 'text/plain', "Couldn't process request - invalid request"],
+    [404, 'text/plain', '404 page not found'],
+    [429, 'application/json', challenge],
+    [500, undefined, ''],
+    [418, 'image/png', '\x89PNG'],
+  ];
+  for (const [status, type, body] of cases) {
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      res.writeHead(status, type === undefined ? {} : { 'Content-Type': type }).end(body);
+    });
+    const gateway = await startGateway(t, backend);
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.headers['content-type'], answer.text], [status, type, body]);
+    assert.equal(answer.headers['retry-after'], undefined);
+  }
+});
+
+relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
+  const backend = await startBackend(
+    t,
+    (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
+  );
+  const answer = await ask(await startGateway(t, backend), { headers: BEARER });
+  assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
+});
+
+relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
+  const other = await startBackend(t);
+  for (const status of [301, 302, 303, 307, 308]) {
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      res.writeHead(status, { Location: `${other.url}/v1/about` }).end();
+    });
+    const answer = await ask(await startGateway(t, backend), { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code, answer.headers.location], [
+      502,
+      'bad_backend_answer',
+      undefined,
+    ]);
+    assert.equal(backend.seen.length, 1);
+  }
+  assert.equal(other.seen.length, 0);
+});
+
+relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
+  const spare = http.createServer().listen(0, '127.0.0.1');
+  await once(spare, 'listening');
+  const { port } = spare.address() as AddressInfo;
+  spare.close();
+  const gateway = await startGateway(t, { url: `http://127.0.0.1:${port}` });
+  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+  assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
+});
+
+relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+  for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
+    let asked = 0;
+    const server = net.createServer((socket) => {
+      socket.on('error', () => {});
+      socket.once('data', () => {
+        asked++;
+        socket.end(reply);
+      });
+    });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    t.after(() => server.close());
+    const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
+    assert.match(answer.json.error, /may have been sent/);
+    assert.equal(asked, 1);
+  }
+});
+
+relayTest(
+  'a slow backend is 504, which says that the message may have been sent; its request is aborted',
+  async (t) => {
+    let aborted = 0;
+    const backend = await startBackend(t, (req) => {
+      req.resume();
+      req.socket.on('close', () => {
+        aborted++;
+      });
+    });
+    const gateway = await startGateway(t, { url: backend.url }, { backend: { url: backend.url, timeout: '1s' } });
+    await Promise.all(['short', 'x'.repeat(200_000)].map(async (message) => {
+      const answer = await ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+      assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+      assert.match(answer.json.error, /may have been sent/);
+    }));
+    // On a loaded machine one may be too slow to get there.
+    await until(() => aborted > 0 && aborted === backend.seen.length);
+  },
 );
 
-// node pauses a socket whose answers are not taken, and nothing ended that.
-test('a client that sends requests and never takes its answers loses its connection', async (t) => {
-  const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 200 });
+relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
+  for (const headers of [{ 'Content-Length': 100 }, {}]) {
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      res.writeHead(200, headers);
+      res.write('half', () => setImmediate(() => res.destroy()));
+    });
+    const gateway = await startGateway(t, backend);
+    const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
+    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
+    assert.match(response, isBroken);
+    await until(() => requests(gateway).length === 1);
+    assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
+  }
+});
+
+relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+  let arrived = 0;
+  let left = 0;
+  const backend = await startBackend(t, (req) => {
+    arrived++;
+    req.resume();
+    req.socket.on('close', () => {
+      left++;
+    });
+  });
+  const gateway = await startGateway(t, backend);
+  for (
+    const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
+  ) {
+    const socket = net.connect(gateway.port, '127.0.0.1');
+    socket.on('error', () => {});
+    socket.write(
+      `${
+        body ? 'POST /v2/send' : 'GET /v1/about'
+      } HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body?.length ?? 0}\r\n\r\n${
+        body ?? ''
+      }`,
+    );
+    const before = arrived;
+    await until(() => arrived > before);
+    socket.destroy();
+    await until(() => left === arrived);
+  }
+  await until(() => requests(gateway).length === 3);
+  for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
+});
+
+relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend);
   const socket = net.connect(gateway.port, '127.0.0.1');
   socket.on('error', () => {});
-  socket.pause();
-  const request = 'GET /x HTTP/1.1\r\nHost: g\r\n\r\n'.repeat(1000);
-  const more = (): void => {
-    while (!socket.destroyed && socket.write(request));
-  };
-  socket.on('drain', more);
-  more();
-  await closed(socket);
+  socket.write(
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${
+      JSON.stringify(MESSAGE).slice(0, -1)
+    },"base64_attachments":["${'A'.repeat(200_000)}`,
+  );
+  await until(() => backend.seen.length === 1);
+  socket.destroy();
+  await until(() => requests(gateway).length === 1);
+  assert.equal(requests(gateway)[0].status, 499);
+  assert.equal(backend.seen[0]!.complete, false);
+  assert.deepEqual(backend.sent, []);
 });
 
-test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
-  const size = 12 * 1024 * 1024;
-  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
+relayTest('a large body reaches the backend while it is still being sent', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend);
+  const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
+  const req = beginSend(gateway, { ...BEARER, 'content-length': body.length });
+  req.write(body.slice(0, 100_000));
+  await until(() => backend.seen.length === 1);
+  assert.equal(backend.seen[0]!.complete, false);
+  req.end(body.slice(100_000));
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  res.resume();
+  assert.equal(res.statusCode, 201);
+});
+
+relayTest('an answer reaches the client while it is still being sent', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (_, res) => {
+    res.write('first,');
+    finish = () => res.end('second');
+  });
+  const gateway = await startGateway(t, backend);
   const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
   const [res] = await once(req, 'response') as [http.IncomingMessage];
-  let got = 0;
-  for await (const chunk of res) {
-    got += (chunk as Buffer).length;
-    // More in all than it may stall.
-    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 100));
-  }
-  assert.equal(got, size);
+  const [first] = await once(res, 'data') as [Buffer];
+  assert.equal(first.toString(), 'first,');
+  finish();
+  const [second] = await once(res, 'data') as [Buffer];
+  assert.equal(second.toString(), 'second');
 });
 
-// A queued answer never emitted "close", so its request was never aborted, nor logged.
-test('pipelined requests are answered one at a time and in order, and all are aborted when the client leaves', async (t) => {
-  const order: string[] = [];
-  let open = 0;
-  const backend = await startBackend(t, (req, res) => {
-    order.push(req.url!);
-    open++;
-    req.socket.once('close', () => {
-      open--;
-    });
-    if (!req.url!.includes('hang')) setImmediate(() => res.end(req.url));
-  });
-  const gateway = await startGateway(t, backend);
-  const request = (x: string): string =>
-    `GET /v1/about?${x} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
+relayTest('no more of an upload is read than the backend takes', async (t) => {
+  const backend = await startBackend(t);
+  let taken = 0;
+  const total = 64 * 1024 * 1024;
+  const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
+  const fetch: typeof globalThis.fetch = async (_, init) => {
+    // Takes a chunk, lets everything else run for a while, and takes the next.
+    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
+      taken += chunk.length;
+      for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+      assert.ok(
+        socket.bytesWritten - taken < 24 * 1024 * 1024,
+        `${socket.bytesWritten - taken} bytes are on their way`,
+      ); // most of it in the system's socket buffers
+    }
+    return new Response('{"timestamp":"1"}', { status: 201 });
+  };
+  const socket = net.connect((await startGateway(t, backend, {}, { fetch })).port, '127.0.0.1');
+  let answer = '';
   socket.on('data', (chunk) => {
-    text += chunk;
+    answer += chunk;
   });
-  socket.write(request('a') + request('b') + request('c') + request('hang') + request('d'));
-  await until(() => order.length === 4);
-  assert.deepEqual(order, ['/v1/about?a', '/v1/about?b', '/v1/about?c', '/v1/about?hang']);
-  assert.equal(text.match(/HTTP\/1\.1 200/g)?.length, 3);
-  socket.destroy();
-  await until(() => requests(gateway).length === 4);
-  assert.equal(requests(gateway)[3]!.status, 499);
-  assert.equal(order.length, 4);
-});
-
-// The 400 for the rubbish became part of the body of the first answer.
-test('rubbish behind an answer that is half sent breaks the connection and writes nothing into it', async (t) => {
-  const backend = await startBackend(t, (_, res) => {
-    res.writeHead(200, { 'Content-Length': 300 });
-    res.write('A'.repeat(100));
-  });
-  const gateway = await startGateway(t, backend);
-  const request = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
-  socket.on('error', () => {}).on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(request);
-  await until(() => text.endsWith('AAAA'));
-  socket.write(`${request}rubbish\r\n\r\n`);
+  socket.write(
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${total}\r\n\r\n${body}`,
+  );
+  const filler = Buffer.alloc(256 * 1024, 'x');
+  for (let left = total - body.length - 2; left > 0;) {
+    const piece = filler.subarray(0, Math.min(left, filler.length));
+    left -= piece.length;
+    if (!socket.write(piece)) await once(socket, 'drain');
+  }
+  socket.write('"}');
   await closed(socket);
-  assert.ok(text.endsWith('AAAA'));
+  assert.equal(statusOf(answer), 201);
+  assert.equal(taken, total);
 });
 
-// Node 20 obeyed header fields beyond the thousandth, and did not show them.
-test('a thousand header fields hide nothing from the gateway', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const filler = 'a:\r\n'.repeat(1100);
+relayTest('an answer that comes before the upload ends is delivered', async (t) => {
+  const backend = await startBackend(t, (_, res) => {
+    res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
+  });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
+  const req = beginSend(gateway, { ...BEARER, 'content-length': 10_000_000 });
+  req.on('error', () => {});
+  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  let text = '';
+  for await (const chunk of res) text += chunk;
+  assert.equal(res.statusCode, 400);
+  assert.equal(text, '{"error":"early"}');
+  req.destroy();
+});
+
+relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
+  const answer = await ask(gateway, {
+    body: Buffer.alloc(5_000_000, 'x'),
+    headers: { authorization: `Bearer ${OTHER}` },
+  });
+  assert.equal(answer.status, 401);
+  assert.equal((await ask(gateway, { body: Buffer.alloc(900_000, '['), headers: BEARER })).json.code, 'bad_json');
+  assert.equal(backend.seen.length, 0);
+});
+
+relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+  const { gateway } = await startBoth(t);
+  const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
+  t.after(() => agent.destroy());
+  const sockets = new Set<unknown>();
   for (
-    const request of [
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
-      `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\n${filler}Authorization: Bearer x\r\n\r\n`,
+    const authorization of [`Bearer ${SECRET}`, `Bearer ${OTHER}`, basic(`api:${SECRET}`), 'x', `Bearer ${SECRET}`]
+  ) {
+    const body = JSON.stringify(MESSAGE);
+    const req = beginSend(gateway, { authorization, 'content-length': body.length }, agent);
+    req.end(body);
+    const [res] = await once(req, 'response') as [http.IncomingMessage];
+    sockets.add(req.socket);
+    res.resume();
+    await once(res, 'end');
+    assert.equal(res.statusCode, authorization.includes(OTHER) || authorization === 'x' ? 401 : 201);
+    await new Promise((resolve) => setImmediate(resolve)); // the agent takes the socket back
+  }
+  assert.equal(sockets.size, 1);
+});
+
+/** A request of each method, with and without a body. */
+const EACH_METHOD: Ask[] = [
+  { path: '/v1/receive/+15550100001' },
+  { body: MESSAGE },
+  { method: 'POST', path: '/v1/groups/+15550100001/quit' },
+  { method: 'PUT', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
+  { method: 'DELETE', path: '/v1/typing-indicator/+15550100001', body: { recipient: TO } },
+  { method: 'DELETE', path: '/v1/attachments/abc' },
+];
+
+for (const way of ['FIN', 'RST'] as const) {
+  // Deno's fetch sent all of them twice, Bun's all but POST.
+  relayTest(
+    `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
+    async (t) => {
+      let cut = 0;
+      const backend = await startRawBackend(t, (socket, _, before) => {
+        if (before === 0) return void socket.write(SENT);
+        socket.write(SENT.slice(0, cut), () => way === 'FIN' ? socket.end() : socket.resetAndDestroy());
+      });
+      const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
+      for (const request of EACH_METHOD) {
+        // Every third byte for each method, another third for the next.
+        for (cut = EACH_METHOD.indexOf(request) % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+          for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
+        }
+      }
+      const ids = backend.requests.map((text) => /x-request-id: (\S+)/i.exec(text)![1]);
+      assert.equal(new Set(ids).size, ids.length, 'a request came twice');
+      assert.equal(requests(gateway).length, ids.length, 'a request never came');
+    },
+  );
+}
+
+relayTest(
+  'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
+  async (t) => {
+    const backend = await startRawBackend(
+      t,
+      (socket) => void socket.write('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf'),
+    );
+    const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '300ms' } });
+    const answer = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    assert.match(answer, /half$/);
+    assert.equal(requests(gateway)[0].code, 'backend_timeout');
+    await closed(backend.sockets[0]!);
+  },
+);
+
+relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
+  const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
+  const backend = await startRawBackend(t, (socket) => {
+    socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
+    const fill = (): void => {
+      while (!socket.destroyed && socket.write(part));
+    };
+    socket.on('drain', fill);
+    fill();
+  });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
+  const socket = net.connect(gateway.port, '127.0.0.1');
+  t.after(() => socket.destroy());
+  socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  socket.pause();
+  await until(() => requests(gateway).length === 1);
+  assert.equal(requests(gateway)[0].code, 'client_left');
+  // At once, and not when somebody collects garbage: on Deno 2.9 that took half a minute.
+  const late = new Promise((resolve) => setTimeout(resolve, 5000, 'late').unref());
+  assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
+});
+
+relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  for (
+    const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
+  ) {
+    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
+  }
+  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
+  if (isNode) assert.equal(backend.connections, 1);
+});
+
+relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
+  const backend = await startBackend(t);
+  const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
+  six.listen(0, '::1');
+  await once(six, 'listening');
+  t.after(() => void six.close().closeAllConnections());
+  const gateway = await startGateway(t, { url: `http://[::1]:${(six.address() as AddressInfo).port}` });
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.match(backend.seen[0]!.headers.host!, /^\[::1\]:\d+$/);
+});
+
+test(
+  'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
+  { skip: !isNode },
+  async (t) => {
+    const silent = await startRawBackend(t, () => {});
+    const url = silent.url.replace('http', 'https');
+    const gateway = await startGateway(t, { url }, { backend: { url, timeout: '300ms' } });
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
+    assert.equal(requests(gateway)[0].reason, 'timeout');
+    await closed(silent.sockets[0]!);
+  },
+);
+
+/** Answers that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */
+const LIES: [name: string, answer: string][] = [
+  [
+    'a length beside chunked',
+    'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
+  ],
+  [
+    'chunked beside a length',
+    'HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n',
+  ],
+  ['two lengths', 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\nContent-Length: 5\r\n\r\nhello'],
+  ['a length that is no number', 'HTTP/1.1 201 Created\r\nContent-Length: 5x\r\n\r\nhello'],
+  ['204 with a length', 'HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello'],
+  ['205 with a length', 'HTTP/1.1 205 Reset Content\r\nContent-Length: 5\r\n\r\nhello'],
+  ['a header name with a space', 'HTTP/1.1 201 Created\r\nBad Name: x\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a header name that is none', 'HTTP/1.1 201 Created\r\nB(ad): x\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a header value with a control character', 'HTTP/1.1 201 Created\r\nX: a\x01b\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a reason with a control character', 'HTTP/1.1 201 Cre\x01ated\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a status of four digits', 'HTTP/1.1 2011 Created\r\nContent-Length: 2\r\n\r\n{}'],
+  ['a status below 100', 'HTTP/1.1 099 Low\r\nContent-Length: 2\r\n\r\n{}'],
+  ['gzip that is none', 'HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\nrubbish'],
+  [
+    'a protocol that nobody asked for',
+    'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+  ],
+  ['a redirect', 'HTTP/1.1 307 Temporary Redirect\r\nLocation: /v2/send\r\nContent-Length: 0\r\n\r\n'],
+];
+
+for (const [name, text] of LIES) {
+  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
+    let isFirst = true;
+    const backend = await startRawBackend(t, (socket) => {
+      socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
+      isFirst = false;
+    });
+    const gateway = await startGateway(t, backend);
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.equal(answer.status, 502, answer.text);
+    assert.equal(answer.json.code, 'bad_backend_answer');
+    assert.equal(backend.requests.length, 1);
+    const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([next.status, next.text], [201, '{}']);
+    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
+    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
+    assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
+  });
+}
+
+test('attack: smuggling a second request into the first', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const inner = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n`;
+  const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n`;
+  const body = JSON.stringify(MESSAGE);
+  for (
+    const bytes of [
+      `${head}Content-Length: ${body.length}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n${inner}`,
+      `${head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n${inner}`,
+      `${head}Content-Length: 0\r\nContent-Length: ${inner.length}\r\n\r\n${inner}`,
+      `${head}Content-Length: +5\r\n\r\n12345${inner}`,
+      `${head}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n${inner}`,
+      `${head}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n${inner}`,
+      `${head}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n${inner}`,
+      `${head}X: a\r\n b\r\nContent-Length: 0\r\n\r\n${inner}`,
+      `${head}X: a\nContent-Length: 0\r\n\r\n${inner}`,
+      `${head}Content-Length: ${body.length}\r\nConnection: close\r\n\r\n${body}${inner}`,
+      `${head}Content-Length: ${body.length}\r\n\r\n${body}${inner.replace('Host: x', 'Host: x\r\nConnection: close')}`,
+      `${head}Transfer-Encoding: chunked\r\n\r\n${body.length.toString(16)};x="\r\n${body}\r\n0\r\n\r\n${
+        inner.replace('Host: x', 'Host: x\r\nConnection: close')
+      }`,
     ]
-  ) assert.equal(statusOf(await raw(gateway, request)), TOO_MANY[0]);
+  ) {
+    const response = await raw(gateway, bytes);
+    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
+  }
+  for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
+});
+
+test("attack: naming the gateway's own headers in Connection, so that they are dropped", async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end('{}'));
+  const gateway = await startGateway(t, { url: `http://user:pass@127.0.0.1:${backend.port}` });
+  await rawRequest(gateway, '/v1/about', {
+    headers: [
+      `Authorization: Bearer ${SECRET}`,
+      'Connection: authorization, x-forwarded-for, x-request-id, host, accept-encoding',
+    ],
+  });
+  const { headers } = backend.seen[0]!;
+  assert.equal(headers.authorization, basic('user:pass'));
+  assert.equal(headers['x-forwarded-for'], '127.0.0.1');
+  assert.match(String(headers['x-request-id']), /^[0-9a-f-]{36}$/);
+  assert.equal(headers['accept-encoding'], 'identity');
+});
+
+// Nothing else ended it, and a thousand of them kept everybody else out.
+relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+  const seen: string[] = [];
+  const server = https.createServer(CERTS[0], (req, res) => {
+    seen.push(req.url!);
+    req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => void server.close().closeAllConnections());
+  const url = `https://127.0.0.1:${(server.address() as AddressInfo).port}/prefix`;
+  const gateway = await startGateway(t, { url });
+  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+  assert.equal(answer.status, 502, answer.text);
+  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.deepEqual(seen, []);
+  // The certificate of an authority of one's own is believed by what the runtime has for that.
+  if (!isNode || WAYS.has(t)) return;
+  const file = join(folder(t), 'ca.pem');
+  writeFileSync(file, CERTS[0].cert);
+  const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: url, NODE_EXTRA_CA_CERTS: file });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+  for (let i = 0; i < 2; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
+});
+
+// The backend's time ran on while the client was the slow one.
+test("the backend's time stands still while the client is waited for", async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
+  const body = JSON.stringify({ ...MESSAGE, message: 'x'.repeat(300_000) });
+  const req = beginSend(gateway, { ...BEARER, 'content-length': body.length });
+  req.write(body.slice(0, 200_000));
+  await until(() => backend.seen.length === 1);
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
+  req.end(body.slice(200_000));
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  assert.equal(res.resume().statusCode, 201);
+});
+
+// The backend's time began anew after its headers had come, and ended the answer.
+test('an early answer that goes on for longer than the backend may take for its headers is delivered', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    res.writeHead(200);
+    res.write('begin,');
+    finish = () => res.end('end');
+  });
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } }, {
+    stallTimeoutMs: 2000,
+  });
+  const req = beginSend(gateway, { ...BEARER, 'content-length': 10_000_000 });
+  req.on('error', () => {});
+  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  let text = '';
+  res.on('data', (chunk) => {
+    text += chunk;
+  });
+  req.write('A'.repeat(200_000));
+  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
+  finish();
+  await once(res, 'end');
+  assert.equal(text, 'begin,end');
+  req.destroy();
+});
+
+// Its end was polite, and so it looked whole; and it was ended for taking longer than its headers may.
+test('WebSocket: a declining answer that breaks off is seen to, and one that is slow is not cut', async (t) => {
+  let whole = false;
+  let finish = (): void => {};
+  let trickle = (): void => {};
+  const backend = await startUpgradeBackend(t, (socket) => {
+    socket.write('HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n');
+    finish = () => whole ? socket.end('0\r\n\r\n') : socket.destroy();
+    trickle = () => socket.write('1\r\n.\r\n');
+  });
+  const gateway = await startGateway(t, backend, { ...RECEIVING, backend: { url: backend.url, timeout: '1s' } });
+  for (whole of [false, true]) {
+    const { socket, text } = openWebSocket(t, gateway);
+    await until(() => text().endsWith('hello\r\n'));
+    for (let i = 0; whole && i < 13; i++) { // in all longer than the backend may make no progress
+      trickle();
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+    finish();
+    await closed(socket);
+    assert.equal(text().endsWith('\r\n0\r\n\r\n'), whole);
+  }
+});
+
+// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
+
+interface HeldBackend extends Backend {
+  /** Answers the request that has come completely, and is not answered, for the longest time. */
+  answer(): void;
+  /** How many have come completely and are not answered; and how many there were at most. */
+  held: number;
+  most: number;
+}
+
+/** A backend that holds its answers back until it is told to give them. */
+async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
+  const waiting: http.ServerResponse[] = [];
+  const count = (): void => {
+    held.held = waiting.length;
+    held.most = Math.max(held.most, held.held);
+  };
+  const backend = await startBackend(t, (req, res, seen) => {
+    const chunks: Buffer[] = [];
+    req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
+      seen.body = Buffer.concat(chunks);
+      seen.complete = true;
+      waiting.push(res);
+      count();
+      req.socket.once('close', () => {
+        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
+        count();
+      });
+    });
+  });
+  const answer = (): void => {
+    waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
+    count();
+  };
+  const held = Object.assign(backend, { answer, held: 0, most: 0 });
+  return held;
+}
+
+/** So many turns at a backend that is not waited for if it is down. */
+function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+  return { backend: { url, wait: '0', parallel, timeout } };
+}
+
+function send(gateway: Running, message: string): Promise<Answer> {
+  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+}
+
+function messageOf({ body }: Seen): string {
+  return JSON.parse(body.toString()).message;
+}
+
+/** Sends, one after the other is in the gateway, what will find no turn free. */
+async function queueUp(gateway: Running, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
+  const answers: Promise<Answer>[] = [];
+  for (const message of messages) {
+    const before = started();
+    answers.push(send(gateway, message));
+    await until(() => started() > before);
+    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
+  }
+  return answers;
+}
+
+const LARGE = JSON.stringify({ ...MESSAGE, message: 'large', base64_attachments: ['A'.repeat(200_000)] });
+
+/** A large send, of which the backend has the head, and the client still the last byte. */
+async function beginLarge(gateway: Running, backend: Backend): Promise<http.ClientRequest> {
+  const before = backend.seen.length;
+  const req = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
+  req.on('error', () => {});
+  req.write(LARGE.slice(0, -1));
+  await until(() => backend.seen.length > before);
+  return req;
+}
+
+async function statusFor(req: http.ClientRequest): Promise<number> {
+  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  return res.resume().statusCode!;
+}
+
+relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
+  for (const parallel of [1, 2, 0]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, turns(backend, parallel));
+    const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
+    await until(() => backend.held === (parallel || 6));
+    for (let i = 0; i < 6; i++) {
+      await until(() => backend.held > 0);
+      backend.answer();
+    }
+    for (const answer of answers) assert.equal((await answer).status, 201);
+    assert.equal(backend.most, parallel || 6);
+  }
+});
+
+relayTest(
+  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
+  async (t) => {
+    const backend = await startHeldBackend(t);
+    let started = 0;
+    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
+    const names = ['a', 'b', 'c', 'd', 'e'];
+    const answers = await queueUp(gateway, names, () => started);
+    for (let i = 0; i < 3; i++) {
+      await until(() => backend.held === 1);
+      backend.answer();
+    }
+    await until(() => backend.held === 1);
+    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
+    gateway.reload(turns(backend, 2));
+    await until(() => backend.held === 2);
+    backend.answer();
+    backend.answer();
+    for (const answer of answers) assert.equal((await answer).status, 201);
+    // And less: what runs is not disturbed, and the next waits for both.
+    const both = [send(gateway, 'f'), send(gateway, 'g')];
+    await until(() => backend.held === 2);
+    gateway.reload(turns(backend, 1));
+    const [last] = await queueUp(gateway, ['h'], () => started);
+    backend.answer();
+    await Promise.race(both);
+    await ask(gateway, { path: '/healthz' });
+    assert.equal(backend.held, 1);
+    backend.answer();
+    await Promise.all(both);
+    await until(() => backend.held === 1);
+    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
+    backend.answer();
+    assert.equal((await last!).status, 201);
+  },
+);
+
+relayTest('a turn is given back, once, wherever a request ends', async (t) => {
+  const replies: Record<string, string | undefined> = {
+    '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
+    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
+    '/v1/typing-indicator': '204 No Content\r\n\r\n',
+    '/v1/reactions': '200 OK', // breaks off
+    '/v1/receipts': '2000 OK\r\n\r\n',
+    '/v1/remote-delete': '301 Moved Permanently\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n',
+    '/v1/polls': '200 OK\r\nContent-Length: 9\r\n\r\nhalf',
+  };
+  let [acting, most] = [0, 0];
+  const backend = await startBackend(t, (req) => {
+    const reply = replies[req.url!.replace(`/${FROM}`, '')];
+    req.resume().on('end', () => {
+      most = Math.max(most, ++acting);
+      // In the next turn of the loop, so that those who come too early are seen.
+      if (reply) {
+        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
+      }
+    });
+  });
+  const gateway = await startGateway(t, backend, {
+    ...turns(backend, 1, '500ms'),
+    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
+  });
+  const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
+  const leave = async (): Promise<void> => {
+    const before = backend.seen.length;
+    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
+    await until(() => backend.seen.length > before);
+    req.destroy();
+    await until(() => requests(gateway).at(-1)!.code === 'client_left');
+  };
+  const ends: Record<string, () => Promise<unknown>> = {
+    'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
+    'no body': () => ask(gateway, { headers: BEARER }),
+    'a wish to be upgraded': () =>
+      raw(
+        gateway,
+        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+      ),
+    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
+    'a timeout': () => ask(gateway, never),
+    'a client that leaves': leave,
+  };
+  for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
+    const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      // An answer that breaks off breaks the client's connection.
+      ends[`${name} ${body.length}`] = () =>
+        ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
+    }
+  }
+  for (const [name, run] of Object.entries(ends)) {
+    await run();
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
+  }
+  [acting, most] = [0, 0];
+  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
+  for (const answer of sends) assert.equal((await answer).status, 201);
+  assert.equal(most, 1);
+});
+
+relayTest(
+  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
+  async (t) => {
+    const backend = await startBackend(t, (req, res) => {
+      if (req.url!.startsWith('/v1/receive')) return;
+      if (req.method === 'GET') return void res.writeHead(200).write('half');
+      req.resume().on('end', () => res.writeHead(201).end('[]'));
+    });
+    backend.server.on('upgrade', () => backend.connections++); // and says nothing
+    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
+    const upload = await beginLarge(gateway, backend);
+    open(t, gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    await until(() => backend.seen.length === 3);
+    const before = backend.connections;
+    openWebSocket(t, gateway);
+    await until(() => backend.connections > before);
+    assert.equal((await send(gateway, 'small')).status, 201);
+    upload.end(LARGE.slice(-1));
+    assert.equal(await statusFor(upload), 201);
+  },
+);
+
+relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
+  const upload = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  upload.end(LARGE.slice(-1));
+  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
+  assert.equal(backend.seen[0]!.complete, false);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  await until(() => backend.held === 1);
+  assert.equal(backend.seen[0]!.body.toString(), LARGE);
+  backend.answer();
+  assert.equal(await statusFor(upload), 201);
+});
+
+relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
+  let early: http.ServerResponse | undefined;
+  const finish: (() => void)[] = [];
+  const backend = await startBackend(t, (req, res, seen) => {
+    if (backend.seen.length === 1) early = res;
+    else finish.push(() => res.end('[]'));
+    req.resume().on('end', () => (seen.complete = true));
+  });
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const upload = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => finish.length === 1);
+  upload.end(LARGE.slice(-1));
+  await ask(gateway, { path: '/healthz' });
+  early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
+  assert.equal(await statusFor(upload), 400);
+  const second = send(gateway, 'second');
+  await ask(gateway, { path: '/healthz' });
+  assert.equal(finish.length, 1);
+  finish[0]!();
+  await until(() => finish.length === 2);
+  finish[1]!();
+  assert.deepEqual([(await first).status, (await second).status], [200, 200]);
+});
+
+relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const large = await beginLarge(gateway, backend); // under the old time
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  gateway.reload(turns(backend, 1, '200ms'));
+  const answer = await send(gateway, 'second');
+  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
+  assert.match(answer.json.error, /nothing was sent/);
+  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
+  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
+  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
+  upload.end(LARGE);
+  assert.equal(await statusFor(upload), 503);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  large.end(LARGE.slice(-1));
+  await until(() => backend.held === 1);
+  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+});
+
+relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  gateway.reload(turns(backend, 1, '2s'));
+  const startMs = performance.now();
+  const second = send(gateway, 'second');
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  backend.answer();
+  assert.equal((await first).status, 201);
+  const answer = await second;
+  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
+});
+
+relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  const large = await beginLarge(gateway, backend);
+  large.end(LARGE.slice(-1));
+  const small = open(t, gateway, SEND);
+  await ask(gateway, { path: '/healthz' });
+  large.destroy();
+  small.socket.destroy();
+  await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
+  const last = send(gateway, 'last');
+  backend.answer();
+  await until(() => backend.held === 1 && backend.seen.length === 3);
+  backend.answer();
+  assert.deepEqual([(await first).status, (await last).status], [201, 201]);
+  const complete = backend.seen.filter((seen) => seen.complete);
+  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
+});
+
+relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
+  const late = await beginLarge(gateway, backend);
+  const large = await beginLarge(gateway, backend);
+  const first = send(gateway, 'first');
+  await until(() => backend.held === 1);
+  large.end(LARGE.slice(-1));
+  const uploads = [large, late].map(statusFor);
+  const small = send(gateway, 'small');
+  await ask(gateway, { path: '/healthz' });
+  const closing = gateway.close();
+  const answer = await small;
+  assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
+  late.end(LARGE.slice(-1)); // asks for its turn only now
+  assert.deepEqual(await Promise.all(uploads), [503, 503]);
+  backend.answer();
+  assert.equal((await first).status, 201);
+  await closing;
+  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
+});
+
+/** A port of which nobody listens. */
+async function sparePort(): Promise<number> {
+  const spare = http.createServer().listen(0, '127.0.0.1');
+  await once(spare, 'listening');
+  const { port } = spare.address() as AddressInfo;
+  await new Promise((resolve) => spare.close(resolve));
+  return port;
+}
+
+/** A backend as signal-cli-rest-api is, that can be started on a port, and be stopped. */
+async function listenAgain(t: TestContext, backend: Backend, port: number): Promise<http.Server> {
+  const server = http.createServer((req, res) => {
+    res.shouldKeepAlive = false; // what is sent on a connection that just ends is lost, and may not be sent again
+    backend.server.emit('request', req, res);
+  });
+  server.listen(port, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => void server.close().closeAllConnections());
+  return server;
+}
+
+function waiting(port: number, wait: string, more = {}): GatewayConfig {
+  return { backend: { url: `http://127.0.0.1:${port}`, wait, parallel: 1, ...more } };
+}
+
+function linesOf(gateway: Running, pattern: RegExp): LogLine[] {
+  return logLines(gateway.log).filter(({ message }) => pattern.test(message));
+}
+
+relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const server = await listenAgain(t, backend, port);
+  backend.server.prependListener('request', () => {
+    if (backend.seen.length === 7) server.close();
+  });
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
+  const answers = names.map((name) => send(gateway, name));
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  assert.equal(backend.sent.length, 8);
+  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
+  await listenAgain(t, backend, port);
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
+  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
+  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
+  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
+});
+
+relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const answer = ask(gateway, { body: LARGE, headers: BEARER });
+  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
+    assert.equal((await answer).status, 502);
+    return;
+  }
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  await listenAgain(t, backend, port);
+  assert.equal((await answer).status, 201);
+  assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
+});
+
+relayTest(
+  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
+  async (t) => {
+    const backend = await startBackend(t);
+    const port = await sparePort();
+    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
+    const startMs = performance.now();
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      const timely = await ask(gateway, { body, headers: BEARER });
+      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
+      assert.match(timely.json.error, /nothing was sent/);
+    }
+    assert.ok(performance.now() - startMs > 250, 'it did not wait');
+    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
+    // The time of the backend holds too; and what is no send does not wait at all.
+    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
+    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
+      const early = await ask(gateway, { ...ask1, headers: BEARER });
+      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
+    }
+    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
+    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
+    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
+    const left = open(t, gateway, SEND);
+    await ask(gateway, { path: '/healthz' });
+    left.socket.destroy();
+    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
+    const server = await listenAgain(t, backend, port);
+    assert.equal((await send(gateway, 'last')).status, 201);
+    await new Promise((resolve) => server.close(resolve));
+    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
+    await ask(gateway, { path: '/healthz' });
+    await gateway.close();
+    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
+    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
+  },
+);
+
+relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
+  // Not reset at once: that is no connection, not even for the system.
+  const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
+    'data',
+    'resetAndDestroy',
+  ]] as const;
+  for (const [when, end] of cases) {
+    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
+    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+      const sockets: net.Socket[] = [];
+      const server = net.createServer((socket) => {
+        sockets.push(socket.on('error', () => {}).on('end', () => socket.destroy()).resume());
+        if (when === 'connection') socket[end]();
+        else socket.once('data', () => socket[end]());
+      });
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      const gateway = await startGateway(t, { url: '' }, waiting((server.address() as AddressInfo).port, '1m'));
+      const answer = await ask(gateway, { body, headers: BEARER });
+      server.close();
+      for (const socket of sockets) socket.destroy();
+      const name = `${when} ${end} ${body.length}`;
+      assert.deepEqual([answer.status, answer.json.code, sockets.length], [502, 'bad_backend_answer', 1], name);
+    }
+  }
+});
+
+// ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
+
+for (
+  const [form, at] of [['bearer', {}], ['basic', { headers: [`Authorization: ${basic(`api:${SECRET}`)}`] }], ['path', {
+    path: `/@auth=${SECRET}${RECEIVE}`,
+    headers: [],
+  }], ['query', { path: `${RECEIVE}?@auth=${SECRET}&x=1`, headers: [] }]] as const
+) {
+  test(`WebSocket with a token as ${form}: bytes flow both ways, and the credential stays here`, async (t) => {
+    const backend = await startUpgradeBackend(t);
+    const gateway = await startGateway(t, backend, RECEIVING);
+    const { socket, text } = openWebSocket(t, gateway, at as object);
+    await until(() => text().includes('\r\n\r\n'));
+    assert.match(text(), /^HTTP\/1\.1 101 Switching Protocols\r\n/);
+    assert.match(text(), /\r\nsec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK\+xOo=\r\n/i);
+    assert.match(text(), /\r\nupgrade: websocket\r\n/i);
+    const { headers, url, rawHeaders } = backend.seen[0]!;
+    assert.equal(url, form === 'query' ? `${RECEIVE}?x=1` : RECEIVE);
+    assert.deepEqual([
+      headers.upgrade,
+      headers.connection,
+      headers['sec-websocket-key'],
+      headers['x-forwarded-for'],
+      headers.host,
+    ], ['websocket', 'Upgrade', 'dGhlIHNhbXBsZSBub25jZQ==', '127.0.0.1', `127.0.0.1:${backend.port}`]);
+    assert.ok(!JSON.stringify([url, rawHeaders]).includes(SECRET) && headers.authorization === undefined);
+    let got = '';
+    backend.sockets[0]!.on('data', (chunk) => {
+      got += chunk;
+    });
+    socket.write('from the client');
+    backend.sockets[0]!.write('from the backend');
+    await until(() => got === 'from the client' && text().endsWith('from the backend'));
+    const line = requests(gateway)[0];
+    assert.deepEqual([line.status, line.route, line.form, line.token], [101, '/v1/receive/:number', form, 'test']);
+    socket.destroy();
+    await until(() => gateway.log.some((entry) => entry.includes('websocket closed')));
+    const { bytesIn, bytesOut } = JSON.parse(gateway.log.find((entry) => entry.includes('websocket closed'))!);
+    assert.deepEqual([bytesIn, bytesOut], [15, 16]);
+  });
+}
+
+test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothing', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const gateway = await startGateway(t, backend, {
+    ...RECEIVING,
+    tokens: {
+      a: { secret: SECRET, senders: [FROM] },
+      narrow: { secret: OTHER, allow: ['send'] },
+      far: { secret: 'secret-for-far-away-clients', clients: ['192.0.2.1'] },
+    },
+  });
+  const cases: [at: object, status: number, code: string][] = [
+    [{ headers: [] }, 401, 'unauthorized'],
+    [{ headers: ['Authorization: Bearer wrong'] }, 401, 'unauthorized'],
+    [{ headers: [`Authorization: Bearer ${SECRET}`, `Authorization: Bearer ${SECRET}`] }, 400, 'bad_credential'],
+    [{ headers: [`Authorization: Bearer ${OTHER}`] }, 403, 'endpoint_not_allowed'],
+    [{ headers: ['Authorization: Bearer secret-for-far-away-clients'] }, 403, 'client_not_allowed'],
+    [{ path: `/v1/receive/${STRANGER}` }, 403, 'sender_not_allowed'],
+    [{ path: '/v1/accounts' }, 403, 'setup_blocked'],
+    [{ path: '/v1/receive/%252B15550100001' }, 400, 'bad_target'],
+    [{ path: '/v1/receive/../about' }, 400, 'bad_target'],
+    [{ path: `/v1/groups/${FROM}/group.QUJD` }, 400, 'bad_target'],
+    [{ headers: ['Host: other', `Authorization: Bearer ${SECRET}`] }, 400, 'bad_target'],
+    [{ path: '/api/v1/receive' }, 404, 'unknown_endpoint'],
+    [{ path: '/v2/send' }, 405, 'method_not_allowed'],
+  ];
+  for (const [at, status, code] of cases) {
+    const { socket, text } = openWebSocket(t, gateway, at);
+    await closed(socket);
+    const [head, body] = text().split('\r\n\r\n') as [string, string];
+    assert.equal(statusOf(head), status, JSON.stringify(at));
+    assert.equal(JSON.parse(body).code, code);
+    assert.match(head, new RegExp(`\\r\\nContent-Length: ${body.length}\\r\\n`));
+    assert.match(head, /\r\nConnection: close/);
+    assert.equal(/\r\nAllow: POST\r\n/.test(head), status === 405);
+    if (status === 401) {
+      assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
+    }
+    assert.ok(requests(gateway).some((line) => line.requestId === JSON.parse(body).requestId && line.code === code));
+  }
   assert.equal(backend.connections, 0);
+});
+
+test("WebSocket: it counts towards the token's rate", async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const gateway = await startGateway(t, backend, { ...RECEIVING, rate: '1/1h' });
+  const first = openWebSocket(t, gateway);
+  await until(() => first.text().startsWith('HTTP/1.1 101'));
+  const second = openWebSocket(t, gateway);
+  await closed(second.socket);
+  assert.match(second.text(), /^HTTP\/1\.1 429 [^]*\r\nRetry-After: 3600\r\n/);
+  assert.equal(backend.seen.length, 1);
+});
+
+test('WebSocket: a backend that declines is passed on with its status and body', async (t) => {
+  for (
+    const reply of [
+      'HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 11\r\nX-Why: mode\r\n\r\nBad Request',
+      'HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\nX-Why: mode\r\n\r\nb\r\nBad Request\r\n0\r\n\r\n',
+    ]
+  ) {
+    const backend = await startUpgradeBackend(t, (socket) => socket.end(reply));
+    const gateway = await startGateway(t, backend, RECEIVING);
+    const { socket, text } = openWebSocket(t, gateway);
+    await closed(socket);
+    assert.match(
+      text(),
+      /^HTTP\/1\.1 400 Bad Request\r\n[^]*x-why: mode\r\n[^]*\r\n\r\n(?:Bad Request|b\r\nBad Request\r\n0\r\n\r\n)$/i,
+    );
+    assert.equal(/transfer-encoding: chunked/i.test(text()), !/content-length/i.test(text()));
+    assert.equal(requests(gateway)[0].status, 400);
+  }
+});
+
+test('WebSocket: a backend that is down, slow, redirects, breaks off or switches to something else', async (t) => {
+  const cases: [name: string, open: (socket: Duplex) => void, status: number, code: string][] = [
+    ['slow', () => {}, 504, 'backend_timeout'],
+    [
+      'redirects',
+      (socket) => socket.end('HTTP/1.1 301 Moved Permanently\r\nLocation: /v1/accounts\r\nContent-Length: 0\r\n\r\n'),
+      502,
+      'bad_backend_answer',
+    ],
+    ['breaks off', (socket) => socket.destroy(), 502, 'bad_backend_answer'],
+    [
+      'switches to something else',
+      (socket) => socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n'),
+      502,
+      'bad_backend_answer',
+    ],
+  ];
+  for (const [name, open, status, code] of cases) {
+    const backend = await startUpgradeBackend(t, open);
+    const gateway = await startGateway(t, backend, {
+      ...RECEIVING,
+      backend: { url: backend.url, timeout: name === 'slow' ? '100ms' : '1m' },
+    });
+    const { socket, text } = openWebSocket(t, gateway);
+    await closed(socket);
+    assert.deepEqual([statusOf(text()), codeOf(text())], [status, code], name);
+  }
+  const { socket, text } = openWebSocket(t, await startGateway(t, { url: 'http://127.0.0.1:9' }, RECEIVING));
+  await closed(socket);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [502, 'backend_unreachable']);
+});
+
+test('WebSocket: bytes that come together with the handshake are not lost, on either side', async (t) => {
+  let got = '';
+  const backend = await startUpgradeBackend(t, (socket, head) => {
+    got += head;
+    socket.on('data', (chunk) => {
+      got += chunk;
+    });
+    socket.write(`${ACCEPTED}early from the backend`);
+  });
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const { text } = openWebSocket(t, gateway, { more: 'early from the client' });
+  await until(() => got === 'early from the client' && text().endsWith('\r\n\r\nearly from the backend'));
+});
+
+test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
+  const backend = await startUpgradeBackend(t, (socket, head) => {
+    socket.on('data', (chunk) => assert.fail(`the backend got ${chunk}`));
+    assert.equal(head.length, 0);
+    socket.end('HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n');
+  });
+  const gateway = await startGateway(t, backend, RECEIVING);
+  for (const headers of [[`Authorization: Bearer ${SECRET}`], []]) {
+    const { socket } = openWebSocket(t, gateway, {
+      headers,
+      more: `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`,
+    });
+    await closed(socket);
+  }
+  assert.equal(backend.seen.length, 1);
+});
+
+test('WebSocket: a side that ends its half still gets what the other has left to say', async (t) => {
+  const backend = await startUpgradeBackend(t, (socket) => {
+    socket.write(ACCEPTED);
+    socket.on('data', () => {}).on('end', () => socket.end('last words'));
+  });
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const { socket, text } = openWebSocket(t, gateway);
+  await until(() => text().startsWith('HTTP/1.1 101'));
+  socket.end('bye');
+  await closed(socket);
+  assert.ok(text().endsWith('last words'));
+});
+
+test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const gateway = await startGateway(t, backend, RECEIVING);
+  for (const side of ['backend', 'client'] as const) {
+    const { socket, text } = openWebSocket(t, gateway);
+    await until(() => text().startsWith('HTTP/1.1 101'));
+    const other = backend.sockets.at(-1)! as net.Socket;
+    other.resume();
+    const gone = closed(side === 'backend' ? socket : other);
+    (side === 'backend' ? other : socket).destroy();
+    await gone;
+  }
+  await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
+});
+
+// Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
+test('WebSocket: the backend is always drained; a client that does not read is dropped, and another one goes on', {
+  skip: 'Bun' in globalThis,
+}, async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const stalled = openWebSocket(t, gateway);
+  await until(() => stalled.text().startsWith('HTTP/1.1 101'));
+  const healthy = openWebSocket(t, gateway);
+  await until(() => healthy.text().startsWith('HTTP/1.1 101'));
+  stalled.socket.pause();
+  const chunk = Buffer.alloc(64 * 1024, 'x');
+  const [toStalled, toHealthy] = backend.sockets as [net.Socket, net.Socket];
+  let dropped = false;
+  toStalled.on('close', () => {
+    dropped = true;
+  });
+  let written = 0;
+  while (!dropped) {
+    // The backend's own rule: it writes to all its readers in turn, and waits for each.
+    for (const socket of [toStalled, toHealthy]) {
+      if (!socket.destroyed && !socket.write(chunk)) {
+        await Promise.race([once(socket, 'drain'), closed(socket)]).catch(() => {});
+      }
+    }
+    written += chunk.length;
+    assert.ok(written < 64 * 1024 * 1024, 'it was never dropped');
+  }
+  toHealthy.write('still here');
+  await until(() => healthy.text().endsWith('still here'));
+  assert.equal(healthy.text().length - healthy.text().indexOf('\r\n\r\n') - 4, written + 'still here'.length);
+  await until(() => gateway.log.some((line) => line.includes('too_far_behind')));
+});
+
+test('WebSocket: closing the gateway closes it, and a reload closes those whose token is gone or may no longer do this', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const config: GatewayConfig = {
+    ...RECEIVING,
+    backend: { url: backend.url },
+    listen: '127.0.0.1:0',
+    log: { format: 'json' },
+  };
+  const secrets = [
+    'secret-number-one-of-four',
+    'secret-number-two-of-four',
+    'secret-number-three-of-four',
+    'secret-number-four-of-four',
+  ];
+  const [stays, goes, expires, narrows] = secrets.map((secret) => ({ secret })) as [
+    TokenConfig,
+    TokenConfig,
+    TokenConfig,
+    TokenConfig,
+  ];
+  const gateway = createGateway({ ...config, tokens: { stays, goes, expires, narrows } }, { log: () => {} });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  const clients = secrets.map((secret) => openWebSocket(t, to, { headers: [`Authorization: Bearer ${secret}`] }));
+  for (const { text } of clients) await until(() => text().startsWith('HTTP/1.1 101'));
+  gateway.reload({
+    ...config,
+    tokens: { stays, expires: { ...expires, expires: '2020-01-01' }, narrows: { ...narrows, senders: [TO] } },
+  });
+  for (const { socket } of clients.slice(1)) if (!socket.destroyed) await closed(socket);
+  assert.equal(clients[0]!.socket.destroyed, false);
+  backend.sockets[0]!.write('still open');
+  await until(() => clients[0]!.text().endsWith('still open'));
+  const gone = closed(clients[0]!.socket);
+  await gateway.close();
+  await gone;
+});
+
+test('WebSocket: one that came in a form that a reload takes away from its token is closed', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  const config = {
+    ...RECEIVING,
+    backend: { url: backend.url },
+    listen: '127.0.0.1:0',
+    log: { format: 'json' },
+  } as const;
+  const log: string[] = [];
+  const token = (methods: ('bearer' | 'path')[]) => ({ tokens: { test: { secret: SECRET, methods } } });
+  const gateway = createGateway({ ...config, ...token(['bearer', 'path']) }, { log: (line) => log.push(line) });
+  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
+  const byPath = openWebSocket(t, to, { path: `/@auth=${SECRET}${RECEIVE}`, headers: [] });
+  const byBearer = openWebSocket(t, to);
+  for (const { text } of [byPath, byBearer]) await until(() => text().startsWith('HTTP/1.1 101'));
+  gateway.reload({ ...config, ...token(['bearer']) });
+  await closed(byPath.socket);
+  await until(() => log.some((line) => line.includes('no_longer_allowed')));
+  assert.equal(byBearer.socket.destroyed, false);
+  await gateway.close();
+});
+
+test('WebSocket: a client that leaves during the handshake is not waited for', async (t) => {
+  let left = false;
+  const backend = await startUpgradeBackend(t, (socket) => {
+    socket.on('close', () => {
+      left = true;
+    }).on('end', () => socket.end()).resume();
+  });
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const { socket } = openWebSocket(t, gateway);
+  await until(() => backend.seen.length === 1);
+  socket.destroy();
+  await until(() => left && requests(gateway).length === 1);
+  assert.deepEqual([requests(gateway)[0].status, requests(gateway)[0].code], [499, 'client_left']);
+});
+
+// SIGTERM waited for it for ever: closing all connections does not reach a socket that is being upgraded.
+test('closing the gateway ends a WebSocket whose handshake is not answered yet', async (t) => {
+  const backend = await startUpgradeBackend(t, (socket) => {
+    socket.on('end', () => socket.end()).resume();
+  });
+  const gateway = await startGateway(t, backend, { ...RECEIVING, shutdown: '1h' });
+  const { socket, text } = openWebSocket(t, gateway);
+  await until(() => backend.seen.length === 1);
+  await gateway.close();
+  if (!socket.destroyed) await closed(socket);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
+});
+
+// ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
+
+test('clients: an address that is not on the list is 403 before its credential is looked at', async (t) => {
+  const both = await startBoth(t, { clients: ['192.0.2.0/24', '2001:db8::/32'] });
+  assertDenied(await ask(both.gateway, { headers: BEARER }), 403, 'client_not_allowed', both);
+  assertDenied(
+    await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '192.0.2.1' } }),
+    403,
+    'client_not_allowed',
+    both,
+  );
+  const loopback = await startGateway(t, both.backend, { clients: ['127.0.0.0/8'] });
+  assert.equal((await ask(loopback, { headers: BEARER })).status, 200);
+});
+
+test("trustedProxies: the client is the right-most address that is not a trusted proxy's", async (t) => {
+  const cases: [forwarded: string[], client: string][] = [
+    [[], '127.0.0.1'],
+    [['203.0.113.7'], '203.0.113.7'],
+    [['6.6.6.6, 203.0.113.7'], '203.0.113.7'], // what stands left is the client's own claim
+    [['6.6.6.6, 203.0.113.7, 10.0.0.2'], '203.0.113.7'],
+    [['6.6.6.6', '203.0.113.7', '10.0.0.2'], '203.0.113.7'], // several headers are one list
+    [['10.0.0.3, 10.0.0.2'], '10.0.0.3'], // all trusted: the outermost
+    [['::ffff:203.0.113.7'], '203.0.113.7'],
+    [['203.0.113.7:4711'], '203.0.113.7'],
+    [['[2001:db8::1]:443'], '2001:db8::1'],
+    [['203.0.113.7, unknown, 10.0.0.2'], '10.0.0.2'], // not an address: nobody beyond it can be known
+    [['203.0.113.7, ,'], '127.0.0.1'],
+    [[''], '127.0.0.1'],
+  ];
+  const { backend, gateway } = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
+  for (const [forwarded, client] of cases) {
+    await rawRequest(gateway, '/v1/about', {
+      headers: [`Authorization: Bearer ${SECRET}`, ...forwarded.map((value) => `X-Forwarded-For: ${value}`)],
+    });
+    assert.equal(requests(gateway).at(-1)!.client, client, JSON.stringify(forwarded));
+    assert.equal(backend.seen.at(-1)!.headers['x-forwarded-for'], client);
+  }
+});
+
+// ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
+
+test('a log line in text form is one line, whatever is in it', async (t) => {
+  const { gateway } = await startBoth(t, { log: { format: 'text' } });
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, { body: '{"a":', headers: BEARER });
+  assert.match(
+    gateway.log[0]!,
+    /^\S+Z info {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=1 names=test allow=send,info$/,
+  );
+  assert.match(
+    gateway.log[1]!,
+    /^\S+Z info {2}request requestId=\S+ client=127\.0\.0\.1 method=GET route=\/v1\/about token=test form=bearer status=200 bytesIn=0 bytesOut=\d+ ms=\d+$/,
+  );
+  assert.match(gateway.log[2]!, /^\S+Z warn {2}request .* status=400 code=bad_json /);
+});
+
+test('log.level is the least that is logged', async (t) => {
+  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'warn' } });
+  await ask(gateway, { headers: BEARER });
+  await ask(gateway, {});
+  assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
+});
+
+test('a gateway whose log nobody reads any more goes on, and ends with 0', async (t) => {
+  const backend = await startBackend(t);
+  const child = start(['--listen', '127.0.0.1:0'], {
+    API_TOKENS: SECRET,
+    BACKEND_URL: backend.url,
+    LOG_FORMAT: 'json',
+  });
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+  child.stdout!.destroy();
+  for (let i = 1; i <= 20; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
+  process.kill(child.pid!, 'SIGTERM');
+  const [code] = await once(child, 'exit') as [number | null];
+  assert.equal(code, 0, child.output());
+  assert.doesNotMatch(child.output(), /EPIPE/);
+});
+
+// Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
+test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
+  const { child, socketPath } = await startUnread(t, await startBackend(t));
+  const agent = new http.Agent({ keepAlive: true });
+  t.after(() => agent.destroy());
+  const total = 3500;
+  const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
+  let asked = 0;
+  const askMany = async (): Promise<void> => {
+    while (asked < total) {
+      asked++;
+      const [res] = await once(http.get({ socketPath, agent, path }), 'response') as [
+        http.IncomingMessage,
+      ];
+      await once(res.resume(), 'end');
+      assert.equal(res.statusCode, 401);
+    }
+  };
+  await Promise.all(Array.from({ length: 8 }, askMany));
+  let text = '';
+  child.stdout!.on('data', (chunk) => {
+    text += chunk;
+  });
+  await until(() => /log lines were dropped.*\n$/.test(text));
+  child.stdout!.pause();
+  const lines = logLines(text.trimEnd().split('\n'));
+  const logged = lines.filter((line) => line.message === 'request').length;
+  assert.ok(logged > 1000, `${logged} lines were kept`);
+  assert.equal(lines.at(-1)!.lines, total - logged);
+  asked = 0;
+  await Promise.all(Array.from({ length: 8 }, askMany));
+  await assertEnds(child);
+});
+
+test('a standard output that goes to a full disk stops neither the gateway nor its end', {
+  skip: process.platform !== 'linux' && 'told for Linux',
+}, async (t) => {
+  const { child, socketPath } = await startUnread(t, await startBackend(t), '/dev/full');
+  for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
+  process.kill(child.pid!, 'SIGHUP');
+  for (let i = 0; i < 3; i++) assert.equal((await askBy({ socketPath }, MESSAGE)).status, 201);
+  await assertEnds(child);
+});
+
+test('the start-up line tells what the tokens may do, not what they might have', async (t) => {
+  const { gateway } = await startBoth(t, {
+    tokens: { a: { secret: SECRET, allow: ['receive'] }, b: { secret: OTHER, allow: ['setup', 'receive'] } },
+  });
+  assert.equal(JSON.parse(gateway.log[0]!).allow, 'receive,setup');
+});
+
+// ── LOADING AND READERS ──────────────────────────────────────────────────────────────────────────
+
+const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
+  [{ lisen: ':1', tokens: { a: { secret: SECRET } } }, ['lisen: is not a setting; did you mean "listen"?']],
+  [{ zzz: 1 }, ['zzz: is not a setting']],
+  [{ backend: { ulr: 'x' } }, ['backend.ulr: is not a setting; did you mean "url"?']],
+  [{ backend: 'http://x' }, ['backend: must be an object']],
+  [[], ['the file: must be an object']],
+  [null, ['the file: must be an object']],
+  [{ tokens: { grafana: { secret: SECRET, methods: ['paht'] } } }, [
+    'tokens.grafana.methods[0]: "paht" is not one of bearer, basic, query, path, body',
+  ]],
+  [{ tokens: {} }, ['tokens: holds no token; leave it out to run without tokens']],
+  [{ tokens: [] }, ['tokens: must be an object, name to settings']],
+  [{ tokens: null }, ['tokens: must be an object, name to settings']],
+  [{ tokens: { a: SECRET } }, ['tokens[0]: must be an object with "secret" or "secretFile"']],
+  [{ tokens: { a: {} } }, ['tokens.a: needs either "secret" or "secretFile"']],
+  [{ tokens: { a: { secret: SECRET, secretFile: '/x' } } }, ['tokens.a: needs either "secret" or "secretFile"']],
+  [{ tokens: { a: { secret: 'short' } } }, [
+    'tokens.a.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
+  ]],
+  [{ tokens: { a: { secret: 17 } } }, ['tokens.a.secret: must be a string']],
+  [{ tokens: { a: { secret: 'sha256:12' } } }, [
+    'tokens.a.secret: after "sha256:" there must be 64 hexadecimal digits',
+  ]],
+  [{ tokens: { a: { secret: `${SECRET}\n` } } }, ['tokens.a.secret: holds a control character']],
+  [{ tokens: { a: { secretFile: '/no/such/file' } } }, [
+    `tokens.a.secretFile: /no/such/file cannot be read${BY_USER} (ENOENT)`,
+  ]],
+  [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, ['tokens: "a" and "b" have the same secret']],
+  [{ tokens: { 'a b': { secret: SECRET } } }, [
+    'tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most',
+  ]],
+  [{ tokens: { a: { secret: SECRET, expires: '2027-02-30' } } }, [
+    'tokens.a.expires: "2027-02-30" is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
+  ]],
+  [{ tokens: { a: { secret: SECRET, senders: ['0664123'], recipients: ['--x', '', '4915551234567', '+49 1555'] } } }, [
+    'tokens.a.senders[0]: "0664123" is not "+" and 5 to 15 digits',
+    'tokens.a.recipients[0]: "--x" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*',
+    ...['', '4915551234567', '+49 1555'].map((text, i) =>
+      `tokens.a.recipients[${
+        i + 1
+      }]: "${text}" is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*`
+    ),
+  ]],
+  [{ tokens: { a: { secret: SECRET, recipients: [] } } }, [
+    'tokens.a.recipients: must be a list with at least one entry',
+  ]],
+  [
+    { tokens: { a: { secret: SECRET, clients: ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'] } } },
+    ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text, i) =>
+      `tokens.a.clients[${i}]: "${text}" is not an address or a CIDR range`
+    ),
+  ],
+  [
+    {
+      tokens: {
+        a: {
+          secret: SECRET,
+          allow: ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'],
+        },
+      },
+    },
+    ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'].map((text, i) =>
+      `tokens.a.allow[${i}]: "${text}" is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"`
+    ),
+  ],
+  [{ tokens: { a: { secret: SECRET, recipient: ['+1'] } } }, [
+    'tokens.a.recipient: is not a setting; did you mean "recipients"?',
+  ]],
+  [{ rate: '30', 'shutdown': '10', limits: { body: '150', connections: 0 }, log: { level: 'trace' } }, [
+    'rate: "30" is not a rate such as 30/1m',
+    'limits.body: "150" is not a size such as 150MiB',
+    'limits.connections: 0 is not a whole number of at least 1',
+    'shutdown: "10" is not a duration such as 10s',
+    'log.level: "trace" is not debug, info, warn, error',
+  ]],
+  [{ backend: { url: 'ftp://x', timeout: '1w' } }, [
+    'backend.url: must be an http or https URL without a query',
+    'backend.timeout: "1w" is not a duration such as 150s',
+  ]],
+  [{ backend: { url: `http://user:${SECRET}@x/?q` } }, ['backend.url: must be an http or https URL without a query']],
+  [{ listen: '8880' }, ['listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock']],
+  [{ listen: '0.0.0.0:8880' }, [
+    'tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
+  ]],
+  [{ auth: { methods: [], anonymous: 'yes' } }, [
+    'auth.methods: must be a list with at least one entry',
+    'auth.anonymous: "yes" is not true or false',
+  ]],
+];
+
+for (const [config, problems] of BAD_CONFIGS) {
+  test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
+    const found = problemsOf(() => createGateway(config as GatewayConfig));
+    assert.deepEqual(found, problems);
+    assert.ok(!found.join('').includes(SECRET));
+  });
+}
+
+test('without tokens the gateway starts only where nobody else can reach it, or when asked to', () => {
+  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) {
+    assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
+  }
+  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
+    assert.equal(problemsOf(() => createGateway({ listen })).length, 1, listen);
+    assert.deepEqual(problemsOf(() => createGateway({ listen, auth: { anonymous: true } })), [], listen);
+    assert.deepEqual(problemsOf(() => createGateway({ listen, tokens: { a: { secret: SECRET } } })), [], listen);
+  }
+});
+
+test('file, environment, flags: of two, the later wins', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(
+    file,
+    JSON.stringify({
+      listen: '127.0.0.1:1',
+      backend: { url: 'http://file:1', timeout: '1s' },
+      rate: '1/1s',
+      tokens: { file: { secret: SECRET } },
+    }),
+  );
+  const settings = loadSettings({
+    file,
+    env: { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' },
+    flags: { listen: '127.0.0.1:3' },
+  });
+  assert.equal(settings.listen.port, 3);
+  assert.equal(settings['backend.url'].origin, 'http://env:2');
+  assert.equal(settings['backend.timeout'], 1000);
+  assert.equal(settings.rate?.count, 2);
+  assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
+  assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
+});
+
+test('API_TOKENS takes secrets and names, API_TOKENS_FILE one per line with comments', (t) => {
+  const digest = createHash('sha256').update(OTHER).digest('hex');
+  const path = join(folder(t), 'tokens');
+  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+  for (
+    const env of [{ API_TOKENS: `ha=${SECRET}, sha256:${digest}` }, {
+      API_TOKENS: `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`,
+    }, { API_TOKENS_FILE: path }]
+  ) {
+    const { tokens } = loadSettings({ env });
+    assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
+    assert.deepEqual(tokens.map((token) => token.digest), [createHash('sha256').update(SECRET).digest('hex'), digest]);
+  }
+});
+
+test('the environment never leaves the gateway open by mistake, and no message holds a secret', (t) => {
+  const dir = folder(t);
+  const empty = join(dir, 'empty');
+  writeFileSync(empty, '# nothing here\n\n');
+  const cases: [env: Record<string, string>, problems: string[]][] = [
+    [{ API_TOKENS: '' }, ['API_TOKENS: is set but empty; unset it, or give it a value']],
+    [{ API_TOKENS: ' , ' }, ['API_TOKENS: holds no token; leave it out to run without tokens']],
+    [{ API_TOKENS_FILE: '' }, ['API_TOKENS_FILE: is set but empty; unset it, or give it a value']],
+    [{ API_TOKENS_FILE: empty }, ['API_TOKENS_FILE: holds no token; leave it out to run without tokens']],
+    [{ API_TOKENS_FILE: join(dir, 'none') }, [
+      `API_TOKENS_FILE: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
+    ]],
+    [{ API_TOKENS_FILE: dir }, [`API_TOKENS_FILE: ${dir} cannot be read${BY_USER} (EISDIR)`]],
+    [{ API_TOKENS: SECRET, API_TOKENS_FILE: empty }, [
+      'API_TOKENS_FILE: is set, and API_TOKENS too; use one of them',
+      'API_TOKENS_FILE: holds no token; leave it out to run without tokens',
+    ]],
+    [{ API_TOKEN: SECRET }, ['API_TOKEN: is not a setting; did you mean "API_TOKENS"?']],
+    [{ API_TOKENS: `${SECRET} tooshort a=${OTHER} a=${OTHER}x` }, [
+      'API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
+      'API_TOKENS[3]: has the name of an earlier one',
+    ]],
+    [
+      { API_TOKENS: 'c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=' },
+      [0, 1].map((i) =>
+        `API_TOKENS[${i}]: is either a name without a secret, or a secret that ends in "=": write name=SECRET`
+      ),
+    ],
+    [{ API_TOKENS: SECRET, ALLOW_CLIENTS: '', ALLOW: ',' }, [
+      'ALLOW_CLIENTS: is set but empty; unset it, or give it a value',
+      'ALLOW: must be a list with at least one entry',
+    ]],
+    [{ API_TOKENS: SECRET, AUTH_METHODS: 'bearer, digest', AUTH_ANONYMOUS: '1', RATE: '0/1m', LOG_FORMAT: 'xml' }, [
+      'AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body',
+      'AUTH_ANONYMOUS: "1" is not true or false',
+      'RATE: "0/1m" is not a rate such as 30/1m',
+      'LOG_FORMAT: "xml" is not text or json',
+    ]],
+  ];
+  for (const [env, problems] of cases) {
+    const found = problemsOf(() => loadSettings({ env }));
+    assert.deepEqual(found, problems);
+    assert.ok(
+      !found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'),
+    );
+  }
+});
+
+test('a configuration file that is missing, empty, half-written or not an object is refused, and is not quoted', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
+    `configuration: ${file} cannot be read${BY_USER} (ENOENT)`,
+  ]);
+  const whole = JSON.stringify(
+    { tokens: { a: { secret: SECRET } }, listen: '0.0.0.0:8880', auth: { anonymous: true } },
+    null,
+    2,
+  );
+  for (let length = 0; length < whole.length; length++) {
+    writeFileSync(file, whole.slice(0, length));
+    const [problem, ...more] = problemsOf(() => loadSettings({ file }));
+    assert.match(problem!, /: is not a JSON object: line \d+, column \d+: it ends too early$/);
+    assert.deepEqual(more, []);
+  }
+  writeFileSync(file, whole.replace(`"${SECRET}"`, `"${SECRET}`));
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
+    `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
+  ]);
+  writeFileSync(file, '[]');
+  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
+});
+
+test('a token in a file takes its secret from another, and settings of its own', (t) => {
+  const dir = folder(t);
+  writeFileSync(join(dir, 'secret'), `${SECRET}\n`);
+  const file = join(dir, 'gateway.json');
+  writeFileSync(
+    file,
+    JSON.stringify({
+      tokens: {
+        grafana: {
+          secretFile: join(dir, 'secret'),
+          methods: ['path'],
+          clients: ['172.18.0.0/16'],
+          expires: '2027-06-30',
+        },
+      },
+    }),
+  );
+  const [token] = loadSettings({ file }).tokens;
+  assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
+  assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
+  assert.deepEqual([...token!.methods!], ['path']);
+});
+
+for (
+  const [place, load] of [
+    ['API_TOKENS', (_, text) => loadSettings({ env: { API_TOKENS: text } })],
+    ['API_TOKENS_FILE', (path, text) => {
+      writeFileSync(path, `${text}\n`);
+      return loadSettings({ env: { API_TOKENS_FILE: path } });
+    }],
+    ['a secretFile', (path, text) => {
+      writeFileSync(path, `${text}\n`);
+      return createGateway({ tokens: { a: { secretFile: path } } });
+    }],
+  ] as [string, (path: string, text: string) => unknown][]
+) {
+  test(`a secret in ${place} with the quotes, brackets or separators of another format is refused, and not shown`, (t) => {
+    const path = join(folder(t), 'secret');
+    const [S, T] = [SECRET, OTHER];
+    for (
+      const text of [
+        ...['""', "''", '``', '“”', '[]', '<>', '{}', ' "', " '", ' ]', ' >', ' }'].map(([open = '', close = '']) =>
+          `${open.trim()}${S}${close}`
+        ),
+        `"home=${S}"`,
+        `home="${S}"`,
+        `{home=${S}}`,
+        `home=${S};phone=${T}`,
+        `["${S}","${T}"]`,
+        `{"home":"${S}"}`,
+        `"sha256:${'0'.repeat(64)}"`,
+      ]
+    ) {
+      const found = problemsOf(() => load(path, text)).join('\n');
+      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
+      assert.ok(!found.includes(S) && !found.includes(T), found);
+    }
+    for (const text of [`${S}"${T}`, `${S}(${T})`, `/${S}+`]) {
+      assert.deepEqual(problemsOf(() => load(path, text)), [], text);
+    }
+  });
+}
+
+test('in the JSON file a secret may begin or end with anything but white space', () => {
+  const load = (secret: string) => problemsOf(() => createGateway({ tokens: { a: { secret } } }));
+  for (const secret of [`"${SECRET}"`, `{${SECRET}}`, `${SECRET};${OTHER}`, `${SECRET} ${OTHER}`]) {
+    assert.deepEqual(load(secret), []);
+  }
+  for (const secret of [` ${SECRET}`, `${SECRET} `, `\u00a0${SECRET}`]) {
+    assert.deepEqual(load(secret), ['tokens.a.secret: begins or ends with white space']);
+  }
+});
+
+test('the digest of nothing is refused wherever a digest may stand', (t) => {
+  const path = join(folder(t), 'secret');
+  for (const nothing of ['', '\n', '\r\n']) {
+    const digest = `sha256:${createHash('sha256').update(nothing).digest('hex').toUpperCase()}`;
+    writeFileSync(path, digest);
+    for (
+      const load of [
+        () => createGateway({ tokens: { a: { secret: digest } } }),
+        () => createGateway({ tokens: { a: { secretFile: path } } }),
+        () => loadSettings({ env: { API_TOKENS: `a=${digest}` } }),
+        () => loadSettings({ env: { API_TOKENS_FILE: path } }),
+      ]
+    ) assert.match(problemsOf(load).join(), /^\S+: is the digest of nothing: there was no secret to hash$/);
+  }
+});
+
+/** A secret in many shapes, each of them in every place that a configuration has. */
+const CANARIES = [
+  SECRET,
+  'sixteen-chars-ok',
+  'q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4=',
+  '/9j-canary/of/some_length',
+];
+/** Paths and variables of all settings, as the README has them. */
+const SETTING_ROWS = Array.from(
+  README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
+  ([, path, env]) => [path!.split('.'), env!] as const,
+);
+
+test('the canary: a secret in any wrong place of a configuration is in no message, at start or on reload', async (t) => {
+  const dir = folder(t);
+  const file = join(dir, 'gateway.json');
+  let texts = 0;
+  const assertSilent = (canary: string, load: () => unknown): void => {
+    const found = problemsOf(load).join('\n');
+    assert.ok(!found.includes(canary.slice(0, 12)) && !found.includes(canary.slice(-12)), found);
+    texts += Number(found !== '');
+  };
+  const loadFile = (text: string): unknown => {
+    writeFileSync(file, text);
+    return loadSettings({ file });
+  };
+  assert.ok(SETTING_ROWS.length >= 18);
+  for (const S of CANARIES) {
+    const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
+    const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
+    const parents = ['backend', 'tls', 'auth', 'limits', 'log', 'tokens'].map((key) => [key]);
+    const tokens: unknown[] = [
+      ...[
+        'methods',
+        'allow',
+        'senders',
+        'recipients',
+        'rate',
+        'clients',
+        'expires',
+        'secretFile',
+        'message',
+        'defaults',
+      ],
+      ...['defaults.number', 'defaults.recipients', 'defaults.text_mode', `defaults.${S}`, S],
+    ].flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } })));
+    const configs = [
+      ...[...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])].flatMap((
+        path,
+      ) => values.map((value) => nest(path, value))),
+      ...[
+        ...tokens,
+        ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
+        ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((token) => ({
+          [S]: token,
+        })),
+        { [S]: { secret: OTHER }, a: { secret: OTHER } },
+        { [`${S} `]: { secret: OTHER } },
+        { a: { secret: `${S} ` } },
+      ].map((value) => ({ tokens: value })),
+    ];
+    for (const config of configs) {
+      // Where a secret passes for what it is not, nothing is wrong and nothing is said.
+      assertSilent(S, () => createGateway(config));
+      if (S !== CANARIES[0]) continue; // what is read of a file is read like that
+      assertSilent(S, () => loadFile(JSON.stringify(config)));
+      assertSilent(S, () => loadFile(JSON.stringify(config).slice(0, -1)));
+    }
+    assertSilent(S, () => loadFile(`{"${S}":1,"${S}":2,"tokens":{"${S}":{"${S}":1,"${S}":2}}}`));
+    for (const name of [...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE']) {
+      for (const value of values.filter((value) => typeof value === 'string')) {
+        assertSilent(S, () => loadSettings({ env: { AUTH_ANONYMOUS: 'x', [name]: value } }));
+      }
+    }
+    assertSilent(S, () => loadSettings({ file: S }));
+    assertSilent(S, () => loadSettings({ flags: { 'listen': S, 'backend.url': S } }));
+  }
+  assert.ok(texts > 1500, String(texts));
+
+  const [S] = CANARIES as [string];
+  const lines = [
+    `--${S}`,
+    `--config x --${S}`,
+    `--${S}=x`,
+    `-${S}`,
+    `--check=${S}`,
+    `--config=${S}`,
+    `--listen ${S} --backend ${S}`,
+  ];
+  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
+    const { code, stdout, stderr } = await cli(args);
+    assert.deepEqual([code, stdout], [2, ''], stderr);
+    assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
+  });
+  await Promise.all(runs);
+  const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
+  writeFileSync(file, JSON.stringify(config));
+  const child = start(['--config', file], { LOG_FORMAT: 'json' });
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => child.output().includes('"listening"'));
+  const port = Number(/127\.0\.0\.1:(\d+)/.exec(child.output())![1]);
+  assert.equal((await ask({ port })).status, 401); // it is up, and so are its handlers of signals
+  writeFileSync(file, JSON.stringify({ ...config, [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
+  process.kill(child.pid!, 'SIGHUP');
+  await until(() => child.output().includes('not reloaded'));
+  assert.match(child.output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
+  assert.ok(!child.output().includes(OTHER));
+});
+
+test('a token that has a secret as its name is refused: every log line would show it', () => {
+  for (const secret of [SECRET, `sha256:${createHash('sha256').update(SECRET).digest('hex')}`]) {
+    assert.deepEqual(problemsOf(() => createGateway({ tokens: { a: { secret: OTHER }, [SECRET]: { secret } } })), [
+      'tokens[1]: has a secret as its name',
+    ]);
+  }
+  assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: `${OTHER}=${SECRET} ${SECRET}=${OTHER}` } })), [
+    'API_TOKENS[0]: has a secret as its name',
+    'API_TOKENS[1]: has a secret as its name',
+  ]);
+});
+
+test('what names a file is shown as a path only if it can be one', (t) => {
+  const dir = folder(t);
+  for (
+    const [path, shown] of [
+      ['/no/such', '/no/such'],
+      [join(dir, 'no-such-folder', 'tokens'), join(dir, 'no-such-folder', 'tokens')],
+      [dir, dir],
+      ['./some-file-that-is-not-here', './some-file-that-is-not-here'],
+      ['/no-such-folder-anywhere/tokens', 'the file'],
+      [SECRET, 'the file'],
+    ] as const
+  ) {
+    const code = path === dir ? 'EISDIR' : 'ENOENT';
+    assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS_FILE: path } })), [
+      `API_TOKENS_FILE: ${shown} cannot be read${BY_USER} (${code})`,
+    ]);
+  }
+});
+
+test('when a source of tokens could not be read, nobody is told to let everybody in', (t) => {
+  const dir = folder(t);
+  const file = join(dir, 'gateway.json');
+  const open = { LISTEN: '0.0.0.0:8880' };
+  const none = join(dir, 'none');
+  for (
+    const [sources, problem] of [
+      [{ env: { ...open, API_TOKENS_FILE: none } }, /^API_TOKENS_FILE: .*none cannot be read/],
+      [{ env: open, file: none }, /^configuration: .*none cannot be read/],
+      [{ env: open, file }, /gateway\.json: is not a JSON object: line 1, column 2: it ends too early$/],
+      [{ env: { ...open, API_TOKEN: SECRET } }, /^API_TOKEN: is not a setting; did you mean "API_TOKENS"\?$/],
+      [{ env: { ...open, GATEWAY_CONF: file } }, /^GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"\?$/],
+    ] as [Parameters<typeof loadSettings>[0], RegExp][]
+  ) {
+    writeFileSync(file, '{');
+    const [first, ...more] = problemsOf(() => loadSettings(sources));
+    assert.match(first!, problem);
+    assert.deepEqual(more, []);
+  }
+  writeFileSync(file, `{"token":{"a":{"secret":"${SECRET}"}}}`);
+  assert.deepEqual(problemsOf(() => loadSettings({ env: open, file })), [
+    'token: is not a setting; did you mean "tokens"?',
+  ]);
+});
+
+const RESTRICTIONS = [
+  'API_TOKENS',
+  'API_TOKENS_FILE',
+  'ALLOW_CLIENTS',
+  'AUTH_METHODS',
+  'AUTH_ANONYMOUS',
+  'TRUSTED_PROXIES',
+  'GATEWAY_CONFIG',
+];
+
+test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
+  const problems = (name: string, value = SECRET): readonly string[] =>
+    problemsOf(() => loadSettings({ env: { [name]: value } }));
+  for (const known of RESTRICTIONS) {
+    for (let i = 0; i <= known.length; i++) {
+      const [before, after] = [known.slice(0, i), known.slice(i)];
+      for (
+        const name of [
+          before + after.slice(1),
+          ...['_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)]),
+        ]
+      ) {
+        if (name === known) continue;
+        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+      }
+    }
+  }
+  for (
+    const [name, known] of [
+      ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
+      ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
+      ['API__TOKENS', 'API_TOKENS'],
+      ['TLS_CRT', 'TLS_CERT'],
+    ] as const
+  ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+  const others = [
+    ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
+    ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
+  ];
+  for (const name of others) {
+    assert.deepEqual(loadSettings({ env: { [name]: SECRET } }).warnings, [], name);
+  }
+});
+
+test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
+  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
+  const { code, stdout } = await cli(['--check'], { env });
+  assert.equal(code, 0);
+  const warnings = [
+    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
+    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
+    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
+    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
+  ];
+
+  const line = await startLine(t, [], { ...env, LOG_LEVEL: 'warn' });
+  assert.equal(line.level, 'warn');
+  for (const warning of warnings) {
+    assert.ok(stdout.includes(`\nwarning: ${warning}\n`), stdout);
+    assert.ok(line.warning.includes(warning), line.warning);
+  }
+});
+
+test('a key given twice in the file is a mistake, at any depth, with its place', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  for (
+    const [text, ...places] of [
+      [
+        `{"tokens":{"a":{"secret":"${SECRET}","senders":["${FROM}"]},\n "a":{"secret":"${OTHER}"}}}`,
+        'line 2, column 2: "a"',
+      ],
+      [
+        `{"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}}`,
+        'line 1, column 76: "allow"',
+      ],
+      ['{"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"}', 'line 3, column 3: "rate"', 'line 3, column 17: "rate"'],
+      [`{"log":{"level":"info"},"log":{}}`, 'line 1, column 25: "log"'],
+      [`{"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"}`],
+      [`{"tokens":{"a":{"secret":"${SECRET}","message":"\\"rate\\":1 {\\"a\\":1,\\"a\\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}}`],
+    ] as [string, ...string[]][]
+  ) {
+    writeFileSync(file, text);
+    assert.deepEqual(
+      problemsOf(() => loadSettings({ file })),
+      places.map((place) => `${file}: ${place} is given twice in one object`),
+    );
+  }
+});
+
+test('tokens of the environment that replace those of the file are told at start and by --check', async (t) => {
+  const dir = folder(t);
+  const [file, tokens] = [join(dir, 'gateway.json'), join(dir, 'tokens')];
+  writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } } }), { mode: 0o600 });
+  writeFileSync(tokens, OTHER);
+  for (const env of [{ API_TOKENS: OTHER }, { API_TOKENS_FILE: tokens }]) {
+    const warning = `${Object.keys(env)[0]} replaces all tokens of the file`;
+    assert.match((await cli(['--check', '--config', file], { env })).stdout, new RegExp(`\nwarning: ${warning}\n`));
+    assert.equal((await startLine(t, ['--config', file], env)).warning, warning);
+    assert.deepEqual(loadSettings({ env }).warnings, []);
+  }
+  assert.deepEqual(loadSettings({ file }).warnings, []);
+});
+
+test('a configuration file with plain secrets that everybody can read is a warning', (t) => {
+  const dir = folder(t);
+  let made = 0;
+  const warningsOf = (config: GatewayConfig, mode: number): readonly string[] => {
+    const file = join(dir, String(++made));
+    writeFileSync(file, JSON.stringify(config));
+    chmodSync(file, mode);
+    return loadSettings({ file }).warnings.map((warning) => warning.replace(file, 'FILE'));
+  };
+  const digest = `SHA256:${createHash('sha256').update(SECRET).digest('hex')}`;
+  const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
+  const warning = ['FILE holds plain secrets and can be read by everybody (chmod o-r)'];
+  assert.deepEqual(warningsOf(plain, 0o644), warning);
+  assert.deepEqual(warningsOf({ backend: { url: `http://u:${SECRET}@backend:1` } }, 0o604), warning);
+  for (const mode of [0o600, 0o640]) assert.deepEqual(warningsOf(plain, mode), []);
+  assert.deepEqual(warningsOf({ tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }, 0o644), []);
+});
+
+test('a token that has expired is told when the gateway starts, and on reload', async (t) => {
+  const tokens = {
+    old: { secret: SECRET, expires: '2020-01-01' },
+    new: { secret: OTHER, expires: '2020-01-03' },
+  };
+  const log: string[] = [];
+  const gateway = createGateway({ listen: '127.0.0.1:0', tokens, log: { format: 'json' } }, {
+    log: (line) => log.push(line),
+    now: () => Date.parse('2020-01-02'),
+  });
+  t.after(() => gateway.close());
+  await gateway.listen();
+  gateway.reload({ tokens: { old: tokens.old } });
+  gateway.reload({ tokens: { new: tokens.new } });
+  assert.deepEqual(
+    logLines(log).map(({ message, level, warning }) => [message, level, warning]),
+    [
+      ['listening', 'warn', 'the token "old" has expired'],
+      ['reloaded', 'warn', 'the token "old" has expired'],
+      ['reloaded', 'info', undefined],
+    ],
+  );
+});
+
+test('cors takes origins as browsers write them, and nothing else', () => {
+  const good = ['https://dash.example:8443', 'http://localhost', 'http://192.168.1.2:3000', 'https://[::1]:1'];
+  assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good.join(', ') } }).cors!], good);
+  assert.equal(loadSettings({}).cors, undefined);
+  for (
+    const origin of [
+      ...[
+        '*',
+        'null',
+        'https://*',
+        'dash.example',
+        '//dash.example',
+        'https://dash.example/',
+        'https://d/x',
+        'https://d?x',
+      ],
+      ...[
+        'https://Dash',
+        'HTTPS://d',
+        'https://d:443',
+        'http://d:80',
+        'http://d:080',
+        'https://u@d',
+        'ftp://d',
+        'file://',
+      ],
+      ...['https://dé', 'https://1.2.3', ' https://d', 'chrome-extension://abc'],
+    ]
+  ) {
+    const [problem, ...more] = problemsOf(() => createGateway({ cors: [origin] }));
+    assert.match(problem!, /^cors\[0\]: .* is not an origin as browsers send it: /, origin);
+    assert.deepEqual(more, []);
+  }
+  assert.deepEqual(problemsOf(() => createGateway({ cors: [] })), ['cors: must be a list with at least one entry']);
+});
+
+test("a group in a token's recipients or defaults that can be none, and what can be no person, is a mistake", () => {
+  const load = (token: TokenConfig): readonly string[] =>
+    problemsOf(() => createGateway({ tokens: { a: { secret: SECRET, ...token } } }));
+  const inner = GROUP.slice('group.'.length);
+  const bad = [
+    ...[
+      'group.',
+      'group.01',
+      'group.123456789',
+      'group.4366412345678x',
+      'group.name.01',
+      'group.LS11c2VybmFtZT1ldmlsLjAx',
+    ],
+    ...[
+      `group.${atob(inner)}`,
+      `${GROUP}=`,
+      GROUP.replace('=', ''),
+      `${GROUP} `,
+      `group.${btoa(btoa('x'.repeat(31)))}`,
+    ],
+    ...[
+      `group.${btoa(btoa('x'.repeat(33)))}`,
+      `group.${btoa(`${atob(inner)}\n`)}`,
+      `group.${inner.slice(0, 9)}\n${inner.slice(9)}`,
+    ],
+    ...[
+      `group.${btoa('+/'.repeat(21).concat('8=')).replaceAll('+', '-')}.`,
+      atob(inner),
+      SECRET,
+      'somebody',
+      '-x',
+      '+49 1555',
+    ],
+  ];
+  for (const recipient of bad) {
+    assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
+    assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
+  }
+  for (const recipient of [GROUP, TO, randomUUID(), 'somebody.01', 'group_1.1234']) {
+    assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
+  }
+  assert.deepEqual(load({ recipients: ['group.*'] }), []);
+  assert.equal(load({ defaults: { recipients: ['group.*'] } }).length, 1);
+});
+
+test('running requests have 8 seconds after SIGTERM, unless something else is set', () => {
+  assert.equal(loadSettings({}).shutdown, 8000);
+  assert.equal(loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } }).shutdown, 3000);
+});
+
+test("a certificate without its key, with another's, or that is none, is a mistake in the configuration", (t) => {
+  const dir = folder(t);
+  const file = (name: string, text: string): string => {
+    writeFileSync(join(dir, name), text);
+    return join(dir, name);
+  };
+  const [cert, key, rubbish] = [file('c', CERTS[0].cert), file('k', CERTS[1].key), file('r', 'rubbish')] as const;
+  const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
+  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
+  // Deno 2.9 looks at them only when it listens: where that changes, this can go.
+  const found = 'Deno' in globalThis ? /^$/ : /^tls: its "cert" and "key" cannot be used together/;
+  for (const tls of [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
+    assert.match(problemsOf(() => createGateway({ ...config, tls })).join(), found);
+  }
+  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
+    `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
+  ]);
 });
 
 // A member that is undefined counted as given: the check for a gateway without tokens was skipped.
@@ -8523,42 +8618,6 @@ test("a backend's password, or a secret in the place of a name, is not in any me
   );
 });
 
-// A regular expression was quadratic in the white space of an Authorization header.
-test('a long Authorization header is looked at in one pass', async (t) => {
-  const { gateway } = await startBoth(t);
-  const spaces = ' '.repeat(15_000);
-  for (let i = 0; i < 40; i++) {
-    assert.match(
-      String((await ask(gateway, { headers: { authorization: `Bearer a${spaces}a` } })).status),
-      /^4(01|29)$/,
-    );
-  }
-});
-
-// The backend's time ran on while the client was the slow one.
-test("the backend's time stands still while the client is waited for", async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
-  const body = JSON.stringify({ ...MESSAGE, message: 'x'.repeat(300_000) });
-  const req = beginSend(gateway, { ...BEARER, 'content-length': body.length });
-  req.write(body.slice(0, 200_000));
-  await until(() => backend.seen.length === 1);
-  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
-  req.end(body.slice(200_000));
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  assert.equal(res.resume().statusCode, 201);
-});
-
-test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
-  const { gateway } = await startBoth(t);
-  const body = JSON.stringify(MESSAGE);
-  const response = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.0\r\nExpect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
-  );
-  assert.match(response, /^HTTP\/1\.1 201 /);
-});
-
 test('words that every object knows are no groups, and the 31st of February is no time', () => {
   for (const word of ['constructor', 'toString', '__proto__']) {
     assert.equal(problemsOf(() => createGateway({ allow: [word] })).length, 1);
@@ -8569,90 +8628,445 @@ test('words that every object knows are no groups, and the 31st of February is n
   );
 });
 
-// The backend drops one character before "base64,", which made "..x" of a file name "..".
-attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{
-  body: { ...MESSAGE, base64_attachments: ['data:x;filename=..xbase64,QUJD'] },
-}]);
+// ── DEMO AND COMMAND LINE ────────────────────────────────────────────────────────────────────────
 
-// SIGTERM waited for it for ever: closing all connections does not reach a socket that is being upgraded.
-test('closing the gateway ends a WebSocket whose handshake is not answered yet', async (t) => {
-  const backend = await startUpgradeBackend(t, (socket) => {
-    socket.on('end', () => socket.end()).resume();
+test('importing does no work and says nothing', async (t) => {
+  assert.deepEqual(await run(script(t, `await import(${JSON.stringify(FILE.href)});`), { LISTEN: 'nonsense' }), {
+    code: 0,
+    output: '',
   });
-  const gateway = await startGateway(t, backend, { ...RECEIVING, shutdown: '1h' });
-  const { socket, text } = openWebSocket(t, gateway);
-  await until(() => backend.seen.length === 1);
-  await gateway.close();
-  if (!socket.destroyed) await closed(socket);
-  assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
 });
 
-// A setting that needs a restart was taken over all the same, and then mistaken for what is.
-test('a reload that moves a gateway on a unix socket elsewhere leaves it where it is', async (t) => {
+test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
+  const help = await cli(['--help']);
+  assert.equal(help.code, 0);
+  for (
+    const word of [
+      '--config',
+      '--listen',
+      '--backend',
+      '--check',
+      '--demo',
+      'token [NAME]',
+      'hash',
+      'render NAME',
+      'API_TOKENS_FILE',
+      'GATEWAY_CONFIG',
+      'senders',
+      'defaults',
+      'message',
+    ]
+  ) assert.ok(help.stdout.includes(word), word);
+  assert.deepEqual(help.stdout.split('\n').filter((line) => line.length > 80), []);
+  const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(help.stdout)!;
+  assert.deepEqual(Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group), [
+    ...['send', 'info', 'receive', 'messaging', 'setup'],
+  ]);
+  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
+  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
+  assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
+});
+
+test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
+  const runs = (
+    [
+      [['--confg', 'x'], {}, /Unknown option '--confg'/],
+      [['--config'], {}, /--config/],
+      [['--listen', ''], {}, /--listen: is set but empty/],
+      [['frobnicate'], {}, /that is not a command/],
+      [[SECRET], {}, /that is not a command/],
+      [['hash', SECRET], {}, /not with these arguments/],
+      [['render'], {}, /not with these arguments/],
+      [['render', 'hook', SECRET], {}, /not with these arguments/],
+      [['token', 'a', 'b'], {}, /not with these arguments/],
+      [['token', 'a b'], {}, /a name may have/],
+      [['--config', '/no/such/file'], {}, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
+      [[], { GATEWAY_CONFIG: '/no/such/file' }, /\/no\/such\/file cannot be read.* \(ENOENT\)/],
+      [['--listen', 'x', '--backend', 'y'], {}, /--backend: must be[^]*--listen: "x" is not/],
+      [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
+      [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
+      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
+    ] as [string[], NodeJS.ProcessEnv, RegExp][]
+  ).map(async ([args, env, message]) => {
+    const result = await cli(args, { env });
+    assert.equal(result.code, 2, JSON.stringify(args));
+    assert.equal(result.stdout, '');
+    assert.match(result.stderr, message);
+    assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
+  });
+  await Promise.all(runs);
+});
+
+test('a port that is taken exits with 1', async (t) => {
   const backend = await startBackend(t);
-  const path = join(folder(t), 'gateway.sock');
-  const config: GatewayConfig = {
-    listen: `unix:${path}`,
-    backend: { url: backend.url },
-    tokens: { a: { secret: SECRET } },
-    log: { format: 'json' },
-  };
-  const log: string[] = [];
-  const gateway = createGateway(config, { log: (line) => log.push(line) });
-  await gateway.listen();
-  t.after(() => gateway.close());
-  for (let i = 0; i < 2; i++) {
-    gateway.reload({ ...config, listen: '127.0.0.1:0' });
-    assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
-    assert.equal((await askBy({ socketPath: path })).status, 200);
+  const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
+  assert.equal(result.code, 1);
+  assert.match(result.stderr, /^gateway: cannot run: .*in use.*\n$/);
+});
+
+test('token makes a secret that hash and the gateway agree on', async (t) => {
+  const { stdout } = await cli(['token']);
+  const [, secret, hashed] = /^secret {2}([A-Za-z0-9_-]{43})\ndigest {2}(sha256:[0-9a-f]{64})\n$/.exec(stdout)!;
+  assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
+  const { gateway } = await startBoth(t, { tokens: { a: { secret: hashed! } } });
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${hashed}` } })).status, 401);
+  const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
+  assert.notEqual(named[0], `secret  ${secret}`);
+  assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
+  assert.equal((await cli(['hash'], { input: 'short\n' })).code, 2);
+});
+
+test('--check says in words what each token may do, and nothing of its secret', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(
+    file,
+    JSON.stringify({
+      listen: ':8880',
+      backend: { url: `http://u:${OTHER}@backend:1/p/` },
+      tokens: {
+        home: {
+          secret: SECRET,
+          allow: ['send', 'GET /v1/groups/:number'],
+          senders: [FROM],
+          recipients: [TO, 'group.*'],
+          rate: '30/1m',
+          clients: ['10.0.0.0/8'],
+          expires: '2020-01-01',
+          methods: ['path'],
+        },
+        plain: { secret: OTHER },
+        hook: {
+          secret: `${OTHER}2`,
+          defaults: { number: FROM, recipients: [TO, GROUP], text_mode: 'styled' },
+          message: '{{x}}',
+        },
+        other: { secret: `${OTHER}3`, senders: [FROM], message: '{{x}}' },
+        barred: {
+          secret: `${OTHER}4`,
+          senders: [FROM],
+          recipients: [TO],
+          defaults: { number: FROM, recipients: [TO, STRANGER] },
+        },
+      },
+    }),
+    { mode: 0o600 },
+  );
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  assert.equal(code, 0);
+  assert.equal(
+    stdout,
+    `The configuration is good.
+backend http://backend:1/p
+5 tokens
+  home
+    may call     send, GET /v1/groups/:number
+    presented    as path
+    sends from   ${FROM}
+    sends to     ${TO}, group.*
+    rate         30/1m
+    from         10.0.0.0/8
+    expires      2020-01-01T23:59:59.999Z (it has)
+  plain
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   any account
+    sends to     anybody
+    rate         no limit
+    from         any address
+    expires      never
+  hook
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   any account
+    sends to     anybody
+    rate         no limit
+    from         any address
+    webhooks     become sends, the message by a template; unless they say otherwise from ${FROM} to ${TO}, ${GROUP} with text_mode styled
+    expires      never
+  other
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   ${FROM}
+    sends to     anybody
+    rate         no limit
+    from         any address
+    webhooks     become sends, the message by a template
+    expires      never
+  barred
+    may call     send, info
+    presented    as bearer, basic, body
+    sends from   ${FROM}
+    sends to     ${TO}
+    rate         no limit
+    from         any address
+    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
+    expires      never
+`,
+  );
+});
+
+test('--check reports each pattern that can never match, and no other', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const good = [
+    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
+    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
+    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
+    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
+    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
+  ];
+  const bad = [
+    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
+    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
+    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
+    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
+    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
+  ];
+  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
+    writeFileSync(
+      file,
+      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
+    );
+    const { code, stdout } = await cli(['--check', '--config', file]);
+    const found = Array.from(
+      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
+      ([, it]) => it,
+    );
+    assert.deepEqual([code, found], [0, warned]);
   }
 });
 
-// The backend's time began anew after its headers had come, and ended the answer.
-test('an early answer that goes on for longer than the backend may take for its headers is delivered', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(200);
-    res.write('begin,');
-    finish = () => res.end('end');
-  });
-  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } }, {
-    stallTimeoutMs: 2000,
-  });
-  const req = beginSend(gateway, { ...BEARER, 'content-length': 10_000_000 });
-  req.on('error', () => {});
-  req.write(JSON.stringify(MESSAGE).slice(0, -1) + `,"x":"${'A'.repeat(200_000)}`);
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  let text = '';
-  res.on('data', (chunk) => {
-    text += chunk;
-  });
-  req.write('A'.repeat(200_000));
-  await new Promise((resolve) => setTimeout(resolve, 1200)); // longer than the backend may take
-  finish();
-  await once(res, 'end');
-  assert.equal(text, 'begin,end');
-  req.destroy();
-});
-
-// The header went as a whole, and with it what it said of others.
-test('a request whose wish to be upgraded is not heard keeps the rest of its Connection header', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('{}'));
-  const gateway = await startGateway(t, backend);
-  const response = await raw(
-    gateway,
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, X-Hop, close\r\nUpgrade: h2c\r\nX-Hop: secret\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
+  const backend = await startBackend(t);
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(
+    file,
+    JSON.stringify({
+      backend: { url: backend.url },
+      tokens: {
+        hook: {
+          secret: SECRET,
+          senders: [FROM],
+          recipients: [TO],
+          defaults: { ...DEFAULTS, text_mode: 'styled' },
+          message: '{{#alerts}}\n{{name}}\n{{/alerts}}',
+        },
+        plain: { secret: OTHER },
+        reader: { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS },
+      },
+    }),
   );
-  assert.equal(statusOf(response), 200);
-  assert.equal(backend.seen[0]!.headers['x-hop'], undefined);
+  const render = (input: string, ...args: string[]): ReturnType<typeof cli> =>
+    cli(['render', ...args, '--config', file], { input });
+  const payload = { alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER };
+  const made = { ...DEFAULTS, text_mode: 'styled', message: 'ü\nb\n' };
+  for (const input of [JSON.stringify(payload), `payload=${encodeURIComponent(JSON.stringify(payload))}`]) {
+    const { code, stdout, stderr } = await render(input, 'hook');
+    assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', made]);
+  }
+  assert.deepEqual(
+    JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout),
+    made,
+  );
+  const runs = (
+    [
+      [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
+      [
+        1,
+        /^gateway: This token may not send to one of these recipients: a phone number .*\.\n$/,
+        JSON.stringify({ ...payload, recipients: [STRANGER] }),
+        'hook',
+      ],
+      [
+        1,
+        /^gateway: This token may not send from, or read, that account\.\n$/,
+        JSON.stringify({ ...payload, number: STRANGER }),
+        'hook',
+      ],
+      [1, /^gateway: The body is not a JSON object: a value is expected, at byte 6\.\n$/, '{"a":x}', 'hook'],
+      [1, /^gateway: This token may not use this endpoint\.\n$/, '{"message":"x"}', 'reader'],
+      [1, /^gateway: The body is larger than this gateway accepts\.\n$/, `{"a":"${'x'.repeat(1024 * 1024)}"}`, 'hook'],
+      [2, /^gateway: there is no token of that name; there are "hook", "plain", "reader"\n$/, '{}', 'hock'],
+      [2, /^gateway: there is no token of that name/, '{}', SECRET],
+      [
+        2,
+        /^gateway: the token "plain" has neither "defaults" nor "message": what is posted with it is passed on as it is\n$/,
+        '{}',
+        'plain',
+      ],
+    ] as [number, RegExp, string, ...string[]][]
+  ).map(async ([code, message, input, ...args]) => {
+    const result = await render(input, ...args);
+    assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
+    assert.match(result.stderr, message);
+    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
+  });
+  await Promise.all(runs);
+  assert.equal(backend.connections, 0);
 });
 
-test('the start-up line tells what the tokens may do, not what they might have', async (t) => {
-  const { gateway } = await startBoth(t, {
-    tokens: { a: { secret: SECRET, allow: ['receive'] }, b: { secret: OTHER, allow: ['setup', 'receive'] } },
+test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const tokens = {
+    hook: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
+  const runs = (
+    [
+      ['{"message":"x"}', { message: 'x' }],
+      ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
+      ['temp=23', { message: 'temp=23' }],
+      ['message=a+b&view_once=true', { message: 'a b', view_once: 'true' }],
+      ['who=me and you', { message: 'me and you' }],
+      ['data={"who":1}', { message: '1' }],
+      [picture, { message: 'x', base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='] }],
+      [picture.replaceAll('--limit', '----a b:c'), {
+        message: 'x',
+        base64_attachments: ['data:text/plain;filename=b.txt;base64,eQ=='],
+      }],
+      ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
+    ] as [string, object][]
+  ).map(async ([input, made]) => {
+    const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
+    assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
   });
-  assert.equal(JSON.parse(gateway.log[0]!).allow, 'receive,setup');
+  await Promise.all(runs);
+  const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
+  assert.deepEqual([broken.code, broken.stdout], [1, '']);
+});
+
+test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const allow = ['GET /v2/send'];
+  const tokens = {
+    hook: { secret: SECRET, allow, defaults: DEFAULTS },
+    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
+    plain: { secret: OTHER, allow },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
+  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
+  assert.doesNotMatch(stdout, /will be refused/);
+});
+
+test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const write = (token: TokenConfig, more: GatewayConfig = {}): void =>
+    writeFileSync(
+      file,
+      JSON.stringify({ tokens: { hook: { secret: SECRET, defaults: DEFAULTS, ...token } }, ...more }),
+    );
+  write({ allow: ['info'] });
+  assert.match(
+    (await cli(['--check', '--config', file])).stdout,
+    /which will be refused: This token may not use this endpoint\./,
+  );
+  const fill = (bytes: number): string => `{"message":"x","more":"${'y'.repeat(bytes - 25)}"}`;
+  write({});
+  assert.equal((await cli(['render', 'hook', '--config', file], { input: fill(1024 * 1024) })).code, 0);
+  write({}, { limits: { body: '1KiB' } });
+  assert.match(
+    (await cli(['render', 'hook', '--config', file], { input: fill(1025) })).stderr,
+    /larger than this gateway accepts/,
+  );
+  const demo = await cli(['render', 'hook', '--demo', '--listen', '127.0.0.1:0'], { input: '{}' });
+  assert.equal(demo.code, 2);
+  assert.match(demo.stderr, /--demo brings its own/);
+});
+
+async function assertEnds(child: ChildProcess): Promise<void> {
+  const ended = once(child, 'exit');
+  process.kill(child.pid!, 'SIGTERM');
+  const [code] = await ended as [number | null];
+  assert.equal(code, 0);
+}
+
+test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    let finish = (): void => {};
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      finish = () => res.end('{}');
+    });
+    const child = start(['--listen', '127.0.0.1:0'], {
+      API_TOKENS: SECRET,
+      BACKEND_URL: backend.url,
+      LOG_FORMAT: 'json',
+    });
+    await until(() => child.output().includes('"listening"'));
+    const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
+    const running = ask({ port }, { body: MESSAGE, headers: BEARER });
+    await until(() => backend.seen.length === 1);
+    process.kill(child.pid!, signal);
+    // It refuses new connections as soon as it has heard of the signal.
+    for (;;) {
+      const refused = await ask({ port }, { path: '/healthz' }).then(() => false, () => true);
+      if (refused) break;
+    }
+    finish();
+    assert.equal((await running).status, 200);
+    await assertExit(child);
+  }
+});
+
+/** What curl does with the arguments in a line, so that the tests need no curl. */
+function askAsCurl(line: string): Promise<Answer> {
+  const words = Array.from(line.matchAll(/'([^']*)'|(\S+)/g), (match) => match[1] ?? match[2]!).slice(1);
+  const headers: Record<string, string> = {};
+  let [url, method, body]: (string | undefined)[] = [];
+  for (let at = 0; at < words.length; at++) {
+    const word = words[at]!;
+    if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
+    else if (word === '-u') headers.authorization = basic(words[++at]!);
+    else if (word === '-d') body = words[++at];
+    else if (word === '-X') method = words[++at];
+    else url = word;
+  }
+  if (body !== undefined) headers['content-type'] = 'application/x-www-form-urlencoded';
+  const { port, pathname, search } = new URL(url!.replace(/^(?!http:)/, 'http://'));
+  const path = pathname + search;
+  return ask({ port: Number(port) }, { method: method ?? 'POST', path, headers, ...(body !== undefined && { body }) });
+}
+
+/** Starts a demonstration. Its first command shows port and token, and is no longer than a line. */
+async function startDemo(
+  t: TestContext,
+  ...how: [env?: NodeJS.ProcessEnv, program?: [string, ...string[]]]
+): Promise<{ child: ReturnType<typeof start>; first: string; port: number; secret: string }> {
+  const child = start(['--demo', '--listen', '127.0.0.1:0'], ...how);
+  t.after(() => child.kill('SIGKILL'));
+  await until(() => /^curl .*'\n$/m.test(child.output()));
+  const [first, secret, port] = /^curl -u api:([\w-]+) 127\.0\.0\.1:(\d+).*$/m.exec(child.output())!;
+  return { child, first, port: Number(port), secret: secret! };
+}
+
+test('--demo: every curl line that it prints does what it says, and the token does not reach its backend', async (t) => {
+  const { child, first, secret } = await startDemo(t);
+  assert.equal(child.output().match(/curl/g)!.length, 1);
+  assert.ok(first.length <= 80, first);
+  assert.equal((await askAsCurl(first)).status, 201);
+  await until(() => child.output().includes('# and what it refuses'));
+  await until(() => child.output().includes('/v1/register'));
+  assert.match(child.output(), /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*# bearer\ncurl /m);
+  const printed = child.output();
+  const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
+  assert.equal(lines.length, 5);
+  for (const line of lines) {
+    const answer = await askAsCurl(line);
+    if (line !== lines[4]) assert.equal(answer.status, 201, line);
+    else assert.equal(answer.json.code, 'setup_blocked');
+  }
+  await until(() => child.output().includes('setup_blocked'));
+  const after = child.output().slice(printed.length);
+  for (const form of ['bearer', 'query', 'path', 'body']) {
+    assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
+  }
+  assert.ok(!after.includes(secret));
+  assert.equal(after.match(/curl/g), null);
+  process.kill(child.pid!, 'SIGINT');
+  await assertExit(child);
 });
 
 // The stand-in backend of the demonstration ended the process.
@@ -8670,599 +9084,73 @@ test('--demo survives a client that leaves in the middle', async (t) => {
   assert.equal((await ask({ port }, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
 });
 
-// node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
-test('attack: a request hidden in the body of one that follows a wish to be upgraded', async (t) => {
+// ── CLIENTS ──────────────────────────────────────────────────────────────────────────────────────
+
+test("Home Assistant's library: GET /v1/about with userinfo, then a send that must be exactly 201", async (t) => {
+  const { gateway } = await startBoth(t);
+  const headers = {
+    'authorization': basic(`api:${SECRET}`),
+    'user-agent': 'python-requests/2.32.5',
+    'accept-encoding': 'gzip, deflate',
+    'accept': '*/*',
+    'connection': 'keep-alive',
+  };
+  const about = await ask(gateway, { path: '/v1/about', headers });
+  assert.equal(about.status, 200);
+  assert.match(about.headers['content-type']!, /^application\/json/);
+  assert.deepEqual(about.json.versions, ['v1', 'v2']);
+  const sent = await ask(gateway, {
+    body: { ...MESSAGE, base64_attachments: [Buffer.from('image').toString('base64')] },
+    headers: { ...headers, 'content-type': 'application/json' },
+  });
+  assert.equal(sent.status, 201);
+  assert.deepEqual(sent.json, [{ timestamp: '1700000000000' }]);
+});
+
+test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanager-webhook-signal empty fields', async (t) => {
   const { backend, gateway } = await startBoth(t);
-  const message = JSON.stringify(MESSAGE);
-  const inner =
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${message.length}\r\n\r\n${message}`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
-  socket.on('error', () => {}).on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n` +
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${inner.length}\r\n\r\n`,
-  );
-  await until(() => backend.seen.length === 1 && statusOf(text) === 200);
-  socket.end(inner);
-  await closed(socket);
-  assert.deepEqual(backend.seen.map((seen) => seen.url), ['/v1/about']);
-  assert.deepEqual(backend.sent, []);
-});
-
-// The first answer landed among the bytes of the WebSocket. (Skipped on Bun 1.4.5, which reads no further before it has
-// answered: there the client waits for ever.)
-test('a wish to be upgraded behind a request that is not answered yet ends the connection', {
-  skip: 'Bun' in globalThis,
-}, async (t) => {
-  for (const protocol of ['websocket', 'h2c']) {
-    const backend = await startBackend(t, (req) => {
-      req.resume();
-    });
-    const gateway = await startGateway(t, backend, RECEIVING);
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    let text = '';
-    socket.on('error', () => {}).on('data', (chunk) => {
-      text += chunk;
-    });
-    socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    await until(() => backend.seen.length === 1);
-    socket.write(
-      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: ${protocol}\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+  for (
+    const body of [
+      MESSAGE,
+      { ...MESSAGE, base64_attachments: null },
+      {
+        ...MESSAGE,
+        base64_attachments: null,
+        mentions: null,
+        quote_mentions: null,
+        quote_author: '',
+        quote_message: '',
+        sticker: '',
+        text_mode: '',
+      },
+      { ...MESSAGE, recipient: '', link_preview: null, auth: null },
+      { ...MESSAGE, recipient: null, members: null, admins: null, answers: null, selected_answers: null },
+    ]
+  ) {
+    assert.equal(
+      (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
+      201,
     );
-    // Where node:http itself hears of h2c, it waits for its turn like any other request.
-    if (protocol === 'h2c') socket.destroy();
-    await closed(socket);
-    await until(() => requests(gateway).some((line) => line.status === 499));
-    assert.equal(text, '');
-    assert.equal(backend.seen.length, 1);
+    assert.ok(!('auth' in gotJson(backend)));
   }
+  assert.equal(backend.sent.length, 5);
 });
 
-// Its end was polite, and so it looked whole; and it was ended for taking longer than its headers may.
-test('WebSocket: a declining answer that breaks off is seen to, and one that is slow is not cut', async (t) => {
-  let whole = false;
-  let finish = (): void => {};
-  let trickle = (): void => {};
-  const backend = await startUpgradeBackend(t, (socket) => {
-    socket.write('HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n');
-    finish = () => whole ? socket.end('0\r\n\r\n') : socket.destroy();
-    trickle = () => socket.write('1\r\n.\r\n');
-  });
-  const gateway = await startGateway(t, backend, { ...RECEIVING, backend: { url: backend.url, timeout: '1s' } });
-  for (whole of [false, true]) {
-    const { socket, text } = openWebSocket(t, gateway);
-    await until(() => text().endsWith('hello\r\n'));
-    for (let i = 0; whole && i < 13; i++) { // in all longer than the backend may make no progress
-      trickle();
-      await new Promise((resolve) => setTimeout(resolve, 100));
-    }
-    finish();
-    await closed(socket);
-    assert.equal(text().endsWith('\r\n0\r\n\r\n'), whole);
-  }
-});
-
-// ── RELOAD ───────────────────────────────────────────────────────────────────────────────────────
-
-test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    if (req.url === '/v2/send') finish = () => res.end('{}');
-    else res.end('{}');
-  });
-  const config = { backend: { url: backend.url }, listen: '127.0.0.1:0', log: { format: 'json' } } as const;
-  const log: string[] = [];
-  const gateway = createGateway({ ...config, tokens: { old: { secret: SECRET } } }, { log: (line) => log.push(line) });
-  const to = { port: Number((await gateway.listen()).split(':').at(-1)) };
-  t.after(() => gateway.close());
-  const running = ask(to, { body: MESSAGE, headers: BEARER });
-  await until(() => backend.seen.length === 1);
-  gateway.reload({ ...config, tokens: { new: { secret: OTHER, allow: ['info'] } } });
-  assert.equal((await ask(to, { headers: BEARER })).status, 401);
-  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal((await ask(to, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } })).status, 403);
-  finish();
-  assert.equal((await running).status, 200);
-  const before = log.length;
-  assert.deepEqual(problemsOf(() => gateway.reload({ ...config, tokens: { a: { secret: 'short' } } })).length, 1);
-  assert.deepEqual(problemsOf(() => gateway.reload(config)), [
-    'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
-  ]);
-  assert.equal(log.length, before);
-  assert.equal((await ask(to, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal((await ask(to, {})).status, 401);
-  gateway.reload({ ...config, listen: '127.0.0.1:1', tokens: { new: { secret: OTHER } } });
-  assert.equal(JSON.parse(log.at(-1)!).needsRestart, 'listen');
-});
-
-test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and a secret file that disappears', async (t) => {
-  const backend = await startBackend(t);
-  const dir = folder(t);
-  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
-  const write = (config: object): void => {
-    writeFileSync(`${file}.new`, JSON.stringify(config));
-    renameSync(`${file}.new`, file);
-  };
-  const base = { listen: '127.0.0.1:0', backend: { url: backend.url }, log: { format: 'json' } };
-  writeFileSync(secretFile, SECRET);
-  write({ ...base, tokens: { a: { secretFile } } });
-  const child = start(['--config', file]);
-  t.after(() => child.kill('SIGKILL'));
-  const logged = (message: string): LogLine[] =>
-    logLines(child.output().split('\n').filter(Boolean)).filter((line) => line.message.startsWith(message));
-  await until(() => logged('listening').length === 1);
-  const to = { port: Number(logged('listening')[0]!.listen.split(':').at(-1)) };
-  const statusWith = async (secret: string): Promise<number> =>
-    (await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status;
-  assert.equal(await statusWith(SECRET), 200);
-
-  // An editor replaces the file: nobody sends a signal.
-  write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
-  await until(() => logged('reloaded').length === 1);
-  assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
-
-  // Each of these is reported, quotes no secret, and changes nothing.
-  const bad: (() => void)[] = [
-    () =>
-      writeFileSync(
-        file,
-        JSON.stringify({ ...base, tokens: { c: { secret: 'third-secret-of-some-length' } } }).slice(0, -9),
-      ),
-    () => writeFileSync(file, ''),
-    () => writeFileSync(file, '{}'),
-    () => rmSync(file),
-    () => {
-      write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
-      rmSync(secretFile);
-    },
-  ];
-  for (const [i, damage] of bad.entries()) {
-    damage();
-    process.kill(child.pid!, 'SIGHUP');
-    await until(() => logged('not reloaded').length > i);
-    assert.deepEqual(
-      [await statusWith(SECRET), await statusWith(OTHER), (await ask(to, {})).status],
-      [200, 200, 401],
-      String(damage),
-    );
-  }
-  assert.match(logged('not reloaded').at(-1)!.problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
-
-  // The secret comes back changed, without a signal.
-  const reloaded = logged('reloaded').length;
-  writeFileSync(secretFile, 'fresh-secret-of-good-length');
-  await until(() => logged('reloaded').length > reloaded);
-  assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
-  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => child.output().includes(secret)));
-  process.kill(child.pid!, 'SIGTERM');
-  await assertExit(child);
-});
-
-// ── LISTENING ELSEWHERE ──────────────────────────────────────────────────────────────────────────
-
-/** A request over a unix socket or TLS. */
-async function askBy(
-  options: https.RequestOptions,
-  body?: object,
-): Promise<{ status: number; text: string; fingerprint: string }> {
-  const req = ('ca' in options ? https : http).request({
-    agent: false,
-    path: body ? '/v2/send' : '/v1/about',
-    method: body ? 'POST' : 'GET',
-    headers: BEARER,
-    ...options,
-  });
-  req.end(body && JSON.stringify(body));
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
-  const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
-  let text = '';
-  for await (const chunk of res) text += chunk;
-  return { status: res.statusCode!, text, fingerprint };
-}
-
-test('it listens on a unix socket, replaces one that a killed gateway has left, and not one in use', async (t) => {
-  const backend = await startBackend(t);
-  const path = join(folder(t), 'gateway.sock');
-  const config: GatewayConfig = {
-    listen: `unix:${path}`,
-    backend: { url: backend.url },
-    tokens: { a: { secret: SECRET } },
-    log: { format: 'json' },
-  };
-  // A server that was killed leaves its file: this one is told to.
-  const killed = spawn(process.execPath, [
-    ...LOADER,
-    script(
-      t,
-      `import net from 'node:net'; net.createServer().listen(${
-        JSON.stringify(path)
-      }, () => process.kill(process.pid, 'SIGKILL'));`,
-    ),
-  ], { cwd: HERE });
-  await once(killed, 'close');
-  assert.ok(statSync(path).isSocket());
-  const log: string[] = [];
-  const gateway = createGateway(config, { log: (line) => log.push(line) });
-  assert.equal(await gateway.listen(), `unix:${path}`);
-  assert.equal((await askBy({ socketPath: path }, MESSAGE)).status, 201);
-  assert.equal(backend.seen[0]!.headers['x-forwarded-for'], '127.0.0.1');
-  const second = createGateway(config, { log: () => {} });
-  await assert.rejects(second.listen(), { code: 'EADDRINUSE' });
-  assert.equal((await askBy({ socketPath: path })).status, 200);
-  await gateway.close();
-  assert.equal(statSync(path, { throwIfNoEntry: false }), undefined);
-});
-
-test('it listens on IPv6, and a client there has an IPv6 address', async (t) => {
-  const { gateway } = await startBoth(t, { listen: '[::1]:0', clients: ['::1'] });
-  assert.match(gateway.url, /^http:\/\/\[::1\]:\d+$/);
-  assert.equal((await askBy({ host: '::1', port: gateway.port })).status, 200);
-  assert.equal(requests(gateway)[0].client, '::1');
-});
-
-const CERTS = [
-  {
-    cert:
-      '-----BEGIN CERTIFICATE-----\nMIIBnDCCAUGgAwIBAgIUQWdv+xGmuEl9nX9ewMfxudPTZBEwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAARRM76Gw5purxaOY8padP39ccCvAIWm8HlEYUY9oIqgSs/3DbbxcF6t\nTQRevBFDfo0QO57CcyIRAI5gQeUcFDKco28wbTAdBgNVHQ4EFgQU/v8b+g/8ndoA\nm8b1xzKP/tvKhN4wHwYDVR0jBBgwFoAU/v8b+g/8ndoAm8b1xzKP/tvKhN4wDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSQAwRgIhALTPRt0n7E8XbuttJEAOV16lUhf/l+7hpZ28c5l2N2PAAiEA\n6AbxCXeLEaPOWPoIi4KBjQZy22Z6dBRnOXdeAKeLnPQ=\n-----END CERTIFICATE-----',
-    key:
-      '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgNEN9dKKi90ENz1Fx\nmQXmA+AH+lUDR5JbbvE7W00dSoOhRANCAARRM76Gw5purxaOY8padP39ccCvAIWm\n8HlEYUY9oIqgSs/3DbbxcF6tTQRevBFDfo0QO57CcyIRAI5gQeUcFDKc\n-----END PRIVATE KEY-----',
-  },
-  {
-    cert:
-      '-----BEGIN CERTIFICATE-----\nMIIBmzCCAUGgAwIBAgIUAi0vbPmxDoq0UezE48LfTuco5QMwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAASDY5doP+J4qegltj/JTle2PFbosk72SsF76L7qAU77bUkrOr7pAOJ5\nMJkYdGVZJhMLf43VFQfIWrI9RZhq55MJo28wbTAdBgNVHQ4EFgQUbL0Q5k3jAGLb\nIGZGEDCL1ToRfVkwHwYDVR0jBBgwFoAUbL0Q5k3jAGLbIGZGEDCL1ToRfVkwDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSAAwRQIgBHEQv7zraccRcKsH5zV+bjSOiPkNjSW1k4jLst25TdMCIQCK\nwJGLGCn1YZNcxONgKaZUnha2rz0arAQ5YTYdMDI3Lw==\n-----END CERTIFICATE-----',
-    key:
-      '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgr8z/a2vOzJnvjM3H\nfJ//tl9FARPOVaxjnyMbvysUme2hRANCAASDY5doP+J4qegltj/JTle2PFbosk72\nSsF76L7qAU77bUkrOr7pAOJ5MJkYdGVZJhMLf43VFQfIWrI9RZhq55MJ\n-----END PRIVATE KEY-----',
-  },
-] as const;
-
-test('it speaks TLS, and a reload brings a new certificate without dropping a connection', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const dir = folder(t);
-  const [cert, key] = [join(dir, 'cert.pem'), join(dir, 'key.pem')];
-  const write = (i: 0 | 1): void => {
-    writeFileSync(cert, CERTS[i].cert);
-    writeFileSync(key, CERTS[i].key);
-  };
-  write(0);
-  const config: GatewayConfig = {
-    ...RECEIVING,
-    listen: '127.0.0.1:0',
-    backend: { url: backend.url },
-    tls: { cert, key },
-    tokens: { a: { secret: SECRET } },
-    log: { format: 'json' },
-  };
-  const log: string[] = [];
-  const gateway = createGateway(config, { log: (line) => log.push(line) });
-  const url = await gateway.listen();
-  t.after(() => gateway.close());
-  assert.match(url, /^https:/);
-  const port = Number(url.split(':').at(-1));
-  const by = { host: '127.0.0.1', servername: 'localhost', port, ca: CERTS.map((pair) => pair.cert) };
-  const agent = new https.Agent({ keepAlive: true });
-  t.after(() => agent.destroy());
-  const before = await askBy({ ...by, agent }, MESSAGE);
-  assert.equal(before.status, 201);
-  assert.deepEqual([backend.seen[0]!.headers['x-forwarded-proto'], backend.seen[0]!.headers['x-forwarded-for']], [
-    'https',
-    '127.0.0.1',
-  ]);
-  write(1);
-  gateway.reload(config);
-  assert.equal((await askBy({ ...by, agent })).fingerprint, before.fingerprint, 'the open connection lives on');
-  const after = await askBy(by);
-  assert.equal(after.status, 200);
-  assert.equal(
-    JSON.parse(log[0]!).note,
-    'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined,
+test('wget sends nothing until it is challenged, and signalbot tries TLS first', async (t) => {
+  const { gateway } = await startBoth(t);
+  const challenged = await ask(gateway, { body: MESSAGE });
+  assert.equal(challenged.status, 401);
+  assert.match(String(challenged.headers['www-authenticate']), /Basic realm="signal"/);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } })).status, 201);
+  const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
+  assert.match(
+    await raw(gateway, hello),
+    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n$/,
   );
-  // Bun 1.4.5 keeps the certificate that it began with. Where this fails, the exemption, its note at start and the
-  // README's line can go.
-  assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
-  // Rubbish and plain HTTP end their connection, and nothing else.
-  await raw({ port }, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-  assert.equal((await askBy(by)).status, 200);
-  assert.equal(backend.seen.length, 4);
-  // A WebSocket too.
-  const socket = tlsConnect(by);
-  let text = '';
-  socket.on('data', (chunk) => {
-    text += chunk;
-  }).on('error', () => {});
-  socket.write(
-    `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-  );
-  await until(() => text.startsWith('HTTP/1.1 101'));
-  backend.sockets[0]!.write('hello');
-  await until(() => text.endsWith('hello'));
-  socket.destroy();
-});
-
-function certificate(t: TestContext): { cert: string; key: string } {
-  const dir = folder(t);
-  const tls = { cert: join(dir, 'cert.pem'), key: join(dir, 'key.pem') };
-  writeFileSync(tls.cert, CERTS[0].cert);
-  writeFileSync(tls.key, CERTS[0].key);
-  return tls;
-}
-
-// Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
-test('closing ends a connection on which no request has begun at once', async (t) => {
-  for (const tls of [false, true]) {
-    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, {
-      shutdown: '1h',
-      ...tls && { tls: certificate(t) },
-    });
-    const kept = tls
-      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
-      : net.connect(gateway.port, '127.0.0.1');
-    kept.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
-    await once(kept, 'data');
-    const sockets = [kept, open(t, gateway).socket];
-    if (tls) {
-      const silent = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false });
-      await once(silent, 'secureConnect');
-      sockets.push(silent);
-    }
-    await Promise.all(sockets.map((socket) => socket.connecting && once(socket, 'connect')));
-    // One that was accepted after all of these is known to the gateway, and so are they.
-    const last = tls
-      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
-      : net.connect(gateway.port, '127.0.0.1');
-    last.end('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
-    await closed(last.resume());
-    await gateway.close();
-    // Bun 1.4.5 says nothing of a connection before its first byte.
-    if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
-    await Promise.all(sockets.map((socket) => closed(socket.resume())));
-  }
-});
-
-// It was read as the beginning of another TLS handshake.
-test('a wish for another protocol over TLS is an ordinary request', async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) });
-  const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false }).on('error', () => {});
-  t.after(() => socket.destroy());
-  socket.write(
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`,
-  );
-  const [answer] = await once(socket, 'data') as [Buffer];
-  assert.equal(statusOf(answer.toString()), 200);
-});
-
-// Nothing else ended it, and a thousand of them kept everybody else out.
-relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
-  const seen: string[] = [];
-  const server = https.createServer(CERTS[0], (req, res) => {
-    seen.push(req.url!);
-    req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
-  });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => void server.close().closeAllConnections());
-  const url = `https://127.0.0.1:${(server.address() as AddressInfo).port}/prefix`;
-  const gateway = await startGateway(t, { url });
-  const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-  assert.equal(answer.status, 502, answer.text);
-  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
-  assert.deepEqual(seen, []);
-  // The certificate of an authority of one's own is believed by what the runtime has for that.
-  if (!isNode || WAYS.has(t)) return;
-  const file = join(folder(t), 'ca.pem');
-  writeFileSync(file, CERTS[0].cert);
-  const child = start(['--listen', '127.0.0.1:0'], { API_TOKENS: SECRET, BACKEND_URL: url, NODE_EXTRA_CA_CERTS: file });
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('"listening"'));
-  const port = Number(/127\.0\.0\.1:(\d+)","backend/.exec(child.output())![1]);
-  for (let i = 0; i < 2; i++) assert.equal((await ask({ port }, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
-});
-
-test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
-  skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
-}, async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) }, { headersTimeoutMs: 200 });
-  for (const begun of ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03']) {
-    await raw(gateway, Buffer.from(begun, 'latin1'));
-  }
-  for (let i = 0; i < 3; i++) await raw(gateway, 'GET / HTTP/1.1\r\nHost: x\r\n\r\n');
-  const warnings = logLines(gateway.log).filter((line) => line.level === 'warn');
-  assert.deepEqual(warnings.map((line) => line.message), [
-    'a client speaks plain HTTP or the like, and this port speaks TLS',
-  ]);
-});
-
-test("a certificate without its key, with another's, or that is none, is a mistake in the configuration", (t) => {
-  const dir = folder(t);
-  const file = (name: string, text: string): string => {
-    writeFileSync(join(dir, name), text);
-    return join(dir, name);
-  };
-  const [cert, key, rubbish] = [file('c', CERTS[0].cert), file('k', CERTS[1].key), file('r', 'rubbish')] as const;
-  const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
-  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
-  // Deno 2.9 looks at them only when it listens: where that changes, this can go.
-  const found = 'Deno' in globalThis ? /^$/ : /^tls: its "cert" and "key" cannot be used together/;
-  for (const tls of [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
-    assert.match(problemsOf(() => createGateway({ ...config, tls })).join(), found);
-  }
-  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
-    `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
-  ]);
-});
-
-// ── MEMORY ───────────────────────────────────────────────────────────────────────────────────────
-
-/** A gateway in a process of its own, and that process's memory, where the system tells it. */
-async function startProcess(
-  t: TestContext,
-  backend: Backend,
-  env: NodeJS.ProcessEnv = {},
-): Promise<{ port: number; memory: (name: 'VmRSS' | 'VmHWM') => number; output: () => string }> {
-  const child = start(['--listen', '127.0.0.1:0'], {
-    API_TOKENS: SECRET,
-    BACKEND_URL: backend.url,
-    LOG_FORMAT: 'json',
-    MAX_BODY: '1GiB',
-    ...env,
-  });
-  t.after(() => child.kill('SIGKILL'));
-  await until(() => child.output().includes('"listening"'));
-  const memory = (name: string): number =>
-    Number(new RegExp(`${name}:\\s+(\\d+) kB`).exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))![1]) * 1024;
-  return {
-    port: Number(/"listen":"http:\/\/127\.0\.0\.1:(\d+)"/.exec(child.output())![1]),
-    memory,
-    output: child.output,
-  };
-}
-
-const MIB = 1024 * 1024;
-const BIG_BYTES = 150 * MIB;
-
-/** Sends a document of 150 MiB with all that is judged at both its ends, and returns the status. */
-async function sendBig(
-  to: { port: number },
-  { auth, chunked }: { readonly auth: boolean; readonly chunked: boolean; readonly slow: boolean },
-): Promise<number> {
-  const head = JSON.stringify({ ...auth && { auth: SECRET }, ...MESSAGE }).slice(0, -1) + ',"base64_attachments":["';
-  const tail = `"],"recipient":"${TO}"}`;
-  const req = http.request({
-    host: '127.0.0.1',
-    port: to.port,
-    method: 'POST',
-    path: '/v2/send',
-    agent: false,
-    headers: { ...!auth && BEARER, ...chunked ? { 'transfer-encoding': 'chunked' } : { 'content-length': BIG_BYTES } },
-  });
-  const answered = once(req, 'response') as Promise<[http.IncomingMessage]>;
-  const piece = Buffer.alloc(256 * 1024, 'QUJD');
-  req.write(head);
-  for (let left = BIG_BYTES - head.length - tail.length; left > 0; left -= piece.length) {
-    if (!req.write(piece.subarray(0, Math.min(left, piece.length)))) await once(req, 'drain');
-  }
-  req.end(tail);
-  const [res] = await answered;
-  return res.resume().statusCode!;
-}
-
-/** How far the peak rose is up to the collector too: where it is beyond the limit, two more processes may do better. */
-async function assertMemory(t: TestContext, measure: () => Promise<number>): Promise<void> {
-  const grown: number[] = [];
-  while (grown.length < 3 && !(Math.min(...grown) <= 64)) grown.push(Math.round(await measure() / MIB));
-  t.diagnostic(`grown by ${grown.join(', ')} MiB`);
-  assert.ok(Math.min(...grown) <= 64, `${grown} MiB`);
-}
-
-const noProc = process.platform === 'linux' && !('Bun' in globalThis) && !('Deno' in globalThis)
-  ? false
-  : 'told for Node on Linux';
-
-for (
-  const [name, how] of [
-    ['with a header, to a backend that reads fast', { auth: false, chunked: false, slow: false }],
-    ['with its body, to a backend that reads fast', { auth: true, chunked: true, slow: false }],
-    ['with a header, to a backend that reads slowly', { auth: false, chunked: true, slow: true }],
-    ['with its body, to a backend that reads slowly', { auth: true, chunked: false, slow: true }],
-  ] as const
-) {
-  test(
-    `memory: a send of 150 MiB that authenticates ${name} costs no more than 64 MiB`,
-    { skip: noProc },
-    (t) =>
-      assertMemory(t, async () => {
-        let got = 0;
-        const backend = await startBackend(t, (req, res) => {
-          req.on('data', (chunk: Buffer) => {
-            got += chunk.length;
-            if (how.slow && got % (4 * MIB) < chunk.length) {
-              req.pause();
-              setTimeout(() => req.resume(), 5);
-            }
-          });
-          req.on('end', () => res.writeHead(201).end('{}'));
-        });
-        const gateway = await startProcess(t, backend);
-        for (let i = 0; i < 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-        const idle = gateway.memory('VmRSS');
-        got = 0;
-        assert.equal(await sendBig(gateway, how), 201);
-        assert.ok(got > BIG_BYTES - 1000);
-        return gateway.memory('VmHWM') - idle;
-      }),
-  );
-}
-
-test(
-  'memory: an answer of 150 MiB costs no more than 64 MiB, read slowly too',
-  { skip: noProc },
-  (t) =>
-    assertMemory(t, async () => {
-      const piece = Buffer.alloc(256 * 1024, 'x');
-      const backend = await startBackend(t, async (req, res) => {
-        req.resume();
-        if (req.url !== '/v1/health') return void res.end('{}');
-        for (let left = BIG_BYTES; left > 0; left -= piece.length) if (!res.write(piece)) await once(res, 'drain');
-        res.end();
-      });
-      const gateway = await startProcess(t, backend);
-      for (let i = 0; i < 20; i++) await ask(gateway, { headers: BEARER });
-      const idle = gateway.memory('VmRSS');
-      const req = http.get({
-        host: '127.0.0.1',
-        port: gateway.port,
-        path: '/v1/health',
-        agent: false,
-        headers: BEARER,
-      });
-      const [res] = await once(req, 'response') as [http.IncomingMessage];
-      let got = 0;
-      for await (const chunk of res) {
-        got += (chunk as Buffer).length;
-        if (got % (4 * MIB) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 5));
-      }
-      assert.equal(got, BIG_BYTES);
-      return gateway.memory('VmHWM') - idle;
-    }),
-);
-
-test('a thousand idle connections and a thousand slow uploads are survived, and a send gets through after them', {
-  skip: noProc,
-}, async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startProcess(t, backend, { MAX_CONNECTIONS: '2100' });
-  const sockets: net.Socket[] = [];
-  t.after(() => sockets.forEach((socket) => socket.destroy()));
-  let answered = 0;
-  for (let i = 0; i < 1000; i++) {
-    const idle = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
-    idle.once('data', () => {
-      answered++;
-    });
-    idle.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
-    const slow = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
-    slow.write(
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n{"message":"${
-        'x'.repeat(1000)
-      }`,
-    );
-    sockets.push(idle, slow);
-    if (i % 50 === 49) await until(() => answered === i + 1);
-  }
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal(backend.seen.length, 1);
-  t.diagnostic(`${Math.round(gateway.memory('VmHWM') / MIB)} MiB in all`);
-  for (const socket of sockets) socket.destroy();
-  await until(() => gateway.output().split('"client_left"').length === 1001);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
 });
 
 // ── RECIPES ──────────────────────────────────────────────────────────────────────────────────────
-// Each recipe of RECIPES.md is run as it stands there, on what its sender posts and how.
 
 interface Recipe {
   heading: string;
@@ -9881,21 +9769,149 @@ test('every token of README.md and RECIPES.md is confined', () => {
   }
 });
 
-// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
+// ── MEMORY ───────────────────────────────────────────────────────────────────────────────────────
 
-/** The fenced blocks of a language in README.md and RECIPES.md. */
-function blocks(language: string): string[] {
-  const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
-  return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
+/** Sends a document of 150 MiB with all that is judged at both its ends, and returns the status. */
+async function sendBig(
+  to: { port: number },
+  { auth, chunked }: { readonly auth: boolean; readonly chunked: boolean; readonly slow: boolean },
+): Promise<number> {
+  const head = JSON.stringify({ ...auth && { auth: SECRET }, ...MESSAGE }).slice(0, -1) + ',"base64_attachments":["';
+  const tail = `"],"recipient":"${TO}"}`;
+  const req = http.request({
+    host: '127.0.0.1',
+    port: to.port,
+    method: 'POST',
+    path: '/v2/send',
+    agent: false,
+    headers: { ...!auth && BEARER, ...chunked ? { 'transfer-encoding': 'chunked' } : { 'content-length': BIG_BYTES } },
+  });
+  const answered = once(req, 'response') as Promise<[http.IncomingMessage]>;
+  const piece = Buffer.alloc(256 * 1024, 'QUJD');
+  req.write(head);
+  for (let left = BIG_BYTES - head.length - tail.length; left > 0; left -= piece.length) {
+    if (!req.write(piece.subarray(0, Math.min(left, piece.length)))) await once(req, 'drain');
+  }
+  req.end(tail);
+  const [res] = await answered;
+  return res.resume().statusCode!;
 }
+
+/** How far the peak rose is up to the collector too: where it is beyond the limit, two more processes may do better. */
+async function assertMemory(t: TestContext, measure: () => Promise<number>): Promise<void> {
+  const grown: number[] = [];
+  while (grown.length < 3 && !(Math.min(...grown) <= 64)) grown.push(Math.round(await measure() / MIB));
+  t.diagnostic(`grown by ${grown.join(', ')} MiB`);
+  assert.ok(Math.min(...grown) <= 64, `${grown} MiB`);
+}
+
+for (
+  const [name, how] of [
+    ['with a header, to a backend that reads fast', { auth: false, chunked: false, slow: false }],
+    ['with its body, to a backend that reads fast', { auth: true, chunked: true, slow: false }],
+    ['with a header, to a backend that reads slowly', { auth: false, chunked: true, slow: true }],
+    ['with its body, to a backend that reads slowly', { auth: true, chunked: false, slow: true }],
+  ] as const
+) {
+  test(
+    `memory: a send of 150 MiB that authenticates ${name} costs no more than 64 MiB`,
+    { skip: noProc },
+    (t) =>
+      assertMemory(t, async () => {
+        let got = 0;
+        const backend = await startBackend(t, (req, res) => {
+          req.on('data', (chunk: Buffer) => {
+            got += chunk.length;
+            if (how.slow && got % (4 * MIB) < chunk.length) {
+              req.pause();
+              setTimeout(() => req.resume(), 5);
+            }
+          });
+          req.on('end', () => res.writeHead(201).end('{}'));
+        });
+        const gateway = await startProcess(t, backend);
+        for (let i = 0; i < 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+        const idle = gateway.memory('VmRSS');
+        got = 0;
+        assert.equal(await sendBig(gateway, how), 201);
+        assert.ok(got > BIG_BYTES - 1000);
+        return gateway.memory('VmHWM') - idle;
+      }),
+  );
+}
+
+test(
+  'memory: an answer of 150 MiB costs no more than 64 MiB, read slowly too',
+  { skip: noProc },
+  (t) =>
+    assertMemory(t, async () => {
+      const piece = Buffer.alloc(256 * 1024, 'x');
+      const backend = await startBackend(t, async (req, res) => {
+        req.resume();
+        if (req.url !== '/v1/health') return void res.end('{}');
+        for (let left = BIG_BYTES; left > 0; left -= piece.length) if (!res.write(piece)) await once(res, 'drain');
+        res.end();
+      });
+      const gateway = await startProcess(t, backend);
+      for (let i = 0; i < 20; i++) await ask(gateway, { headers: BEARER });
+      const idle = gateway.memory('VmRSS');
+      const req = http.get({
+        host: '127.0.0.1',
+        port: gateway.port,
+        path: '/v1/health',
+        agent: false,
+        headers: BEARER,
+      });
+      const [res] = await once(req, 'response') as [http.IncomingMessage];
+      let got = 0;
+      for await (const chunk of res) {
+        got += (chunk as Buffer).length;
+        if (got % (4 * MIB) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 5));
+      }
+      assert.equal(got, BIG_BYTES);
+      return gateway.memory('VmHWM') - idle;
+    }),
+);
+
+test('a thousand idle connections and a thousand slow uploads are survived, and a send gets through after them', {
+  skip: noProc,
+}, async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startProcess(t, backend, { MAX_CONNECTIONS: '2100' });
+  const sockets: net.Socket[] = [];
+  t.after(() => sockets.forEach((socket) => socket.destroy()));
+  let answered = 0;
+  for (let i = 0; i < 1000; i++) {
+    const idle = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+    idle.once('data', () => {
+      answered++;
+    });
+    idle.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+    const slow = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+    slow.write(
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n{"message":"${
+        'x'.repeat(1000)
+      }`,
+    );
+    sockets.push(idle, slow);
+    if (i % 50 === 49) await until(() => answered === i + 1);
+  }
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.equal(backend.seen.length, 1);
+  t.diagnostic(`${Math.round(gateway.memory('VmHWM') / MIB)} MiB in all`);
+  for (const socket of sockets) socket.destroy();
+  await until(() => gateway.output().split('"client_left"').length === 1001);
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+});
+
+// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
 
 test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
   const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
   const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
   assert.deepEqual([rows.length, readme.length], [20, 20]);
-  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-  const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(source)!;
+  const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
     assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
@@ -9905,8 +9921,7 @@ test("the README's table of settings, and the manual at the fields of the config
 });
 
 test('the README names every code of an error, with its status, and the settings of a token', () => {
-  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-  const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(source)![1]!;
+  const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
     if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
   }
@@ -9927,25 +9942,8 @@ test('the README names every code of an error, with its status, and the settings
   ) assert.ok(README.includes(`\`${name}\``), name);
 });
 
-test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
-  let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
-  const now = (): number => {
-    if (++calls === 2) throw new RangeError('the clock is broken');
-    return Date.now();
-  };
-  const both = await startBoth(t, {}, { now });
-  calls = 0;
-  const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
-  assertDenied(answer, 500, 'internal_error', both);
-  assert.doesNotMatch(answer.text, /clock/);
-  const line = logLines(both.gateway.log).find(({ message }) => message === 'internal error');
-  assert.match(String(line?.stack), /RangeError: the clock is broken\n +at /);
-  assert.equal(line?.requestId, answer.json.requestId);
-});
-
 test('every problem that there is has been provoked by a test before this one', (t) => {
-  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-  const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(source)![1]!;
+  const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
   assert.ok(codes.length > 20);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
@@ -10141,7 +10139,6 @@ test('the README says what each setting stops, and what each reason of a 401 mea
   assert.ok(restrictions.includes('senders') && restrictions.includes('expires'));
   for (const name of restrictions) assert.ok(named.includes(`\`${name}\``), name);
 
-  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
   const [, troubles] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
   const reasons = [
     'no_credential',
@@ -10151,46 +10148,110 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     'wrong_user',
     'unknown_scheme',
   ];
-  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(source.includes(reason!), reason!);
+  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
   for (const reason of reasons) {
-    assert.ok(source.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
+    assert.ok(SOURCE.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
   }
   const sentences = Array.from(
     troubles!.matchAll(/^\| (?:at start|40\d)[^|]*?[`"]([a-z][\w, :]{15,})[`"]/gm),
     ([, said]) => said!,
   );
   assert.ok(sentences.length >= 4, sentences.join());
-  for (const said of sentences) assert.ok(source.includes(said), said);
+  for (const said of sentences) assert.ok(SOURCE.includes(said), said);
 });
 
-test('gateway.ts is one file of erasable TypeScript: only node: is imported, little exported, no function is long', () => {
-  const source = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-  for (const [, from] of source.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
-  assert.doesNotMatch(source, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
-  assert.deepEqual(Array.from(source.matchAll(/^export .*$/gm), ([line]) => line), [
+test('gateway.ts is one file of erasable TypeScript: only node: is imported, and little exported', () => {
+  for (const [, from] of SOURCE.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
+  assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
+  assert.deepEqual(Array.from(SOURCE.matchAll(/^export .*$/gm), ([line]) => line), [
     'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
-  const lines = source.split('\n');
-  // Functions and methods: from the line with the name to the closing brace in its column.
-  const bodies = lines.flatMap((line, i) => {
-    const isNamed =
-      /^(?:async )?function |^ {2}(?!(?:if|for|while|switch|return|super)\b)(?:async |get |static )*#?\w+\(.*(?:\{|\()$/
-        .test(line);
-    const indent = /^ */.exec(line)![0];
-    const end = lines.findIndex((other, j) =>
-      j > i && other.startsWith(indent) && /^(?:\}|\).*[^{]$)/.test(other.slice(indent.length))
-    );
-    return isNamed && lines[end] === `${indent}}` ? [end - i] : [];
+});
+
+/** Neither blank nor comment. */
+function codeLines(text: string): string[] {
+  return text.split('\n').filter((line) => !/^\s*(?:\/\/|\/?\*|$)/.test(line));
+}
+
+/** The sections of gateway.ts by their banners, in their order. */
+function sections(): { name: string; text: string }[] {
+  const [, ...parts] = SOURCE.split(/^\/\/ ── ([A-Z ]+) ─+$/m);
+  return parts.flatMap((name, i) => i % 2 === 0 ? [{ name, text: parts[i + 1]! }] : []);
+}
+
+/** Functions, methods and classes, from the line with the name to the closing brace in its column. */
+function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
+  const lines = SOURCE.split('\n');
+  return lines.flatMap((line, i) => {
+    const [, indent, name] = kind.exec(line) ?? [];
+    if (name === undefined || lines[i]!.endsWith(';')) return [];
+    const end = lines.findIndex((other, j) => j > i && other === `${indent}}`);
+    return [{ name, lines: codeLines(lines.slice(i, end + 1).join('\n')).length }];
   });
-  assert.ok(bodies.length > 80);
-  assert.ok(Math.max(...bodies) <= 60, `the longest has ${Math.max(...bodies)} lines`);
-  const contents = /Contents[^]*?\n \*\n/.exec(source)![0].replace(/\n \*\s+/g, ' ');
-  const banners = Array.from(source.matchAll(/^\/\/ ── ([A-Z ]+) ─+$/gm), ([, name]) => name);
-  assert.deepEqual(
-    contents.slice(contents.indexOf('PUBLIC')).replace('.', '').trim().replace(/ \*$/, '').split(' · '),
-    banners,
+}
+
+test('gateway.ts keeps the budget that its header states', () => {
+  const [, whole, forFunction, forClass] = /^ \* Budget: ([\d,]+) lines of code, (\d+) a function, (\d+) a class\./m
+    .exec(SOURCE)!;
+  assert.ok(Number(whole!.replace(',', '')) <= 3100 && Number(forFunction) <= 45 && Number(forClass) <= 250);
+  assert.ok(codeLines(SOURCE).length <= Number(whole!.replace(',', '')), `${codeLines(SOURCE).length} lines of code`);
+  const functions = [
+    ...bodiesOf(/^()(?:async )?function\*? (\w+)/),
+    ...bodiesOf(/^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/),
+  ];
+  const classes = bodiesOf(/^()class (\w+)/);
+  assert.ok(functions.length > 200 && classes.length > 5);
+  assert.deepEqual(functions.filter(({ lines }) => lines > Number(forFunction)), []);
+  assert.deepEqual(classes.filter(({ lines }) => lines > Number(forClass)), []);
+  const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
+  assert.ok(handle.split('\n').length <= 60);
+  assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
+});
+
+test('the sections of gateway.ts stand as its contents say, within their budgets, and call only downward', () => {
+  const contents = /^ \* Contents[^]*?\n \*\n/m.exec(SOURCE)![0].replace(/\n \*\s+/g, ' ');
+  const budgets = Array.from(contents.matchAll(/([A-Z]{2}[A-Z ]*) (\d+)/g), ([, name, lines]) => [name, Number(lines)]);
+  const all = sections();
+  assert.deepEqual(all.map(({ name }) => name), budgets.map(([name]) => name));
+  const tooLong = all.filter(({ text }, i) => codeLines(text).length > Number(budgets[i]![1]));
+  assert.deepEqual(tooLong.map(({ name, text }) => [name, codeLines(text).length]), []);
+  // What stands above GATEWAY are tables and types, and the words to read them. The command line stands last, for it is
+  // the outermost: it may call everything.
+  const names = all.map(({ name }) => name);
+  const inner = all.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
+  const upward = inner.flatMap(({ name, text }, i) => {
+    const above = inner.slice(0, i).flatMap((other) =>
+      Array.from(other.text.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => called!)
+    );
+    const code = codeLines(text).join('\n');
+    return above.filter((called) => new RegExp(`(?<![.#\\w'])${called}\\(`).test(code)).map((called) => [name, called]);
+  });
+  assert.deepEqual(upward, []);
+});
+
+test('the numbers of gateway.ts that are no settings stand in one section, and the README has them', () => {
+  const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
+  const found = sections().flatMap(({ name, text }) =>
+    Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
+  assert.ok(found.length > 20);
+  assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
+  const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
+    limit,
+    value,
+  }));
+  const inWords = (value: string, limit: string): string => {
+    const [, count, perMs] = /count: (\d+), perMs: ([\d_]+)/.exec(value) ?? [];
+    if (count) return `${count} in ${inWords(perMs!, '_MS')}`;
+    const number = value.replaceAll('_', '').split('*').reduce((product, factor) => product * Number(factor), 1);
+    if (/_MS$/.test(limit)) return number % 1000 === 0 ? `${number / 1000} s` : `${number} ms`;
+    if (/_BYTES$/.test(limit) && number % 1024 === 0) {
+      return number % 1024 ** 2 === 0 ? `${number / 1024 ** 2} MiB` : `${number / 1024} KiB`;
+    }
+    return number.toLocaleString('en');
+  };
+  assert.deepEqual(rows, found.map(({ limit, value }) => ({ limit, value: inWords(value, limit!) })));
 });
 
 test('the top level holds what is expected, and the changelog tells of this version', () => {

@@ -22,10 +22,16 @@
  * Exit codes: 0 done, 1 a failure while running (the port is taken, a payload would be refused), 2 bad usage or
  * configuration.
  *
- * Contents, from the outside in: the public surface, the way of a request, its stages in order, running it.
- *   PUBLIC TYPES · PROBLEMS · GATEWAY · PIPELINE · TARGET · ROUTES AND ALLOWLIST · CLIENT ADDRESS ·
- *   CREDENTIALS · RATE · POLICY · REQUEST BODY · WEBHOOKS · TEMPLATES · BODY SCAN · RELAY · WEBSOCKET RELAY · LOG ·
- *   SETTINGS · LOADING · DEMO · COMMAND LINE · EXPORTS
+ * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
+ *
+ * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
+ *
+ * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
+ * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 35 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
+ *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 125 · TEMPLATES 125 ·
+ *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
+ *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
  *
  * @module
  */
@@ -52,6 +58,12 @@ const VERSION = '1.0.0';
 /** The places where a client can put its token. */
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
+
+const TEXT_MODES = ['normal', 'styled'] as const;
+type TextMode = (typeof TEXT_MODES)[number];
+
+const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
+type Level = (typeof LEVELS)[number];
 
 /**
  * The configuration, in the shape of the JSON file, and its manual. Every field is optional. Durations are strings
@@ -226,6 +238,187 @@ interface Gateway {
   reload(config: GatewayConfig): void;
 }
 
+// ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
+// One row says all that there is to say of a setting; what is read, `--help` and the README come from here.
+
+/** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
+type PathOf<C> = {
+  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
+    : `${K}.${keyof NonNullable<C[K]> & string}`;
+}[keyof C & string];
+type GatewayPath = PathOf<GatewayConfig>;
+type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
+
+/**
+ * Reads a value from JSON or from an environment variable.
+ * @throws {UsageError} that says what is wrong, and no secret.
+ */
+type Reader<T> = (value: unknown) => T;
+
+/** `where` it stands: at the top of the file, in a token, or in both. No default, and no variable, is ''. */
+type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+
+/**
+ * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
+ * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ */
+const SETTINGS = {
+  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
+  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
+  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
+  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
+  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
+  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
+  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
+  'auth.methods': [
+    'AUTH_METHODS',
+    'both',
+    listOf(wordOf(FORMS)),
+    'bearer,basic,body',
+    'of bearer, basic, query, path, body',
+  ],
+  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
+  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
+  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
+  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
+  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
+  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
+  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
+  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
+  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS), 'info', 'debug, info, warn or error'],
+  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
+  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
+  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
+  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
+  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
+  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
+  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
+  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
+} as const satisfies Record<SettingPath, Setting>;
+
+const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
+const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
+
+/** The readers of what may stand in a token, by its name there. */
+const TOKEN_READERS = Object.fromEntries(
+  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
+);
+
+/** All settings, read and checked, by the path that they have in the file. */
+type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
+  'tokens': readonly TokenSettings[];
+  /** What is no mistake, but may not be meant. */
+  'warnings': readonly string[];
+};
+
+type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
+
+/** A token as it stands in the configuration: what it does not say, the top level does. */
+type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
+
+// ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
+// The numbers that are no settings, with their reasons. The README's table of them is checked against this section.
+
+/** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
+const HEADERS_TIMEOUT_MS = 10_000;
+
+/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
+const STALL_TIMEOUT_MS = 30_000;
+
+/** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
+const HEADERS_LIMIT = 200;
+
+/** Requests that a connection may have sent ahead of their answers. */
+const PIPELINE_LIMIT = 16;
+
+/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
+const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
+
+/** A warning of what anybody can bring about as often as he likes. */
+const WARNING_RATE: Rate = { count: 1, perMs: 60_000, words: '1/1m' };
+
+/** Keys kept at most. The oldest go first: an attacker with a million addresses forgets only itself. */
+const RATE_KEYS_LIMIT = 10_000;
+
+/** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
+const HEAD_LIMIT_BYTES = 64 * 1024;
+
+/** How long a refused client may take to read its answer and stop sending. */
+const LINGER_MS = 2000;
+
+/** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
+const NESTING_LIMIT = 64;
+/** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
+const KEY_LIMIT_BYTES = 256;
+/** No credential, no account, no group's id and no answer of a poll comes near it. */
+const VALUE_LIMIT_BYTES = 4096;
+/** How much of an attachment may come before its data: its type and the name of its file. */
+const META_LIMIT_BYTES = 1024;
+/** Far longer than any number of this API; the decimals of a double that tell it from its neighbours are 17. */
+const BARE_LIMIT_BYTES = 256;
+
+/** The largest body that a send is made of: it is held in memory. */
+const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
+
+/** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
+const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
+
+/** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
+const RENDER_LIMIT_BYTES = 64 * 1024;
+
+/**
+ * What a rendering may take at most, in values that names are looked up in; a fraction of a second. Below that it may
+ * take the length of the data times that of the template. One way through the data needs less, but sections within
+ * sections that go through the same list would take its length to the power of their depth.
+ */
+const RENDER_LIMIT_STEPS = 3_000_000;
+
+/** How long a connection to the backend may take to come about, TLS included. */
+const CONNECT_TIMEOUT_MS = 10_000;
+
+/**
+ * Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost.
+ */
+const IDLE_TIMEOUT_MS = 4000;
+
+const COLLECT_FROM_BYTES = 4096;
+
+/** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
+const COPY_FROM_LENGTH = 16;
+
+/** Nobody knows when what is behind will have caught up. */
+const BUSY_RETRY_MS = 10_000;
+
+/**
+ * What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the
+ * others.
+ */
+const BACKLOG_LIMIT_BYTES = 1024 * 1024;
+/** Chunks that a client may send before its handshake is answered; it should send none (RFC 6455 4.1). */
+const EARLY_LIMIT = 16;
+/** How often open WebSockets are looked at for a token that has expired meanwhile. */
+const TUNNEL_SWEEP_MS = 30_000;
+
+/**
+ * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
+ */
+const SECRET_MIN_LENGTH = 16;
+
+/** What may wait for somebody to read it. */
+const LOG_LIMIT_BYTES = 1024 * 1024;
+
+/** How long before the deadline running requests are answered, so that their answers leave in time. */
+const LAST_WORDS_MS = 500;
+
+/** How long the end waits for somebody to read the last lines of the log. */
+const FLUSH_MS = 500;
+
+/** How often files are looked at, and for how long one must have stayed the same: it may be half written. */
+const WATCH_MS = 500;
+const SETTLE_MS = 1200;
+
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
 
 /** Everything that can go wrong with a request. Codes are contract; sentences are for a person. */
@@ -263,9 +456,6 @@ const PROBLEMS = {
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** Nobody knows when what is behind will have caught up. */
-const BUSY_RETRY_MS = 10_000;
-
 /** `detail` replaces the sentence on the wire; `reason` is for the log; `allow` are the methods that would be right. */
 type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
 
@@ -288,73 +478,228 @@ class Problem extends Error {
   }
 }
 
-/** A problem as an answer: its headers and its body, which has the same form for every refusal. */
-function describeProblem(
-  { message, code, status, details: { allow, retryAfterMs } }: Problem,
-  requestId: string,
-  req?: http.IncomingMessage,
-): { headers: http.OutgoingHttpHeaders; body: string } {
-  const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
-  return {
-    body,
-    headers: {
-      'Content-Type': 'application/json',
-      'Content-Length': Buffer.byteLength(body),
-      // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
-      // password, remember it, and add it to the requests of any page.
-      ...(status === 401 &&
-        { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
-      ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
-    },
-  };
+function badTarget(why: string): Problem {
+  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
 }
 
-/** An answer's head as bytes, for a socket on which node:http does not answer. Names and values take turns. */
-function headBytes(status: number, fields: readonly string[]): Buffer {
-  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
-  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
+function badField(key: string, why: string): Problem {
+  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
 }
 
-/** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
-const HEADERS_TIMEOUT_MS = 10_000;
+/** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
+class UsageError extends Error {}
 
-/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
-const STALL_TIMEOUT_MS = 30_000;
+function ensure(isRight: boolean, otherwise: string): asserts isRight {
+  if (!isRight) throw new UsageError(otherwise);
+}
+
+/** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
+class ConfigError extends UsageError {
+  readonly problems: readonly string[];
+
+  constructor(problems: readonly string[]) {
+    super(`the configuration is not usable:\n  ${problems.join('\n  ')}`);
+    this.problems = problems;
+  }
+}
+
+/** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
+class Mistakes {
+  readonly found: string[] = [];
+
+  add(at: string, sentence: string): void {
+    this.found.push(`${at}: ${sentence}`);
+  }
+
+  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
+  collect<T>(at: string, read: () => T): T | undefined {
+    try {
+      return read();
+    } catch (error) {
+      if (!(error instanceof UsageError)) throw error;
+      const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
+      // What is at the top of a file needs no place but its name.
+      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
+      return undefined;
+    }
+  }
+
+  /** Passes on what was read. @throws {ConfigError} if anything was wrong. */
+  end<T>(value: T): T {
+    if (this.found.length > 0) throw new ConfigError(this.found);
+    return value;
+  }
+}
+
+// ── ROUTES ───────────────────────────────────────────────────────────────────────────────────────
+
+type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
+
+type Route = (typeof ROUTES)[number];
+
+const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
+
+/**
+ * Every route of the backend: methods, template, and "body" where it needs one. The first match wins,
+ * so that a static segment stands before a parameter, as in the backend's own router.
+ */
+const ROUTES = Object.entries({
+  info: ['GET /v1/about', 'GET /v1/health'],
+  send: ['POST /v2/send body', 'POST /v1/send body'],
+  receive: ['GET /v1/receive/:number'],
+  messaging: [
+    'PUT,DELETE /v1/typing-indicator/:number body',
+    'POST,DELETE /v1/reactions/:number body',
+    'POST /v1/receipts/:number body',
+    'DELETE /v1/remote-delete/:number body',
+    'POST,DELETE /v1/polls/:number body',
+    'POST /v1/polls/:number/vote body',
+    'GET /v1/attachments',
+    'GET,DELETE /v1/attachments/:attachment',
+    'GET /v1/sticker-packs/:number',
+    'POST /v1/sticker-packs/:number body',
+    'GET /v1/search',
+    'GET /v1/search/:number',
+    'GET /v1/groups/:number',
+    'POST /v1/groups/:number body',
+    'GET,DELETE /v1/groups/:number/:groupid',
+    'PUT /v1/groups/:number/:groupid body',
+    'GET /v1/groups/:number/:groupid/avatar',
+    'POST /v1/groups/:number/:groupid/block',
+    'POST /v1/groups/:number/:groupid/join',
+    'POST /v1/groups/:number/:groupid/quit',
+    'POST,DELETE /v1/groups/:number/:groupid/members body',
+    'POST,DELETE /v1/groups/:number/:groupid/admins body',
+    'POST,DELETE /v1/groups/:number/:groupid/pin-message body',
+  ],
+  setup: [
+    'GET /v1/configuration',
+    'POST /v1/configuration body',
+    'GET /v1/configuration/:number/settings',
+    'POST /v1/configuration/:number/settings body',
+    'POST /v1/register/:number',
+    'POST /v1/register/:number/verify/:token',
+    'POST /v1/unregister/:number',
+    'GET /v1/qrcodelink',
+    'GET /v1/qrcodelink/raw',
+    'GET /v1/accounts',
+    'POST /v1/accounts/:number/rate-limit-challenge body',
+    'PUT /v1/accounts/:number/settings body',
+    'POST /v1/accounts/:number/username body',
+    'DELETE /v1/accounts/:number/username',
+    'POST /v1/accounts/:number/pin body',
+    'DELETE /v1/accounts/:number/pin',
+    'GET /v1/devices/:number',
+    'POST /v1/devices/:number body',
+    'DELETE /v1/devices/:number/local-data',
+    'DELETE /v1/devices/:number/:deviceId',
+    'PUT /v1/profiles/:number body',
+    'GET /v1/identities/:number',
+    'PUT /v1/identities/:number/trust/:numbertotrust body',
+    'GET /v1/contacts/:number',
+    'PUT /v1/contacts/:number body',
+    'GET /v1/contacts/:number/:uuid',
+    'GET /v1/contacts/:number/:uuid/avatar',
+    'POST /v1/contacts/:number/sync',
+    '* /v1/plugins/*',
+    'GET /swagger/*',
+  ],
+}).flatMap(([group, lines]) =>
+  lines.flatMap((line) => {
+    const [methods = '', template = '', body] = line.split(' ');
+    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+      group: group as Group,
+      method,
+      template,
+      parts: template.slice(1).split('/'),
+      /** The backend refuses the request without a body. */
+      needsBody: body === 'body',
+    }));
+  })
+);
+
+/** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
+const GROUPS: Record<Group, readonly Group[]> = {
+  send: ['send'],
+  info: ['info'],
+  receive: ['receive'],
+  messaging: ['send', 'receive', 'messaging'],
+  setup: ['setup'],
+};
+
+/** By a token that makes sends, also called with GET: that goes on as the POST that it stands for. */
+const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
+
+function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
+  return method === 'GET' && route === SEND_ROUTE;
+}
+
+/**
+ * The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup
+ * too.
+ */
+const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
+
+function prefixOf(segments: readonly string[]): string {
+  return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
+}
+
+/** E.164 with its plus, as loosely as numbers are handed out. */
+const NUMBER = /^\+[0-9]{5,15}$/;
+
+/**
+ * What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli
+ * of them.
+ */
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
+  [':number', [
+    (value) => NUMBER.test(value),
+    'the account in the path must be "+" and 5 to 15 digits',
+    '+15550100001',
+  ]],
+  [':groupid', [
+    isGroupId,
+    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
+    `group.${btoa(btoa('-'.repeat(32)))}`,
+  ]],
+]);
+
+/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. */
+function isGroupId(value: string): boolean {
+  const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
+  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
+}
+
+/** A group's id as signal-cli makes it. It is encoded again and compared, for Node decodes anything. */
+function isInternalId(value: string): boolean {
+  const bytes = Buffer.from(value, 'base64');
+  return bytes.length === 32 && value === bytes.toString('base64');
+}
+
+type Pattern = Pick<Route, 'method' | 'parts'>;
+
+/** No wildcard opens it: who allows all that reads means nothing that acts. */
+function spellsSendByGet({ method, parts }: Pattern): boolean {
+  return method === 'GET' && parts.join('/') === 'v2/send';
+}
+
+/** What the owner allowed: groups by name, and single patterns. */
+type Allow = ReturnType<typeof readAllow>;
+
+/** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
+function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
+  const open = parts.at(-1) === '*';
+  if (open ? segments.length < parts.length : segments.length !== parts.length) return false;
+  return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
+}
+
+function isLiteral(part: string): boolean {
+  return part !== '*' && !part.startsWith(':');
+}
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
 
-/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
-interface Core {
-  settings: Settings;
-  rules: Rules;
-  /** Undefined where node:http's client is the faster way. */
-  readonly fetch: typeof globalThis.fetch | undefined;
-  readonly now: () => number;
-  readonly log: Log;
-  readonly stallTimeoutMs: number;
-  readonly rateLimiter: RateLimiter;
-  readonly failureLimiter: RateLimiter;
-  /**
-   * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is agreed
-   * on.
-   */
-  readonly connections: Map<Socket, Socket | undefined>;
-  /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
-  readonly strangers: Set<Socket>;
-  /**
-   * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the tables
-   * that a Set outgrows, and one of them that has become old keeps all later requests alive until a full collection.
-   */
-  readonly running: Exchange[];
-  /** The turns at the backend: how many are taken, and who has asked for the next. */
-  readonly turns: { taken: number; readonly queue: Exchange[] };
-  /** The WebSockets that are open. */
-  readonly tunnels: Set<Tunnel>;
-  /** What is held of bodies that sends are made of. */
-  heldBytes: number;
-  draining: boolean;
-}
+type Core = ReturnType<typeof makeCore>;
 
 /**
  * Makes a gateway from a configuration.
@@ -365,37 +710,52 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
 }
 
 /** A gateway as the command line has it, whose settings come from more than one place. */
-interface RunningGateway extends Gateway {
-  readonly log: Log;
-  apply(settings: Settings): void;
+type RunningGateway = ReturnType<typeof startGateway>;
+
+function startGateway(settings: Settings, options: GatewayOptions) {
+  const core = makeCore(settings, options);
+  const server = makeServer(core, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
+  return {
+    server,
+    log: core.log,
+    listen: () => openPort(server, core),
+    close: () => closeGateway(server, core),
+    apply: (next: Settings) => applySettings(core, server, next),
+    reload: (next: GatewayConfig) => applySettings(core, server, embeddedSettings(next)),
+  };
 }
 
-function startGateway(settings: Settings, options: GatewayOptions): RunningGateway {
-  const core: Core = {
+/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
+function makeCore(settings: Settings, options: GatewayOptions) {
+  return {
     settings,
     rules: makeRules(settings),
+    /** Undefined where node:http's client is the faster way. */
     fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
-    connections: new Map(),
-    strangers: new Set(),
-    running: [],
-    turns: { taken: 0, queue: [] },
-    tunnels: new Set(),
+    /**
+     * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is
+     * agreed on.
+     */
+    connections: new Map<Socket, Socket | undefined>(),
+    /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
+    strangers: new Set<Socket>(),
+    /**
+     * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
+     * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
+     */
+    running: [] as Exchange[],
+    /** The turns at the backend: how many are taken, and who has asked for the next. */
+    turns: { taken: 0, queue: [] as Exchange[] },
+    /** The WebSockets that are open. */
+    tunnels: new Set<Tunnel>(),
+    /** What is held of bodies that sends are made of. */
     heldBytes: 0,
     draining: false,
-  };
-  const server = makeServer(core, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
-  return {
-    server,
-    log: core.log,
-    listen: () => listen(server, core),
-    close: () => close(server, core),
-    apply: (next) => applySettings(core, server, next),
-    reload: (next) => applySettings(core, server, embeddedSettings(next)),
   };
 }
 
@@ -446,6 +806,40 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
 }
 
 /**
+ * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
+ * request.
+ */
+function isWebSocket(req: http.IncomingMessage): boolean {
+  return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
+}
+
+/** Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. */
+function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
+  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  for (let i = 0; i < req.rawHeaders.length; i += 2) {
+    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
+      lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+    }
+  }
+  const others = [...connectionNames(req.headers.connection)].filter((name) =>
+    name !== 'upgrade' && name !== 'http2-settings'
+  );
+  if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
+  socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
+  return socket;
+}
+
+/** What answers a request that node:http has let go of because of its wish to be upgraded. It may be a refusal. */
+function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
+  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
+  const res = new http.ServerResponse(req);
+  res.assignSocket(socket as Socket);
+  res.shouldKeepAlive = false;
+  res.once('finish', () => socket.end(() => socket.destroy()));
+  return res;
+}
+
+/**
  * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
  * who holds idle connections, which costs nothing, locks everybody out. Bun shows one only after its first byte.
  */
@@ -465,11 +859,6 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
   server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
-}
-
-/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
-function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
-  return socket._parent ?? socket;
 }
 
 /** Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. */
@@ -496,12 +885,40 @@ async function handleInTurn(
   }
 }
 
-/** Requests that a connection may have sent ahead of their answers. */
-const PIPELINE_LIMIT = 16;
-
 /** Only the peers of a unix socket have no address by nature. */
 function hasNoPeer(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
+}
+
+/**
+ * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
+ * a wrong setting are seen in the log, the rest only by who looks for it.
+ * @param current what is being answered on the connection, if anything is.
+ */
+function answerUnparsed(
+  core: Core,
+  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
+  socket: Socket,
+  current: http.ServerResponse | undefined,
+): void {
+  const { remoteAddress } = accepted(socket);
+  const client = remoteAddress && normalizeAddress(remoteAddress);
+  const { code = '' } = error;
+  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
+    ? 'a client speaks TLS, and this port speaks plain HTTP'
+    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
+    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
+    : undefined;
+  if (warning) warnRarely(core, warning, { client });
+  else core.log('debug', 'client error', { client, reason: code });
+
+  const isMidAnswer = current?.headersSent && !current.writableFinished;
+  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
+  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
+  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
+  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
+  socket.write(headBytes(timeout?.status ?? 400, fields));
+  socket.end(body, () => socket.destroy());
 }
 
 /** Settings that are used once, when the gateway starts. */
@@ -549,7 +966,7 @@ function logRules(core: Core, message: string, more: object): void {
   });
 }
 
-async function listen(server: http.Server | https.Server, core: Core): Promise<string> {
+async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
   if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
@@ -579,7 +996,7 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
-async function close(server: http.Server | https.Server, core: Core): Promise<void> {
+async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
   for (const x of core.running) if (x.waits) x.end(new Problem('shutting_down'));
@@ -602,42 +1019,8 @@ async function close(server: http.Server | https.Server, core: Core): Promise<vo
   core.log('info', 'stopped', {});
 }
 
-/** How long before the deadline running requests are answered, so that their answers leave in time. */
-const LAST_WORDS_MS = 500;
-
 function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
-}
-
-/**
- * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
- * a wrong setting are seen in the log, the rest only by who looks for it.
- * @param current what is being answered on the connection, if anything is.
- */
-function answerUnparsed(
-  core: Core,
-  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
-  socket: Socket,
-  current: http.ServerResponse | undefined,
-): void {
-  const { remoteAddress } = accepted(socket);
-  const client = remoteAddress && normalizeAddress(remoteAddress);
-  const { code = '' } = error;
-  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
-    ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
-    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
-    : undefined;
-  if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: code });
-
-  const isMidAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
-  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
-  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
-  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
-  socket.write(headBytes(timeout?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
@@ -795,17 +1178,17 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
     // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
-    if (isPreflight(x)) return answerPreflight(x);
+    if (answerPreflight(x)) return;
 
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
-    x.credential = findCredential(req, target) ?? await body.findCredential();
+    x.credential = findCredential(req, target) ?? await body.readCredential();
 
     // Before the endpoint: what exists here is nobody's business who holds no token.
     const token = x.token = identify(x);
     core.strangers.delete(accepted(req.socket));
 
-    // After the token: whether a browser added the credential by itself depends on the form of the right one. Before
-    // the endpoint: a page of another site learns nothing, not even by the time that an answer takes.
+    // After the token, for it depends on the form of the right credential whether a browser added it by itself; before
+    // the endpoint, of which a page of another site learns nothing.
     checkPage(x.rules, req, target, x.credential?.form);
     const refusal = refusalOf(token, target, x.client);
     if (refusal) throw refusal;
@@ -813,16 +1196,15 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // Before the backend is contacted: the head of the body, or all of a small one, has been judged. What is made of a
-    // body, or of a query, is judged in its stead, as if its sender had sent that. Then it is relayed, when it is its
-    // turn: once, and never again.
+    // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
+    // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
     const judge = (field: Field): void => judgeField(token, target, field);
     x.isMade = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMade) {
       const payload = isSendByGet(target)
         ? takeQuery(res, target)
         : await readPayload(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type']);
-      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, makeSend(token, payload, judge));
+      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
       if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
@@ -847,32 +1229,16 @@ function watchClient(x: Exchange): void {
   });
 }
 
+/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
+function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
+  return socket._parent ?? socket;
+}
+
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
   x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
   x.rest = 'ok\n';
-}
-
-/** A browser asks with it whether a page of another origin may send what that wants to send. */
-function isPreflight({ req, corsHeaders }: Exchange): boolean {
-  return req.method === 'OPTIONS' && corsHeaders !== undefined &&
-    req.headers['access-control-request-method'] !== undefined;
-}
-
-/** The headers that a page may send, besides those that any page may. */
-const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
-
-/** Says the same of every path: what exists here is nobody's business who holds no token. */
-function answerPreflight(x: Exchange): void {
-  const asked = x.req.headers['access-control-request-headers']?.toLowerCase().split(/[\s,]+/);
-  x.status = 204;
-  x.res.writeHead(204, {
-    ...x.corsHeaders,
-    'Access-Control-Allow-Methods': METHODS.join(', '),
-    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked?.includes(name)).join(', '),
-    'Access-Control-Max-Age': 600, // seconds
-  });
 }
 
 /** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
@@ -902,6 +1268,17 @@ function logExchange(x: Exchange): void {
   core.log(level, 'request', fields);
 }
 
+/** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
+function closeStaleTunnels(core: Core): void {
+  const { anonymous, tokens } = core.rules;
+  for (const { x, close } of core.tunnels) {
+    const token = anonymous ?? tokens.get(x.token?.digest ?? '');
+    const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
+    const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
+    if (!isGood || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+  }
+}
+
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
 // fetch normalises what a check did not see (`..`, `%2e%2e`, `\`, TAB), and the backend decodes once
 // more (`:number` twice). So a target is taken apart once, judged, and built anew from its parts.
@@ -918,9 +1295,6 @@ interface Target {
   readonly pathSecret: string | undefined;
   readonly querySecret: string | undefined;
 }
-
-/** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
-const HEADERS_LIMIT = 200;
 
 /** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
 function checkHead(req: http.IncomingMessage): void {
@@ -945,7 +1319,7 @@ function parseTarget(method: string, raw: string): Target {
     );
   }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decode(segment));
+  const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decodePart(segment));
   const credentials = segments.filter((segment) => segment.startsWith('@auth='));
   const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
@@ -973,202 +1347,6 @@ function parseTarget(method: string, raw: string): Target {
   };
 }
 
-function badTarget(why: string): Problem {
-  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
-}
-
-/** The one secret in a place, if any; two are nobody's choice to make. */
-function takeSecret(found: string[]): string | undefined {
-  if (found.length > 1) throw new Problem('bad_credential');
-  return found[0];
-}
-
-/** @param isText whether line feeds and tabs may be in it. */
-function decode(text: string, isText = false): string {
-  let decoded: string;
-  try {
-    decoded = decodeURIComponent(text);
-  } catch {
-    throw badTarget('its percent-encoded bytes are not UTF-8');
-  }
-  if (/\p{Cc}/u.test(isText ? decoded.replace(/[\n\t]/g, '') : decoded)) {
-    throw badTarget('it holds an encoded control character');
-  }
-  return decoded;
-}
-
-/** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
-function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const cut = pair.indexOf('=');
-  const part = (text: string, isText = false): string => decode(text.replaceAll('+', ' '), isText);
-  const name = part(cut < 0 ? pair : pair.slice(0, cut));
-  return {
-    // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
-    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
-    name,
-    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
-  };
-}
-
-/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
-function backendPath(backend: Backend, target: Target): string {
-  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
-  const encode = (segment: string): string =>
-    encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
-  return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
-}
-
-// ── ROUTES AND ALLOWLIST ─────────────────────────────────────────────────────────────────────────
-
-type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
-
-interface Route {
-  readonly group: Group;
-  readonly method: string;
-  readonly template: string;
-  readonly parts: readonly string[];
-  /** The backend refuses the request without a body. */
-  readonly needsBody: boolean;
-}
-
-const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
-
-/**
- * Every route of the backend: methods, template, and "body" where it needs one. The first match wins,
- * so that a static segment stands before a parameter, as in the backend's own router.
- */
-const ROUTES: readonly Route[] = Object.entries({
-  info: ['GET /v1/about', 'GET /v1/health'],
-  send: ['POST /v2/send body', 'POST /v1/send body'],
-  receive: ['GET /v1/receive/:number'],
-  messaging: [
-    'PUT,DELETE /v1/typing-indicator/:number body',
-    'POST,DELETE /v1/reactions/:number body',
-    'POST /v1/receipts/:number body',
-    'DELETE /v1/remote-delete/:number body',
-    'POST,DELETE /v1/polls/:number body',
-    'POST /v1/polls/:number/vote body',
-    'GET /v1/attachments',
-    'GET,DELETE /v1/attachments/:attachment',
-    'GET /v1/sticker-packs/:number',
-    'POST /v1/sticker-packs/:number body',
-    'GET /v1/search',
-    'GET /v1/search/:number',
-    'GET /v1/groups/:number',
-    'POST /v1/groups/:number body',
-    'GET,DELETE /v1/groups/:number/:groupid',
-    'PUT /v1/groups/:number/:groupid body',
-    'GET /v1/groups/:number/:groupid/avatar',
-    'POST /v1/groups/:number/:groupid/block',
-    'POST /v1/groups/:number/:groupid/join',
-    'POST /v1/groups/:number/:groupid/quit',
-    'POST,DELETE /v1/groups/:number/:groupid/members body',
-    'POST,DELETE /v1/groups/:number/:groupid/admins body',
-    'POST,DELETE /v1/groups/:number/:groupid/pin-message body',
-  ],
-  setup: [
-    'GET /v1/configuration',
-    'POST /v1/configuration body',
-    'GET /v1/configuration/:number/settings',
-    'POST /v1/configuration/:number/settings body',
-    'POST /v1/register/:number',
-    'POST /v1/register/:number/verify/:token',
-    'POST /v1/unregister/:number',
-    'GET /v1/qrcodelink',
-    'GET /v1/qrcodelink/raw',
-    'GET /v1/accounts',
-    'POST /v1/accounts/:number/rate-limit-challenge body',
-    'PUT /v1/accounts/:number/settings body',
-    'POST /v1/accounts/:number/username body',
-    'DELETE /v1/accounts/:number/username',
-    'POST /v1/accounts/:number/pin body',
-    'DELETE /v1/accounts/:number/pin',
-    'GET /v1/devices/:number',
-    'POST /v1/devices/:number body',
-    'DELETE /v1/devices/:number/local-data',
-    'DELETE /v1/devices/:number/:deviceId',
-    'PUT /v1/profiles/:number body',
-    'GET /v1/identities/:number',
-    'PUT /v1/identities/:number/trust/:numbertotrust body',
-    'GET /v1/contacts/:number',
-    'PUT /v1/contacts/:number body',
-    'GET /v1/contacts/:number/:uuid',
-    'GET /v1/contacts/:number/:uuid/avatar',
-    'POST /v1/contacts/:number/sync',
-    '* /v1/plugins/*',
-    'GET /swagger/*',
-  ],
-}).flatMap(([group, lines]) =>
-  lines.flatMap((line) => {
-    const [methods = '', template = '', body] = line.split(' ');
-    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
-      group: group as Group,
-      method,
-      template,
-      parts: template.slice(1).split('/'),
-      needsBody: body === 'body',
-    }));
-  })
-);
-
-/** By a token that makes sends, also called with GET: that goes on as the POST that it stands for. */
-const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
-
-function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
-  return method === 'GET' && route === SEND_ROUTE;
-}
-
-/** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
-const GROUPS: Record<Group, readonly Group[]> = {
-  send: ['send'],
-  info: ['info'],
-  receive: ['receive'],
-  messaging: ['send', 'receive', 'messaging'],
-  setup: ['setup'],
-};
-
-/**
- * The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup
- * too.
- */
-const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
-
-function prefixOf(segments: readonly string[]): string {
-  return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
-}
-
-/** E.164 with its plus, as loosely as numbers are handed out. */
-const NUMBER = /^\+[0-9]{5,15}$/;
-
-/**
- * What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli
- * of them.
- */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
-  [':number', [
-    (value) => NUMBER.test(value),
-    'the account in the path must be "+" and 5 to 15 digits',
-    '+15550100001',
-  ]],
-  [':groupid', [
-    isGroupId,
-    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
-    `group.${btoa(btoa('-'.repeat(32)))}`,
-  ]],
-]);
-
-interface Pattern {
-  readonly method: string;
-  readonly parts: readonly string[];
-}
-
-/** What the owner allowed: groups by name, and single patterns. */
-interface Allow {
-  readonly words: readonly string[];
-  readonly groups: ReadonlySet<Group>;
-  readonly patterns: readonly Pattern[];
-}
-
 /**
  * The route of a request, if the backend has one.
  * @throws {Problem} bad_target for what cannot stand for a parameter.
@@ -1184,157 +1362,39 @@ function findRoute(method: string, segments: readonly string[]): Route | undefin
   return route;
 }
 
+/** @param isText whether line feeds and tabs may be in it. */
+function decodePart(text: string, isText = false): string {
+  let decoded: string;
+  try {
+    decoded = decodeURIComponent(text);
+  } catch {
+    throw badTarget('its percent-encoded bytes are not UTF-8');
+  }
+  if (/\p{Cc}/u.test(isText ? decoded.replace(/[\n\t]/g, '') : decoded)) {
+    throw badTarget('it holds an encoded control character');
+  }
+  return decoded;
+}
+
+/** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
+function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
+  const cut = pair.indexOf('=');
+  const part = (text: string, isText = false): string => decodePart(text.replaceAll('+', ' '), isText);
+  const name = part(cut < 0 ? pair : pair.slice(0, cut));
+  return {
+    // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
+    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
+    name,
+    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
+  };
+}
+
 /** The segments that routes spell: words that a log may show of any path. */
 const SPELLED = new Set(ROUTES.flatMap(({ parts }) => parts.filter((part) => !/^[:*]/.test(part))));
 
 /** A path for the log, without what may be a phone number or a token; no route has as many segments as are kept. */
 function maskPath(segments: readonly string[]): string {
   return `/${segments.slice(0, 8).map((segment) => SPELLED.has(segment) ? segment : '*').join('/')}`;
-}
-
-/** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
-function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
-  const open = parts.at(-1) === '*';
-  if (open ? segments.length < parts.length : segments.length !== parts.length) return false;
-  return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
-}
-
-function isLiteral(part: string): boolean {
-  return part !== '*' && !part.startsWith(':');
-}
-
-/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
-function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
-  const { segments, route } = target;
-  if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
-  const matches = allow.patterns.filter(({ method, parts }) =>
-    (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
-    partsMatch(parts, segments) &&
-    parts.every((part, i) =>
-      // What a route spells is no parameter: DELETE /v1/devices/:number/local-data deletes more than a device.
-      !part.startsWith(':') ||
-      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
-    )
-  );
-  if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
-  if (route && allow.groups.has(route.group)) return 'covered';
-  // No wildcard reaches setup.
-  return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
-}
-
-/** No wildcard opens it: who allows all that reads means nothing that acts. */
-function spellsSendByGet({ method, parts }: Pattern): boolean {
-  return method === 'GET' && parts.join('/') === 'v2/send';
-}
-
-/**
- * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
- * each.
- */
-function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
-  return ROUTES.some(({ method, parts }) => {
-    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
-      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
-      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
-    });
-    try {
-      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
-      return target.route !== undefined && findGrant(allow, target) !== undefined;
-    } catch {
-      return false;
-    }
-  });
-}
-
-/** Makes a group, or changes who is in one or how one gets in. */
-const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
-
-/**
- * Why a token may not do this, if so: its addresses, its endpoints, its accounts. Asked again of an open WebSocket when
- * the rules change.
- */
-function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
-  return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
-}
-
-function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
-  const { method, route, segments, parameters } = target;
-  const grant = findGrant(token.allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
-  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
-  const isOpaque = route === undefined || route.parts.at(-1) === '*';
-  if (isOpaque && (token.senders || token.recipients)) {
-    return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
-  }
-  if (token.senders && !isOpaque) {
-    const at = route.parts.indexOf(':number');
-    if (at >= 0 && !token.senders.has(segments[at] ?? '')) return new Problem('sender_not_allowed');
-    // All attachments, all accounts: routes without an account show every account's.
-    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
-      return new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
-    }
-  }
-  // A link to join a group lets anybody in, whom the token may not write to.
-  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${method} ${route?.template}`)) {
-    return new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
-  }
-  // The numbers of a search become arguments of signal-cli, like those in a body.
-  const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
-  if (mistake) return badField('numbers', mistake);
-  // Who may not write to a group may not change it either.
-  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
-  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
-}
-
-/** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
-function refusalOfRoute(allow: Allow, target: Target): Problem {
-  const { route, segments } = target;
-  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
-  const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
-  return others.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
-    : new Problem('unknown_endpoint');
-}
-
-// ── CLIENT ADDRESS ───────────────────────────────────────────────────────────────────────────────
-
-/** A list of addresses and ranges, and how it was written. */
-interface AddressList {
-  readonly words: readonly string[];
-  readonly list: BlockList;
-}
-
-/** An absent list allows every address. */
-function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
-  return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
-}
-
-/** An IPv4-mapped IPv6 address is the IPv4 address. A unix socket's peer has none; it is on this machine. */
-function normalizeAddress(address: string | undefined): string {
-  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
-}
-
-/** Whether what the peer says of the client in X-Forwarded-… counts. */
-function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
-  return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
-}
-
-/**
- * The client's address: the peer's, or behind trusted proxies the right-most address in
- * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
- */
-function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
-  let address = normalizeAddress(req.socket.remoteAddress);
-  if (trusted === undefined) return address;
-  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
-  while (hops.length > 0 && addressAllowed(trusted, address)) {
-    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // not an address: the last trusted proxy answers for it
-    address = hop;
-  }
-  return address;
 }
 
 // ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
@@ -1376,6 +1436,12 @@ function findCredential(req: http.IncomingMessage, target: Target): Credential |
   return undefined;
 }
 
+/** The one secret in a place, if any; two are nobody's choice to make. */
+function takeSecret(found: string[]): string | undefined {
+  if (found.length > 1) throw new Problem('bad_credential');
+  return found[0];
+}
+
 /** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
 function headerValues(req: http.IncomingMessage, name: string): string[] {
   const values: string[] = [];
@@ -1398,14 +1464,6 @@ function parseAuthorization(value: string): Credential {
   return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
 }
 
-function digestOf(secret: string): string {
-  // The shorter way is 2 µs faster; Node 20.11 and those before it do not have it.
-  return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
-}
-
-/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
-const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
-
 /**
  * Whose request this is. Every refusal looks the same from outside; the log has the reason.
  *
@@ -1427,6 +1485,19 @@ function identify({ core, rules, credential, client }: Exchange): Token {
     : new Problem('unauthorized', { reason });
 }
 
+function isExpired({ expiresMs }: Token, nowMs: number): boolean {
+  return expiresMs !== undefined && expiresMs <= nowMs;
+}
+
+/** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
+function failureKey(address: string): string {
+  if (isIP(address) !== 6) return address;
+  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
+  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
+}
+
+// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+
 /**
  * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
  * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
@@ -1441,10 +1512,26 @@ function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Reco
   };
 }
 
-/** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
-function isBrowser({ headers }: http.IncomingMessage): boolean {
-  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
-    headers['user-agent']?.startsWith('Mozilla/') === true;
+/** The headers that a page may send, besides those that any page may. */
+const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
+
+/**
+ * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
+ * path: what exists here is nobody's business who holds no token.
+ * @returns whether it was such a question.
+ */
+function answerPreflight(x: Exchange): boolean {
+  const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
+  if (x.req.method !== 'OPTIONS' || !x.corsHeaders || method === undefined) return false;
+  const asked = names.toLowerCase().split(/[\s,]+/);
+  x.status = 204;
+  x.res.writeHead(204, {
+    ...x.corsHeaders,
+    'Access-Control-Allow-Methods': METHODS.join(', '),
+    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
+    'Access-Control-Max-Age': 600, // seconds
+  });
+  return true;
 }
 
 /** Where a GET does something, besides what patterns open. */
@@ -1485,15 +1572,76 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
     [...cors].some((origin) => new URL(origin).hostname === name);
 }
 
-function isExpired({ expiresMs }: Token, nowMs: number): boolean {
-  return expiresMs !== undefined && expiresMs <= nowMs;
+// ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * Why a token may not do this, if so: its addresses, its endpoints, its accounts. Asked again of an open WebSocket when
+ * the rules change.
+ */
+function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
+  return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
-/** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
-function failureKey(address: string): string {
-  if (isIP(address) !== 6) return address;
-  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
-  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
+function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
+  const { method, route, segments, parameters } = target;
+  const grant = findGrant(token.allow, target);
+  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
+  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
+  const isOpaque = route === undefined || route.parts.at(-1) === '*';
+  if (isOpaque && (token.senders || token.recipients)) {
+    return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
+  }
+  if (token.senders && !isOpaque) {
+    const at = route.parts.indexOf(':number');
+    if (at >= 0 && !token.senders.has(segments[at] ?? '')) return new Problem('sender_not_allowed');
+    // All attachments, all accounts: routes without an account show every account's.
+    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
+      return new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
+    }
+  }
+  // A link to join a group lets anybody in, whom the token may not write to.
+  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${method} ${route?.template}`)) {
+    return new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
+  }
+  // The numbers of a search become arguments of signal-cli, like those in a body.
+  const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
+  if (mistake) return badField('numbers', mistake);
+  // Who may not write to a group may not change it either.
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+}
+
+/** Makes a group, or changes who is in one or how one gets in. */
+const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
+
+/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
+function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
+  const { segments, route } = target;
+  if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
+  const matches = allow.patterns.filter(({ method, parts }) =>
+    (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
+    partsMatch(parts, segments) &&
+    parts.every((part, i) =>
+      // What a route spells is no parameter: DELETE /v1/devices/:number/local-data deletes more than a device.
+      !part.startsWith(':') ||
+      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
+    )
+  );
+  if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
+  if (route && allow.groups.has(route.group)) return 'covered';
+  // No wildcard reaches setup.
+  return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
+}
+
+/** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
+function refusalOfRoute(allow: Allow, target: Target): Problem {
+  const { route, segments } = target;
+  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
+  if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
+  const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
+  return others.length > 0
+    ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
+    : new Problem('unknown_endpoint');
 }
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
@@ -1504,9 +1652,6 @@ interface Rate {
   readonly perMs: number;
   readonly words: string;
 }
-
-/** Keys kept at most. The oldest go first: an attacker with a million addresses forgets only itself. */
-const RATE_KEYS_LIMIT = 10_000;
 
 /**
  * A token bucket per key, kept as one number each: the time at which the bucket would be full again
@@ -1534,148 +1679,13 @@ class RateLimiter {
   }
 }
 
-/** A warning of what anybody can bring about as often as he likes. */
-const WARNING_RATE: Rate = { count: 1, perMs: 60_000, words: '1/1m' };
-
-function warnRarely(core: Core, message: string, fields: object): void {
-  // No token has such a name.
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
-}
-
 /** @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
 
-// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
-
-/**
- * The keys of a body that matter, as the backend acts on them: at the top level, or `within` the object
- * of another. `list` is an array of strings; an `argument` may also be a number (the votes of a poll).
- */
-const BODY_KEYS = {
-  auth: { list: false, role: 'credential' },
-  number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
-  recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' },
-  admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' },
-  selected_answers: { list: true, role: 'argument' },
-  base64_attachment: { list: false, role: 'attachment' },
-  base64_attachments: { list: true, role: 'attachment' },
-  link_preview: { list: false, role: 'object' },
-  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
-
-type BodyKey = keyof typeof BODY_KEYS;
-
-/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. */
-function isGroupId(value: string): boolean {
-  const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
-  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
-}
-
-/** A group's id as signal-cli makes it. It is encoded again and compared, for Node decodes anything. */
-function isInternalId(value: string): boolean {
-  const bytes = Buffer.from(value, 'base64');
-  return bytes.length === 32 && value === bytes.toString('base64');
-}
-
-/** One string under a key that matters; of an attachment only what stands before its data. */
-interface Field {
-  readonly key: BodyKey;
-  /** Undefined for a `number` that the whole body does not have. */
-  readonly value: string | undefined;
-}
-
-/**
- * Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits.
- */
-const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
-
-/**
- * Judges one field by the rules for all tokens and by this token's own.
- * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
- */
-function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
-  const { role } = BODY_KEYS[key];
-  if (value === undefined) {
-    if (!token.senders || route?.group !== 'send') return;
-    throw badField(key, 'must say from which account to send, for this token may not use all');
-  }
-  if (role === 'attachment') return checkAttachment(key, value);
-  if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
-  const mistake = mistakeInArgument(value);
-  if (mistake) throw badField(key, mistake);
-  if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  if (role !== 'recipient' && role !== 'member') return;
-  const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  checkWhom(key, value, isPerson);
-  const refusal = refusalOfRecipient(token, value);
-  if (refusal) throw refusal;
-}
-
-/** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
-function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
-  if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
-  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with
-  // "-".
-  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
-    throw badField(key, 'may not begin with "-" when it is decoded');
-  }
-  if (!value.startsWith('group.')) return;
-  if (isPerson) throw badField(key, 'must be a person here, not a group');
-  if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
-}
-
-/** Why a token may not write to somebody, if so; it says no more of him than his kind. */
-function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
-  const kind = kindOf(value);
-  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
-  return new Problem('recipient_not_allowed', {
-    detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
-  });
-}
-
-/** What the backend takes a recipient for. */
-function kindOf(value: string): string {
-  if (value.startsWith('group.')) return 'group';
-  if (/^[+0-9 ]+$/.test(value)) return 'phone number';
-  return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
-}
-
-/** What is wrong with what becomes an argument of a command line (signal-cli's), where "-" begins an option. */
-function mistakeInArgument(value: string): string | undefined {
-  if (value === '') return 'may not be empty';
-  if (value.startsWith('-')) return 'may not begin with "-"';
-  return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
-}
-
-/** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
-function checkAttachment(key: string, meta: string): void {
-  for (const part of meta.split(';')) {
-    // The backend drops the character before "base64,", whatever it is.
-    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}(?:.?base64)?$/s.test(part.slice('filename='.length))) {
-      throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
-    }
-  }
-}
-
-function badField(key: string, why: string): Problem {
-  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
-}
-
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
-
-/** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
-const HEAD_LIMIT_BYTES = 64 * 1024;
-
-/** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
-const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
-/** How long a refused client may take to read its answer and stop sending. */
-const LINGER_MS = 2000;
 
 /** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
 type Content = Uint8Array | {
@@ -1686,18 +1696,6 @@ type Content = Uint8Array | {
 /** RFC 9112 6.3: a request has a body if one of these two headers says so. */
 function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
-}
-
-/**
- * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
- * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at
- * most.
- */
-function gather(chunks: Uint8Array[], chunk: Uint8Array): void {
-  chunks.push(chunk);
-  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
-    chunks.push(Buffer.concat(chunks.splice(-2)));
-  }
 }
 
 /**
@@ -1775,7 +1773,7 @@ class RequestBody {
    * not said to somebody unknown, and what does not begin like an object (a text, a form) has none.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
-  async findCredential(): Promise<Credential | undefined> {
+  async readCredential(): Promise<Credential | undefined> {
     if (this.#ended || !this.#x.rules.forms.has('body')) return undefined;
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
     // refusal.
@@ -1798,7 +1796,7 @@ class RequestBody {
   /**
    * Judges the head and returns what is to be relayed.
    * @param judge throws a Problem for a field that may not pass.
-   * @throws {Problem} as findCredential, and body_too_large, and what judge throws.
+   * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
   async open(target: Target, judge: (field: Field) => void): Promise<Content> {
     this.#checkLength(this.#x.rules.bodyLimitBytes);
@@ -1818,7 +1816,7 @@ class RequestBody {
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#ended) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
-    if (this.#ended) return joined(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#ended) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
     // From here on, what the scanner takes out it replaces with spaces: the length stays true.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
@@ -1841,9 +1839,9 @@ class RequestBody {
       const chunk = await this.#next(deadlineMs, smallerBytes);
       if (chunk === undefined) break;
       this.#countHeld(chunk);
-      gather(this.#head, chunk);
+      gatherChunk(this.#head, chunk);
     }
-    return joined(this.#head.splice(0));
+    return joinChunks(this.#head.splice(0));
   }
 
   /** Counts what is held, until the request is over. */
@@ -1914,7 +1912,7 @@ class RequestBody {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan();
     scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gather(this.#passed, piece)), deadlineMs);
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
     if (this.#ended && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
@@ -1931,7 +1929,7 @@ class RequestBody {
       const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
       const chunk = await this.#next(deadlineMs, undefined, room);
       if (chunk === undefined) return;
-      gather(this.#head, chunk);
+      gatherChunk(this.#head, chunk);
       take(chunk);
     }
   }
@@ -1999,27 +1997,17 @@ class RequestBody {
 }
 
 /** Most bodies are one chunk, which needs no copy. */
-function joined(chunks: Uint8Array[]): Buffer {
+function joinChunks(chunks: Uint8Array[]): Buffer {
   return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
 
-// ── WEBHOOKS ─────────────────────────────────────────────────────────────────────────────────────
+// ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
 // Grafana, GitHub and others post a shape of their own; scripts and devices post a line of text, or a form. Of what is
 // posted with a token that has `defaults` or `message` a new send is made: nothing of the old body is in it but the
 // fields of a send, and what the template took.
 
-const TEXT_MODES = ['normal', 'styled'] as const;
-type TextMode = (typeof TEXT_MODES)[number];
-
 /** What a send gets where the body has no usable value of its own. */
-interface SendDefaults {
-  readonly number?: string;
-  readonly recipients?: readonly string[];
-  readonly text_mode?: TextMode;
-}
-
-/** The largest body that a send is made of: it is held in memory. */
-const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
+type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
 /** The fields of a send, kept by their names. The hidden `recipient` is not among them, because nobody documents it. */
 const SEND_FIELDS = new Set(
@@ -2094,18 +2082,16 @@ function readJson(json: Buffer): Record<string, unknown> {
 }
 
 /** A multipart form's fields; a file is an attachment. @throws {Problem} bad_json. */
-async function readMultipart(body: Buffer, contentType: string): Promise<(readonly [name: string, value: string])[]> {
+async function readMultipart(body: Buffer, contentType: string): Promise<[name: string, value: string][]> {
   const form = await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType } })
     .formData().catch(() => {
       throw new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
     });
-  return Promise.all(
-    Array.from(
-      form,
-      async ([name, value]) =>
-        typeof value === 'string' ? [name, value] as const : ['base64_attachments', await dataUri(value)] as const,
-    ),
-  );
+  const fields: [name: string, value: string][] = [];
+  for (const [name, value] of form) {
+    fields.push(typeof value === 'string' ? [name, value] : ['base64_attachments', await dataUri(value)]);
+  }
+  return fields;
 }
 
 /** A file as the backend takes it, which ends a name at a semicolon. */
@@ -2150,19 +2136,10 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
 }
 
 /**
- * Makes a send of an object.
- * @param judge throws a Problem for a field that may not pass.
- * @throws {Problem} bad_field, and what judge throws.
- */
-function makeSend(token: Token, payload: Record<string, unknown>, judge: (field: Field) => void): Uint8Array {
-  return judgeSend(buildSend(token, payload), judge);
-}
-
-/**
  * A send of a webhook's payload.
  * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
  */
-function buildSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
+function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
   const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no words.
@@ -2172,9 +2149,8 @@ function buildSend({ defaults, message: template }: Token, payload: Record<strin
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
   const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
-  const detail = `The send would lack ${
-    missing.join(' and ')
-  }; the body's top-level keys are ${shown}. What a webhook does not say, the token's "defaults" and "message" template can.`;
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
+  const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
@@ -2216,16 +2192,6 @@ function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
 // Mustache (https://github.com/mustache/spec) in the part that text needs: variables, sections, inverted sections
 // and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
 // client sends is inserted into them, and never read as one.
-
-/** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
-const RENDER_LIMIT_BYTES = 64 * 1024;
-
-/**
- * What a rendering may take at most, in values that names are looked up in; a fraction of a second. Below that it may
- * take the length of the data times that of the template. One way through the data needs less, but sections within
- * sections that go through the same list would take its length to the power of their depth.
- */
-const RENDER_LIMIT_STEPS = 3_000_000;
 
 /**
  * `{{{name}}}`, or `{{`, a sigil, a name and `}}`; before it the indent, if it is the first on its line, and after it
@@ -2301,24 +2267,24 @@ class Template {
   }
 }
 
-function isSection({ sigil }: Tag): boolean {
-  return sigil === '#' || sigil === '^';
-}
-
 function namesIn({ nodes }: Tag): string[] {
   return nodes.flatMap((node) =>
     typeof node === 'string' ? [] : [...node.path.filter(Boolean).slice(0, 1), ...namesIn(node)]
   );
 }
 
+function isSection({ sigil }: Tag): boolean {
+  return sigil === '#' || sigil === '^';
+}
+
 /** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
-  const owner = contexts.findLast((context) => path[0] === '' || member(context, path[0]!) !== undefined);
-  return path.reduce((value, name) => name === '' ? value : member(value, name), owner);
+  const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
+  return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
 }
 
 /** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
-function member(value: unknown, name: string): unknown {
+function memberOf(value: unknown, name: string): unknown {
   if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
   return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
 }
@@ -2390,18 +2356,110 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`line ${before.length}, column ${[...before.at(-1)!].length + 1}: ${why}`);
 }
 
-// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
 
-/** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
-const NESTING_LIMIT = 64;
-/** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
-const KEY_LIMIT_BYTES = 256;
-/** No credential, no account, no group's id and no answer of a poll comes near it. */
-const VALUE_LIMIT_BYTES = 4096;
-/** How much of an attachment may come before its data: its type and the name of its file. */
-const META_LIMIT_BYTES = 1024;
-/** Far longer than any number of this API; the decimals of a double that tell it from its neighbours are 17. */
-const BARE_LIMIT_BYTES = 256;
+/**
+ * The keys of a body that matter, as the backend acts on them: at the top level, or `within` the object
+ * of another. `list` is an array of strings; an `argument` may also be a number (the votes of a poll).
+ */
+const BODY_KEYS = {
+  auth: { list: false, role: 'credential' },
+  number: { list: false, role: 'sender' },
+  recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
+  recipients: { list: true, role: 'recipient' },
+  members: { list: true, role: 'member' },
+  admins: { list: true, role: 'member' },
+  answers: { list: true, role: 'argument' },
+  selected_answers: { list: true, role: 'argument' },
+  base64_attachment: { list: false, role: 'attachment' },
+  base64_attachments: { list: true, role: 'attachment' },
+  link_preview: { list: false, role: 'object' },
+  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
+} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
+
+type BodyKey = keyof typeof BODY_KEYS;
+
+/** One string under a key that matters; of an attachment only what stands before its data. */
+interface Field {
+  readonly key: BodyKey;
+  /** Undefined for a `number` that the whole body does not have. */
+  readonly value: string | undefined;
+}
+
+/**
+ * Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits.
+ */
+const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
+
+/**
+ * Judges one field by the rules for all tokens and by this token's own.
+ * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
+ */
+function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
+  const { role } = BODY_KEYS[key];
+  if (value === undefined) {
+    if (!token.senders || route?.group !== 'send') return;
+    throw badField(key, 'must say from which account to send, for this token may not use all');
+  }
+  if (role === 'attachment') return checkAttachment(key, value);
+  if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
+  const mistake = mistakeInArgument(value);
+  if (mistake) throw badField(key, mistake);
+  if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
+  if (role !== 'recipient' && role !== 'member') return;
+  const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
+  checkWhom(key, value, isPerson);
+  const refusal = refusalOfRecipient(token, value);
+  if (refusal) throw refusal;
+}
+
+/** What is wrong with what becomes an argument of a command line (signal-cli's), where "-" begins an option. */
+function mistakeInArgument(value: string): string | undefined {
+  if (value === '') return 'may not be empty';
+  if (value.startsWith('-')) return 'may not begin with "-"';
+  return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
+}
+
+/** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
+function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
+  if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
+  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with
+  // "-".
+  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
+    throw badField(key, 'may not begin with "-" when it is decoded');
+  }
+  if (!value.startsWith('group.')) return;
+  if (isPerson) throw badField(key, 'must be a person here, not a group');
+  if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
+}
+
+/** Why a token may not write to somebody, if so; it says no more of him than his kind. */
+function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
+  const kind = kindOf(value);
+  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
+  return new Problem('recipient_not_allowed', {
+    detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
+  });
+}
+
+/** What the backend takes a recipient for. */
+function kindOf(value: string): string {
+  if (value.startsWith('group.')) return 'group';
+  if (/^[+0-9 ]+$/.test(value)) return 'phone number';
+  return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
+}
+
+/** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
+function checkAttachment(key: string, meta: string): void {
+  for (const part of meta.split(';')) {
+    // The backend drops the character before "base64,", whatever it is.
+    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}(?:.?base64)?$/s.test(part.slice('filename='.length))) {
+      throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
+    }
+  }
+}
+
+// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
 
 /**
  * Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no
@@ -2563,7 +2621,7 @@ class BodyScan {
 
   /** Everything up to `end` goes where the bytes before it went: on, or to what is held. */
   #pass(end: number): void {
-    if (end > this.#from) gather(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
+    if (end > this.#from) gatherChunk(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
   }
 
@@ -2782,6 +2840,18 @@ class BodyScan {
   }
 }
 
+/**
+ * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
+ * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at
+ * most.
+ */
+function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
+  chunks.push(chunk);
+  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
+    chunks.push(Buffer.concat(chunks.splice(-2)));
+  }
+}
+
 /** The bytes without a UTF-8 character that begins at their end and is not complete (RFC 3629 3). */
 function wholeCharacters(bytes: Buffer): Buffer {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
@@ -2871,14 +2941,6 @@ interface BackendAnswer {
   destroy(): void;
 }
 
-/** How long a connection to the backend may take to come about, TLS included. */
-const CONNECT_TIMEOUT_MS = 10_000;
-
-/**
- * Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost.
- */
-const IDLE_TIMEOUT_MS = 4000;
-
 /**
  * Sends the request to the backend, once, and its answer to the client.
  * @param upgrade the client's side of a WebSocket that is to be.
@@ -2898,7 +2960,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     answer = await sendInTurn(request, target.route?.group, send);
     const head = readAnswerHead(answer, upgrade && 'websocket');
     x.status = answer.status;
-    if (upgrade && early && answer.upgraded) return openTunnel(x, head, [upgrade[0], early()], answer.upgraded);
+    if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one.
     head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
@@ -2908,6 +2970,64 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     answer?.destroy();
     throw x.ended ?? backendProblem(error);
   }
+}
+
+/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
+function backendPath(backend: Backend, target: Target): string {
+  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  const encode = (segment: string): string =>
+    encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
+  return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
+}
+
+/**
+ * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
+ * @returns name and value in turn.
+ */
+function outboundHeaders({ req, rules, client, requestId, target, credential, isMade }: Exchange): string[] {
+  const named = connectionNames(req.headers.connection);
+  // What was presented as a credential, right or not, in the bytes of a header.
+  const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
+    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
+  );
+  const headers: string[] = [];
+  for (let i = 0; i < req.rawHeaders.length; i += 2) {
+    const name = req.rawHeaders[i]!.toLowerCase();
+    const value = req.rawHeaders[i + 1]!;
+    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
+      (isMade && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
+    if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
+  }
+  if (isMade) headers.push('content-type', 'application/json');
+  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
+  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
+  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
+  headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
+  const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
+  if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
+  if (rules.backend.authorization) headers.push('authorization', rules.backend.authorization);
+  return headers;
+}
+
+/** The names that a Connection header declares to be for this hop only. */
+function connectionNames(value: string | undefined): ReadonlySet<string> {
+  if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
+  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
+}
+
+const NO_NAMES: ReadonlySet<string> = new Set();
+
+/**
+ * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
+ * Basic.
+ */
+function holdsSecret(value: string, secrets: readonly string[]): boolean {
+  if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
+  const plain = !value.includes('%')
+    ? value
+    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
+  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
 }
 
 /** Sends it when it is its turn, which ends with the head of the answer, or when there will be none. */
@@ -2925,43 +3045,6 @@ async function sendInTurn(
     return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
   } finally {
     giveTurn(x);
-  }
-}
-
-/**
- * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
- * requests, each of which reads and writes an unguarded map.
- * @throws {Problem} busy, and what else ended the exchange meanwhile.
- */
-async function takeTurn(x: Exchange): Promise<void> {
-  if (!x.needsTurn) return; // the answer came before the body's end
-  const { queue } = x.core.turns;
-  queue.push(x);
-  passTurns(x.core);
-  if (x.hasTurn) return;
-  x.waitFor(x.leftMs, 'busy');
-  await x.standBy();
-  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
-}
-
-/** Gives a turn back, or the place among those that wait for one. */
-function giveTurn(x: Exchange): void {
-  const { turns } = x.core;
-  const place = turns.queue.indexOf(x);
-  if (place >= 0) turns.queue.splice(place, 1);
-  if (x.hasTurn) turns.taken--;
-  x.hasTurn = x.needsTurn = false;
-  x.wake?.();
-  passTurns(x.core);
-}
-
-/** Gives the turns that are free to those that wait, in the order in which they asked. */
-function passTurns({ turns, rules }: Core): void {
-  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
-    const x = turns.queue.shift()!;
-    turns.taken++;
-    x.hasTurn = true;
-    x.wake?.();
   }
 }
 
@@ -3116,21 +3199,15 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
   return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
 }
 
-/** What a client gets of an answer's head. */
-interface AnswerHead {
-  /** The backend's own headers, less what was for this hop only, and what is not its to say. */
-  readonly headers: string[];
-  /** Of the body, if it was said, or if there is none. */
-  readonly length: number | undefined;
-}
-
 /**
  * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
  * answer for those of another, or lose its credential on another way.
  * @param protocol that the client has asked to change to.
+ * @returns what the client gets of it, less what was for this hop only and what is not the backend's to say; and the
+ *   length of the body, if it was said, or if there is none.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string): AnswerHead {
+function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3188,77 +3265,6 @@ function collectSoon(chunk: Uint8Array | undefined): void {
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
-const COLLECT_FROM_BYTES = 4096;
-
-/** The names that a Connection header declares to be for this hop only. */
-function connectionNames(value: string | undefined): ReadonlySet<string> {
-  if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
-  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
-}
-
-const NO_NAMES: ReadonlySet<string> = new Set();
-
-/** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
-const COPY_FROM_LENGTH = 16;
-
-/**
- * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
- * Basic.
- */
-function holdsSecret(value: string, secrets: readonly string[]): boolean {
-  if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = !value.includes('%')
-    ? value
-    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
-  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
-  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
-}
-
-/**
- * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
- * @returns name and value in turn.
- */
-function outboundHeaders({ req, rules, client, requestId, target, credential, isMade }: Exchange): string[] {
-  const named = connectionNames(req.headers.connection);
-  // What was presented as a credential, right or not, in the bytes of a header.
-  const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
-    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
-  );
-  const headers: string[] = [];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    const name = req.rawHeaders[i]!.toLowerCase();
-    const value = req.rawHeaders[i + 1]!;
-    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMade && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
-    if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
-  }
-  if (isMade) headers.push('content-type', 'application/json');
-  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
-  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
-  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
-  headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
-  const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
-  if (rules.backend.authorization) headers.push('authorization', rules.backend.authorization);
-  return headers;
-}
-
-/** What fetch failed with, in one word and without an address or a path. */
-function failureCode(error: unknown): string {
-  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
-  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
-  const text = inner.message ?? '';
-  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
-}
-
-/** Connection never made (Node's and undici's codes, Bun's, Deno's): nothing can have been sent. */
-const UNREACHABLE =
-  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
-
-function unreachable(error: unknown): Problem {
-  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
-}
-
 function backendProblem(error: unknown): Problem {
   if (error instanceof Problem) return error;
   const reason = failureCode(error);
@@ -3270,17 +3276,62 @@ function backendProblem(error: unknown): Problem {
   return new Problem(code, { reason, cause: error });
 }
 
-// ── WEBSOCKET RELAY ──────────────────────────────────────────────────────────────────────────────
+/** Connection never made (Node's and undici's codes, Bun's, Deno's): nothing can have been sent. */
+const UNREACHABLE =
+  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
+
+function unreachable(error: unknown): Problem {
+  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
+}
+
+/** What fetch failed with, in one word and without an address or a path. */
+function failureCode(error: unknown): string {
+  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
+  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
+  const text = inner.message ?? '';
+  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
+}
+
+// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the
- * others.
+ * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
+ * requests, each of which reads and writes an unguarded map.
+ * @throws {Problem} busy, and what else ended the exchange meanwhile.
  */
-const BACKLOG_LIMIT_BYTES = 1024 * 1024;
-/** Chunks that a client may send before its handshake is answered; it should send none (RFC 6455 4.1). */
-const EARLY_LIMIT = 16;
-/** How often open WebSockets are looked at for a token that has expired meanwhile. */
-const TUNNEL_SWEEP_MS = 30_000;
+async function takeTurn(x: Exchange): Promise<void> {
+  if (!x.needsTurn) return; // the answer came before the body's end
+  const { queue } = x.core.turns;
+  queue.push(x);
+  passTurns(x.core);
+  if (x.hasTurn) return;
+  x.waitFor(x.leftMs, 'busy');
+  await x.standBy();
+  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+}
+
+/** Gives a turn back, or the place among those that wait for one. */
+function giveTurn(x: Exchange): void {
+  const { turns } = x.core;
+  const place = turns.queue.indexOf(x);
+  if (place >= 0) turns.queue.splice(place, 1);
+  if (x.hasTurn) turns.taken--;
+  x.hasTurn = x.needsTurn = false;
+  x.wake?.();
+  passTurns(x.core);
+}
+
+/** Gives the turns that are free to those that wait, in the order in which they asked. */
+function passTurns({ turns, rules }: Core): void {
+  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
+    const x = turns.queue.shift()!;
+    turns.taken++;
+    x.hasTurn = true;
+    x.wake?.();
+  }
+}
+
+// ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
 
 /** One side of a WebSocket, and what it has already said. */
 type Side = readonly [socket: Duplex, head: Buffer];
@@ -3290,40 +3341,6 @@ interface Tunnel {
   /** The request that opened it: its token, form, target and client are judged anew when rules change. */
   readonly x: Exchange;
   close(reason: string): void;
-}
-
-/**
- * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
- * request.
- */
-function isWebSocket(req: http.IncomingMessage): boolean {
-  return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
-}
-
-/** Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. */
-function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
-  const lines = [`${req.method} ${req.url} HTTP/1.1`];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
-      lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
-    }
-  }
-  const others = [...connectionNames(req.headers.connection)].filter((name) =>
-    name !== 'upgrade' && name !== 'http2-settings'
-  );
-  if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
-  socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
-  return socket;
-}
-
-/** What answers a request that node:http has let go of because of its wish to be upgraded. It may be a refusal. */
-function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
-  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
-  const res = new http.ServerResponse(req);
-  res.assignSocket(socket as Socket);
-  res.shouldKeepAlive = false;
-  res.once('finish', () => socket.end(() => socket.destroy()));
-  return res;
 }
 
 /**
@@ -3344,7 +3361,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
 }
 
 /** Passes the backend's consent on, and lets bytes flow both ways until either side ends. */
-function openTunnel(x: Exchange, { headers }: AnswerHead, client: Side, backend: Side): void {
+function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
   x.isTunnel = true;
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
@@ -3393,25 +3410,81 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   backend.once('close', () => socket.end());
 }
 
-/** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
-function closeStaleTunnels(core: Core): void {
-  const { anonymous, tokens } = core.rules;
-  for (const { x, close } of core.tunnels) {
-    const token = anonymous ?? tokens.get(x.token?.digest ?? '');
-    const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
-    const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
-    if (!isGood || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+// ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
+
+/** A problem as an answer: its headers and its body, which has the same form for every refusal. */
+function describeProblem(
+  { message, code, status, details: { allow, retryAfterMs } }: Problem,
+  requestId: string,
+  req?: http.IncomingMessage,
+): { headers: http.OutgoingHttpHeaders; body: string } {
+  const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
+  return {
+    body,
+    headers: {
+      'Content-Type': 'application/json',
+      'Content-Length': Buffer.byteLength(body),
+      // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
+      // password, remember it, and add it to the requests of any page.
+      ...(status === 401 &&
+        { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
+      ...(allow && { 'Allow': allow.join(', ') }),
+      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
+    },
+  };
+}
+
+/** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
+function isBrowser({ headers }: http.IncomingMessage): boolean {
+  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
+    headers['user-agent']?.startsWith('Mozilla/') === true;
+}
+
+/** An answer's head as bytes, for a socket on which node:http does not answer. Names and values take turns. */
+function headBytes(status: number, fields: readonly string[]): Buffer {
+  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
+  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
+}
+
+// ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
+
+/** A list of addresses and ranges, and how it was written. */
+type AddressList = ReturnType<typeof readAddresses>;
+
+/**
+ * The client's address: the peer's, or behind trusted proxies the right-most address in
+ * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
+ */
+function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
+  let address = normalizeAddress(req.socket.remoteAddress);
+  if (trusted === undefined) return address;
+  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
+  while (hops.length > 0 && addressAllowed(trusted, address)) {
+    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    if (!isIP(hop)) break; // not an address: the last trusted proxy answers for it
+    address = hop;
   }
+  return address;
+}
+
+/** Whether what the peer says of the client in X-Forwarded-… counts. */
+function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
+  return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
+}
+
+/** An absent list allows every address. */
+function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
+  return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
+}
+
+/** An IPv4-mapped IPv6 address is the IPv4 address. A unix socket's peer has none; it is on this machine. */
+function normalizeAddress(address: string | undefined): string {
+  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
 }
 
 // ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
 
-const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
-type Level = (typeof LEVELS)[number];
 type Log = (level: Level, message: string, fields: object) => void;
-
-/** What may wait for somebody to read it. */
-const LOG_LIMIT_BYTES = 1024 * 1024;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
 function makeLog(settings: Settings, options: GatewayOptions): Log {
@@ -3448,6 +3521,20 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   return log;
 }
 
+function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
+  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
+  const pairs = given.map(([name, value]) => {
+    const text = String(value);
+    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  });
+  return [time, level.padEnd(5), message, ...pairs].join(' ');
+}
+
+function warnRarely(core: Core, message: string, fields: object): void {
+  // No token has such a name.
+  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
+}
+
 /**
  * Deno's own standard output: its process.stdout stands still where nobody reads it, and throws on a full disk (2.9).
  */
@@ -3463,96 +3550,203 @@ function writeOut(text: string, done: () => void = () => {}): void {
   }).then(done, done);
 }
 
-function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const pairs = given.map(([name, value]) => {
-    const text = String(value);
-    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+// ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
+
+/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+class Sources extends Mistakes {
+  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  readonly given = new Map<string, { value: unknown; at: string }>();
+  readonly warnings: string[] = [];
+
+  /** Of two, the later wins. */
+  note(path: string, value: unknown, at: string): void {
+    if (value !== undefined) this.given.set(path, { value, at });
+  }
+}
+
+/** Where a configuration comes from. */
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
+
+/**
+ * Reads file, environment and flags; of two that say something on the same setting, the later wins.
+ * @throws {ConfigError} with everything that is wrong.
+ */
+function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
+  const sources = new Sources();
+  if (file !== undefined) noteFileAt(sources, file);
+  const fromFile = sources.given.get('tokens');
+  noteEnv(sources, env);
+  const tokens = sources.given.get('tokens');
+  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
+  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  return readSettings(sources);
+}
+
+/** The settings of a program that embeds the gateway. */
+function embeddedSettings(config: GatewayConfig): Settings {
+  const sources = new Sources();
+  sources.collect('the file', () => noteFile(sources, config));
+  return readSettings(sources);
+}
+
+/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
+
+/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
+function noteFileAt(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readText(file));
+  const at = showPath(file);
+  sources.collect(at, () => {
+    if (text === undefined) return;
+    const config = parseFile(text);
+    sources.collect('the file', () => noteFile(sources, config));
+    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
+    }
+    for (const { key, index } of repeatedKeys(text)) {
+      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
+    }
   });
-  return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
-// ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
-
-type Backend = ReturnType<typeof readBackend>;
-
-/** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
-type PathOf<C> = {
-  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
-    : `${K}.${keyof NonNullable<C[K]> & string}`;
-}[keyof C & string];
-type GatewayPath = PathOf<GatewayConfig>;
-type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
-
 /**
- * Reads a value from JSON or from an environment variable.
- * @throws {UsageError} that says what is wrong, and no secret.
+ * Notes the settings in a parsed file, or in the object below `before` in it.
+ * @throws {UsageError} for all that is none.
  */
-type Reader<T> = (value: unknown) => T;
+function noteFile(sources: Sources, config: unknown, before = ''): void {
+  if (config === undefined && before !== '') return; // of a program: a file has no undefined
+  ensure(isObject(config), 'must be an object');
+  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
+    const at = before + path.slice(before.length).split('.')[0];
+    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
+    return [at.slice(before.length), note];
+  });
+  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
+}
 
-/** `where` it stands: at the top of the file, in a token, or in both. No default, and no variable, is ''. */
-type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
+function parseFile(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    const bytes = Buffer.from(text);
+    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
+      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+    });
+  }
+}
 
-/**
- * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
- * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
- */
-const SETTINGS = {
-  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
-  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
-  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
-  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
-  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
-  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': ['AUTH_METHODS', 'both', readForms, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
-  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
-  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
-  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
-  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
-  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS, LEVELS.join(', ')), 'info', 'debug, info, warn or error'],
-  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
-  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
-  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
-  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
-  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
-  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
-  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
-} as const satisfies Record<SettingPath, Setting>;
+const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
+/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
+function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
+  const open: Set<string>[] = [];
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
+    if (token === '{') open.push(new Set());
+    else if (token === '}') open.pop();
+    else if (colon !== undefined) {
+      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+      if (keys.has(key)) yield { key, index };
+      keys.add(key);
+    }
+  }
+}
 
-/** The readers of what may stand in a token, by its name there. */
-const TOKEN_READERS = Object.fromEntries(
-  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
+function placeAfter(text: string): string {
+  const lines = text.split('\n');
+  return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
+}
+
+/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
+const RESTRICTIONS =
+  'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
+const MISSPELT = new Map(
+  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
 );
+/** Another program's, perhaps. */
+const DOUBTFUL = new Map(Object.entries({
+  RATE_LIMIT: '"RATE"',
+  SENDERS: '"senders" of a token in the file',
+  RECIPIENTS: '"recipients" of a token in the file',
+  API__URL: '"BACKEND_URL"',
+}));
 
-/** All settings, read and checked, by the path that they have in the file. */
-type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
-  'tokens': readonly TokenSettings[];
-  /** What is no mistake, but may not be meant. */
-  'warnings': readonly string[];
-};
-
-type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
-
-/** A token as it stands in the configuration: what it does not say, the top level does. */
-type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
-
-/** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
-class UsageError extends Error {}
-
-function ensure(isRight: boolean, otherwise: string): asserts isRight {
-  if (!isRight) throw new UsageError(otherwise);
+/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  const file = env.API_TOKENS_FILE;
+  if (file !== undefined) {
+    const at = 'API_TOKENS_FILE';
+    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+    const text = file && sources.collect(at, () => readText(file));
+    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
+  }
+  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
+    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
+    const other = DOUBTFUL.get(name);
+    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
+    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+  }
 }
+
+/**
+ * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
+ * wider than what was meant.
+ * @throws {ConfigError} with everything that is wrong.
+ */
+function readSettings(sources: Sources): Settings {
+  const { given, found, warnings } = sources;
+  // A variable or a flag that is set but empty may have been meant to hold a secret.
+  for (const [path, { value, at }] of given) {
+    if (value !== '' || at === path) continue;
+    sources.add(at, 'is set but empty; unset it, or give it a value');
+    given.delete(path);
+  }
+  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+  });
+  const { tokens = [], ...others } = Object.fromEntries(read);
+  const settings: Settings = { ...others, tokens, warnings };
+  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+    const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
+    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
+  }
+  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
+  return sources.end(settings);
+}
+
+/** What requests are judged by: the tokens with their fallbacks resolved. */
+type Rules = ReturnType<typeof makeRules>;
+
+function makeRules(settings: Settings) {
+  const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
+  const tokens = settings.tokens.map(resolve);
+  /** The token that everybody has, if none is configured. */
+  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
+  return {
+    /** By digest. */
+    tokens: new Map(tokens.map((token) => [token.digest, token])),
+    anonymous,
+    /** The forms that any token accepts. */
+    forms: new Set(tokens.flatMap((token) => [...token.methods])),
+    all: anonymous ? [anonymous] : tokens,
+    /** Origins that are no strangers, and whose pages may read every answer. */
+    cors: settings.cors ?? new Set<string>(),
+    trustedProxies: settings.trustedProxies,
+    backend: settings['backend.url'],
+    backendTimeoutMs: settings['backend.timeout'] || Infinity,
+    backendWaitMs: settings['backend.wait'],
+    backendParallel: settings['backend.parallel'] || Infinity,
+    bodyLimitBytes: settings['limits.body'],
+    warnings: settings.warnings,
+  } as const;
+}
+
+// ── READERS ──────────────────────────────────────────────────────────────────────────────────────
 
 /** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
@@ -3562,49 +3756,6 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
     throw new UsageError(explain(error as NodeJS.ErrnoException));
   }
 }
-
-/** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
-class ConfigError extends UsageError {
-  readonly problems: readonly string[];
-
-  constructor(problems: readonly string[]) {
-    super(`the configuration is not usable:\n  ${problems.join('\n  ')}`);
-    this.problems = problems;
-  }
-}
-
-/** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
-class Mistakes {
-  readonly found: string[] = [];
-
-  add(at: string, sentence: string): void {
-    this.found.push(`${at}: ${sentence}`);
-  }
-
-  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
-  collect<T>(at: string, read: () => T): T | undefined {
-    try {
-      return read();
-    } catch (error) {
-      if (!(error instanceof UsageError)) throw error;
-      const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
-      // What is at the top of a file needs no place but its name.
-      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
-      return undefined;
-    }
-  }
-
-  /** Passes on what was read. @throws {ConfigError} if anything was wrong. */
-  end<T>(value: T): T {
-    if (this.found.length > 0) throw new ConfigError(this.found);
-    return value;
-  }
-}
-
-/**
- * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
- */
-const SECRET_MIN_LENGTH = 16;
 
 /** A value for a message, or words in its stead. */
 function showValue(value: unknown, instead: string): string {
@@ -3668,21 +3819,22 @@ function distance(a: string, b: string): number {
   return row[b.length]!;
 }
 
-function wordOf<T extends string>(words: readonly T[], expected = words.join(' or ')): Reader<T> {
+function wordOf<T extends string>(words: readonly T[]): Reader<T> {
+  const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
-}
-
-function readForms(value: unknown): ReadonlySet<Form> {
-  return listOf(wordOf(FORMS, `one of ${FORMS.join(', ')}`))(value);
-}
-
-function readBoolean(value: unknown): boolean {
-  return wordOf(['true', 'false'])(value) === 'true';
 }
 
 /** A reader of texts that are taken as they are. */
 function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+function readBoolean(value: unknown): boolean {
+  return wordOf(['true', 'false'])(value) === 'true';
 }
 
 function countFrom(least: number): Reader<number> {
@@ -3759,6 +3911,8 @@ function readTemplate(value: unknown): Template {
   return attempt(() => new Template(value), (error) => error.message);
 }
 
+type Backend = ReturnType<typeof readBackend>;
+
 /** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
@@ -3805,6 +3959,20 @@ function readFile(value: unknown): { path: string; text: string } {
   return { path: value, text: readText(value) };
 }
 
+function readText(path: string): string {
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+  const user = uid === undefined ? '' : ` by user ${uid}`;
+  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
+}
+
+/**
+ * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
+ */
+function showPath(path: string): string {
+  const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
+  return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
+}
+
 /** Certificate and key for node:https, if both are there. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
@@ -3818,7 +3986,7 @@ function checkTls(settings: Settings): void {
 }
 
 /** BlockList takes a wrong number of bits for an error of ours; a name would have to be asked for on each request. */
-function readAddresses(value: unknown): AddressList {
+function readAddresses(value: unknown) {
   const list = new BlockList();
   const readOne = (item: unknown) =>
     readScalar(item, 'an address or a CIDR range', (text) => {
@@ -3832,7 +4000,7 @@ function readAddresses(value: unknown): AddressList {
 }
 
 /** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
-function readAllow(value: unknown): Allow {
+function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
   const words = [...listOf(textThat(isKnown, expected))(value)];
@@ -3941,263 +4109,9 @@ function readSecret(secret: unknown, isBare = false): string {
   return digestOf(secret);
 }
 
-function isObject(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
-}
-
-// ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
-
-/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
-class Sources extends Mistakes {
-  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
-  readonly given = new Map<string, { value: unknown; at: string }>();
-  readonly warnings: string[] = [];
-
-  /** Of two, the later wins. */
-  note(path: string, value: unknown, at: string): void {
-    if (value !== undefined) this.given.set(path, { value, at });
-  }
-}
-
-/**
- * Notes the settings in a parsed file, or in the object below `before` in it.
- * @throws {UsageError} for all that is none.
- */
-function noteFile(sources: Sources, config: unknown, before = ''): void {
-  if (config === undefined && before !== '') return; // of a program: a file has no undefined
-  ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0];
-    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
-    return [at.slice(before.length), note];
-  });
-  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
-}
-
-/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
-const RESTRICTIONS =
-  'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MISSPELT = new Map(
-  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
-);
-/** Another program's, perhaps. */
-const DOUBTFUL = new Map(Object.entries({
-  RATE_LIMIT: '"RATE"',
-  SENDERS: '"senders" of a token in the file',
-  RECIPIENTS: '"recipients" of a token in the file',
-  API__URL: '"BACKEND_URL"',
-}));
-
-/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
-function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
-  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
-  const file = env.API_TOKENS_FILE;
-  if (file !== undefined) {
-    const at = 'API_TOKENS_FILE';
-    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-    const text = file && sources.collect(at, () => readText(file));
-    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
-  }
-  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
-    const other = DOUBTFUL.get(name);
-    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
-  }
-}
-
-function readText(path: string): string {
-  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
-  const user = uid === undefined ? '' : ` by user ${uid}`;
-  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
-}
-
-/**
- * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
- */
-function showPath(path: string): string {
-  const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
-  return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
-}
-
-/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
-function parseFile(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    const bytes = Buffer.from(text);
-    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
-      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
-    });
-  }
-}
-
-function placeAfter(text: string): string {
-  const lines = text.split('\n');
-  return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
-}
-
-const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
-
-/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
-function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
-  const open: Set<string>[] = [];
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') open.push(new Set());
-    else if (token === '}') open.pop();
-    else if (colon !== undefined) {
-      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
-      if (keys.has(key)) yield { key, index };
-      keys.add(key);
-    }
-  }
-}
-
-/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
-const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
-
-/** Where a configuration comes from. */
-type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
-
-/**
- * Reads file, environment and flags; of two that say something on the same setting, the later wins.
- * @throws {ConfigError} with everything that is wrong.
- */
-function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
-  const sources = new Sources();
-  if (file !== undefined) noteFileAt(sources, file);
-  const fromFile = sources.given.get('tokens');
-  noteEnv(sources, env);
-  const tokens = sources.given.get('tokens');
-  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
-  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
-  return readSettings(sources);
-}
-
-/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
-function noteFileAt(sources: Sources, file: string): void {
-  const text = sources.collect('configuration', () => readText(file));
-  const at = showPath(file);
-  sources.collect(at, () => {
-    if (text === undefined) return;
-    const config = parseFile(text);
-    sources.collect('the file', () => noteFile(sources, config));
-    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
-      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
-    }
-    for (const { key, index } of repeatedKeys(text)) {
-      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
-    }
-  });
-}
-
-/** The settings of a program that embeds the gateway. */
-function embeddedSettings(config: GatewayConfig): Settings {
-  const sources = new Sources();
-  sources.collect('the file', () => noteFile(sources, config));
-  return readSettings(sources);
-}
-
-/**
- * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
- * wider than what was meant.
- * @throws {ConfigError} with everything that is wrong.
- */
-function readSettings(sources: Sources): Settings {
-  const { given, found, warnings } = sources;
-  // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of given) {
-    if (value !== '' || at === path) continue;
-    sources.add(at, 'is set but empty; unset it, or give it a value');
-    given.delete(path);
-  }
-  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
-    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
-    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
-  });
-  const { tokens = [], ...others } = Object.fromEntries(read);
-  const settings: Settings = { ...others, tokens, warnings };
-  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
-  }
-  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
-  return sources.end(settings);
-}
-
-/** What requests are judged by: the tokens with their fallbacks resolved. */
-type Rules = ReturnType<typeof makeRules>;
-
-function makeRules(settings: Settings) {
-  const { 'auth.methods': methods, allow, rate, clients } = settings;
-  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
-  const tokens = settings.tokens.map(resolve);
-  /** The token that everybody has, if none is configured. */
-  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
-  return {
-    /** By digest. */
-    tokens: new Map(tokens.map((token) => [token.digest, token])),
-    anonymous,
-    /** The forms that any token accepts. */
-    forms: new Set(tokens.flatMap((token) => [...token.methods])),
-    all: anonymous ? [anonymous] : tokens,
-    /** Origins that are no strangers, and whose pages may read every answer. */
-    cors: settings.cors ?? new Set<string>(),
-    trustedProxies: settings.trustedProxies,
-    backend: settings['backend.url'],
-    backendTimeoutMs: settings['backend.timeout'] || Infinity,
-    backendWaitMs: settings['backend.wait'],
-    backendParallel: settings['backend.parallel'] || Infinity,
-    bodyLimitBytes: settings['limits.body'],
-    warnings: settings.warnings,
-  } as const;
-}
-
-/** What a token may do, in words. */
-function describeToken(token: Token, nowMs: number): string {
-  const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  const idle = token.allow.patterns.filter((pattern) =>
-    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
-  );
-  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
-  const rows = [
-    ['may call', words(token.allow.words)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
-    ['presented', token.digest && `as ${words(token.methods)}`],
-    ['sends from', words(token.senders) || 'any account'],
-    ['sends to', words(token.recipients) || 'anybody'],
-    ['rate', token.rate?.words ?? 'no limit'],
-    ['from', words(token.clients?.words) || 'any address'],
-    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
-    ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
-  ];
-  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
-  return [`  ${token.name}`, ...lines].join('\n');
-}
-
-/** What a token that makes sends may be asked by. */
-function sendTarget({ allow }: Token): Target {
-  return parseTarget(allow.patterns.some(spellsSendByGet) ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
-}
-
-/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
-function describeWebhook(token: Token): string {
-  const { number, recipients, text_mode: mode } = token.defaults ?? {};
-  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
-  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
-  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise${defaults}`);
-  try {
-    const target = sendTarget(token);
-    const refusal = refusalOfEndpoint(token, target);
-    if (refusal) throw refusal;
-    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
-  } catch (error) {
-    parts.push(`which will be refused: ${(error as Problem).message}`);
-  }
-  return parts.join('; ');
+function digestOf(secret: string): string {
+  // The shorter way is 2 µs faster; Node 20.11 and those before it do not have it.
+  return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
@@ -4255,11 +4169,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
-/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
-function newSecret(): string {
-  return randomBytes(32).toString('base64url');
-}
-
 const FLAGS = {
   config: { type: 'string' },
   listen: { type: 'string' },
@@ -4269,6 +4178,50 @@ const FLAGS = {
   help: { type: 'boolean', short: 'h' },
   version: { type: 'boolean', short: 'v' },
 } as const;
+
+/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
+async function main(): Promise<void> {
+  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
+  // serving.
+  process.stdout.on('error', () => {});
+  const print = (text: string): void => writeOut(`${text}\n`);
+  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  if (values.help) return print(usage());
+  if (values.version) return print(VERSION);
+  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
+  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
+  const isRender = command === 'render' && rest.length === 1;
+  // Not echoed: an argument may be meant as a secret.
+  const isKnown = command === undefined || isRender;
+  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
+
+  const file = values.config ?? process.env.GATEWAY_CONFIG;
+  ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
+  const flags = { 'listen': values.listen, 'backend.url': values.backend };
+  if (values.demo) {
+    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
+    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const isAlone = !values.check && !isRender && configured === undefined;
+    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
+    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+  }
+  const load = (): Settings => loadSettings({ file, env: process.env, flags });
+  const settings = load();
+  if (values.check) return print(printCheck(settings));
+  if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
+  const gateway = startGateway(settings, {});
+  await gateway.listen();
+  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return stopOnSignal(gateway);
+}
+
+function parseCommandLine(args: string[]) {
+  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
+    const [said = ''] = message.split('. ');
+    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
+    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+  });
+}
 
 /** In 80 columns. */
 function usage(): string {
@@ -4310,6 +4263,24 @@ The groups of allow:
 The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
+function makeToken(name: string | undefined): string {
+  if (name !== undefined) checkTokenName(name);
+  const secret = newSecret();
+  const digest = `sha256:${digestOf(secret)}`;
+  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
+  return `secret  ${secret}\ndigest  ${digest}${row}`;
+}
+
+/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
+function newSecret(): string {
+  return randomBytes(32).toString('base64url');
+}
+
+function hashStdin(): string {
+  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
+  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
+}
+
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   const count = rules.tokens.size;
@@ -4322,48 +4293,69 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-function parseCommandLine(args: string[]) {
-  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
-    const [said = ''] = message.split('. ');
-    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+/** What a token may do, in words. */
+function describeToken(token: Token, nowMs: number): string {
+  const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) =>
+    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
+  );
+  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
+  const rows = [
+    ['may call', words(token.allow.words)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ['presented', token.digest && `as ${words(token.methods)}`],
+    ['sends from', words(token.senders) || 'any account'],
+    ['sends to', words(token.recipients) || 'anybody'],
+    ['rate', token.rate?.words ?? 'no limit'],
+    ['from', words(token.clients?.words) || 'any address'],
+    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
+    ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
+  ];
+  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
+  return [`  ${token.name}`, ...lines].join('\n');
+}
+
+/**
+ * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
+ * each.
+ */
+function canMatch(pattern: Pattern): boolean {
+  const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
+      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
+      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
+    });
+    try {
+      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
+      return target.route !== undefined && findGrant(allow, target) !== undefined;
+    } catch {
+      return false;
+    }
   });
 }
 
-/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
-async function main(): Promise<void> {
-  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
-  // serving.
-  process.stdout.on('error', () => {});
-  const print = (text: string): void => writeOut(`${text}\n`);
-  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
-  if (values.help) return print(usage());
-  if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
-  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
-  const isRender = command === 'render' && rest.length === 1;
-  // Not echoed: an argument may be meant as a secret.
-  const isKnown = command === undefined || isRender;
-  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
-
-  const file = values.config ?? process.env.GATEWAY_CONFIG;
-  ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
-  if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
-    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
-    const isAlone = !values.check && !isRender && configured === undefined;
-    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
+function describeWebhook(token: Token): string {
+  const { number, recipients, text_mode: mode } = token.defaults ?? {};
+  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
+  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
+  if (defaults) parts.push(`unless they say otherwise${defaults}`);
+  try {
+    const target = sendTarget(token);
+    const refusal = refusalOfEndpoint(token, target);
+    if (refusal) throw refusal;
+    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
+  } catch (error) {
+    parts.push(`which will be refused: ${(error as Problem).message}`);
   }
-  const load = (): Settings => loadSettings({ file, env: process.env, flags });
-  const settings = load();
-  if (values.check) return print(printCheck(settings));
-  if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
-  const gateway = startGateway(settings, {});
-  await gateway.listen();
-  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
+  return parts.join('; ');
+}
+
+/** What a token that makes sends may be asked by. */
+function sendTarget({ allow }: Token): Target {
+  return parseTarget(allow.patterns.some(spellsSendByGet) ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
 }
 
 /**
@@ -4385,25 +4377,9 @@ async function renderSend(settings: Settings, name: string, body: Buffer): Promi
   // No Content-Type is known here, but a multipart form shows its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = await readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = makeSend(token, payload, (field) => judgeField(token, target, field));
+  const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
-
-function makeToken(name: string | undefined): string {
-  if (name !== undefined) checkTokenName(name);
-  const secret = newSecret();
-  const digest = `sha256:${digestOf(secret)}`;
-  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
-  return `secret  ${secret}\ndigest  ${digest}${row}`;
-}
-
-function hashStdin(): string {
-  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
-  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
-}
-
-/** How long the end waits for somebody to read the last lines of the log. */
-const FLUSH_MS = 500;
 
 async function stopOnSignal(gateway: Gateway): Promise<void> {
   await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
@@ -4412,15 +4388,6 @@ async function stopOnSignal(gateway: Gateway): Promise<void> {
   setTimeout(() => process.exit(), FLUSH_MS);
   writeOut('', () => process.exit());
 }
-
-/** The files that settings name. */
-function settingsFiles(settings: Settings): (string | undefined)[] {
-  return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
-}
-
-/** How often files are looked at, and for how long one must have stayed the same: it may be half written. */
-const WATCH_MS = 500;
-const SETTLE_MS = 1200;
 
 /**
  * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
@@ -4453,6 +4420,11 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     process.off('SIGHUP', reload);
     watched.forEach((file) => unwatchFile(file));
   });
+}
+
+/** The files that settings name. */
+function settingsFiles(settings: Settings): (string | undefined)[] {
+  return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
 /** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
