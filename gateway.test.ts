@@ -7933,7 +7933,7 @@ const BAD_CONFIGS: [config: unknown, problems: string[]][] = [
     'limits.body: "150" is not a size such as 150MiB',
     'limits.connections: 0 is not a whole number of at least 1',
     'shutdown: "10" is not a duration such as 10s',
-    'log.level: "trace" is not debug, info, warn, error',
+    'log.level: "trace" is not one of debug, info, warn, error',
   ]],
   [{ backend: { url: 'ftp://x', timeout: '1w' } }, [
     'backend.url: must be an http or https URL without a query',
@@ -9947,7 +9947,9 @@ test('every problem that there is has been provoked by a test before this one', 
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
   assert.ok(codes.length > 20);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
-  assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
+  // Bun 1.4 answers more header fields than it has room for itself.
+  const missing = codes.filter((code) => !PROVOKED.has(code) && !(code === 'too_many_headers' && 'Bun' in globalThis));
+  assert.deepEqual(missing, []);
 });
 
 test('every configuration in README.md and RECIPES.md loads', (t) => {
