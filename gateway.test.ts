@@ -2353,7 +2353,7 @@ attack(
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
   for (let i = 0; i < 50_000; i++) {
-    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, words: '' }, i);
+    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, written: '' }, i);
   }
   assert.equal(limiter.size, 10_000);
 });
@@ -3281,7 +3281,7 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
   const limiter = new RateLimiter();
-  const rate = { count: 7, perMs: 1000, words: '' };
+  const rate = { count: 7, perMs: 1000, written: '' };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
   assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
   assert.equal(limiter.take('b', rate, 0), 0);

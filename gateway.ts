@@ -24,8 +24,6 @@
  *
  * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
  *
- * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
- *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 35 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
@@ -334,10 +332,10 @@ const HEADERS_LIMIT = 200;
 const PIPELINE_LIMIT = 16;
 
 /** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
-const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, words: '30/1m' };
+const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
 /** A warning of what anybody can bring about as often as he likes. */
-const WARNING_RATE: Rate = { count: 1, perMs: 60_000, words: '1/1m' };
+const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
 
 /** Keys kept at most. The oldest go first: an attacker with a million addresses forgets only itself. */
 const RATE_KEYS_LIMIT = 10_000;
@@ -360,7 +358,7 @@ const META_LIMIT_BYTES = 1024;
 const BARE_LIMIT_BYTES = 256;
 
 /** The largest body that a send is made of: it is held in memory. */
-const WEBHOOK_LIMIT_BYTES = 1024 * 1024;
+const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
 /** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
@@ -922,7 +920,7 @@ function answerUnparsed(
 }
 
 /** Settings that are used once, when the gateway starts. */
-const FIXED = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
+const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /** Replaces the rules. @throws {ConfigError} if that would open a gateway that had tokens. */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
@@ -931,8 +929,8 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
-  const started = Object.fromEntries(FIXED.map((path) => [path, core.settings[path]]));
-  const needsRestart: string[] = FIXED.filter((path) =>
+  const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
+  const needsRestart: string[] = START_ONLY.filter((path) =>
     JSON.stringify(settings[path]) !== JSON.stringify(started[path])
   );
   core.settings = { ...settings, ...started };
@@ -961,7 +959,7 @@ function logRules(core: Core, message: string, more: object): void {
     backend: rules.backend.origin + rules.backend.prefix,
     tokens: rules.tokens.size,
     names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
-    allow: [...new Set(rules.all.flatMap((token) => token.allow.words))].join(','),
+    allow: [...new Set(rules.all.flatMap((token) => token.allow.written))].join(','),
     warning: warnings.join('; ') || undefined,
   });
 }
@@ -999,7 +997,7 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const x of core.running) if (x.waits) x.end(new Problem('shutting_down'));
+  for (const x of core.running) if (x.isWaiting) x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -1051,10 +1049,10 @@ class Exchange {
   bytesOut = 0;
   /** How much of its body is held. */
   heldBytes = 0;
-  /** What it asks for is not passed on, but made into a send. */
-  isMade = false;
+  /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
+  isMadeSend = false;
   /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
-  waits = false;
+  isWaiting = false;
   /** Once its answer has begun, or when there will be none, it needs none any more. */
   needsTurn = true;
   hasTurn = false;
@@ -1067,7 +1065,7 @@ class Exchange {
   /** It is an open WebSocket: nothing of HTTP is written any more. */
   isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
-  ended: Problem | undefined;
+  endedBy: Problem | undefined;
   /** Ends what it has under way at the backend. */
   abort: (() => void) | undefined;
   /** Ends its `standBy`. */
@@ -1091,7 +1089,7 @@ class Exchange {
     let wake = (): void => {};
     const onChange = (): void => wake();
     for (const event of events) stream.on(event, onChange);
-    this.onEnd(onChange);
+    this.#listeners.push(onChange);
     return () =>
       new Promise((resolve) => {
         wake = resolve;
@@ -1105,15 +1103,11 @@ class Exchange {
   }
 
   end(reason: Problem): void {
-    if (this.ended !== undefined) return;
-    this.ended = reason;
+    if (this.endedBy !== undefined) return;
+    this.endedBy = reason;
     this.abort?.();
     this.wake?.();
     for (const listener of this.#listeners) listener();
-  }
-
-  onEnd(listener: () => void): void {
-    this.#listeners.push(listener);
   }
 
   /**
@@ -1143,10 +1137,10 @@ class Exchange {
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.waits = true;
-    if (!this.ended) await new Promise<void>((resolve) => (this.wake = resolve));
-    this.waits = false;
-    if (this.ended) throw this.ended;
+    this.isWaiting = true;
+    if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
+    this.isWaiting = false;
+    if (this.endedBy) throw this.endedBy;
   }
 
   waitForNobody(): void {
@@ -1199,18 +1193,18 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
     // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
     const judge = (field: Field): void => judgeField(token, target, field);
-    x.isMade = makesSends(token) && target.route === SEND_ROUTE;
-    if (x.isMade) {
+    x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
+    if (x.isMadeSend) {
       const payload = isSendByGet(target)
         ? takeQuery(res, target)
-        : await readPayload(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type']);
+        : await readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
       if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
     }
   } catch (error) {
-    refuse(x, x.ended ?? error);
+    refuse(x, x.endedBy ?? error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
     x.setHeld(0);
@@ -1650,7 +1644,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
 interface Rate {
   readonly count: number;
   readonly perMs: number;
-  readonly words: string;
+  readonly written: string;
 }
 
 /**
@@ -1723,7 +1717,7 @@ class MessageReader {
   async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
     const message = this.#message;
     for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#x.ended) throw this.#x.ended;
+      if (this.#x.endedBy) throw this.#x.endedBy;
       const chunk = message.read() as Buffer | null;
       if (chunk !== null) return chunk;
       if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
@@ -1750,14 +1744,14 @@ class RequestBody {
   #passed: Uint8Array[] = []; // what of it may go on
   #scan: BodyScan | undefined;
   #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
-  #ended: boolean;
+  #isComplete: boolean;
 
   constructor(x: Exchange) {
     const { req, res, core } = x;
     this.#x = x;
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
-    this.#ended = !hasBody(req);
+    this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
@@ -1765,7 +1759,7 @@ class RequestBody {
     // than is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be
     // lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
-    if (!this.#ended && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
+    if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1774,7 +1768,7 @@ class RequestBody {
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
-    if (this.#ended || !this.#x.rules.forms.has('body')) return undefined;
+    if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
     // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
     // refusal.
     const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
@@ -1814,9 +1808,9 @@ class RequestBody {
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
     const isBodiless = target.method === 'GET';
-    if (isBodiless && !this.#ended) throw new Problem('body_too_large');
+    if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
-    if (this.#ended) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
     // From here on, what the scanner takes out it replaces with spaces: the length stays true.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
@@ -1835,7 +1829,7 @@ class RequestBody {
     // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
     const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
     await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
-    while (!this.#ended) {
+    while (!this.#isComplete) {
       const chunk = await this.#next(deadlineMs, smallerBytes);
       if (chunk === undefined) break;
       this.#countHeld(chunk);
@@ -1863,14 +1857,14 @@ class RequestBody {
     this.#x.waitForNobody();
     if (this.#x.isTunnel) return;
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
-    if (!this.#ended) await undefined;
-    if (!this.#ended && req.readableLength === this.#declaredBytes) this.#ended = req.read() !== null;
-    if (!this.#ended) {
+    if (!this.#isComplete) await undefined;
+    if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
+    if (!this.#isComplete) {
       if (this.#x.rest !== undefined) res.write(this.#x.rest);
       this.#x.rest = undefined;
       await this.#discardRest();
     }
-    if (res.shouldKeepAlive && !this.#ended) req.socket.destroy();
+    if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
     else res.end(this.#x.rest);
   }
 
@@ -1888,13 +1882,13 @@ class RequestBody {
         clearTimeout(timer);
         timer = setTimeout(resolve, Math.max(0, Math.min(patienceMs, deadlineMs - performance.now())));
       };
-      const finish = (ended: boolean): void => {
-        this.#ended = ended;
+      const finish = (isComplete: boolean): void => {
+        this.#isComplete = isComplete;
         clearTimeout(timer);
         resolve();
       };
       wait();
-      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#ended));
+      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#isComplete));
       req.on('data', (chunk: Buffer) => {
         leftBytes -= chunk.length;
         if (leftBytes < 0) req.pause();
@@ -1913,7 +1907,7 @@ class RequestBody {
     const scan = this.#scan = new BodyScan();
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
-    if (this.#ended && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
+    if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
 
@@ -1923,9 +1917,9 @@ class RequestBody {
    * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
    */
   async #readHead(take: (chunk: Uint8Array) => void, deadlineMs?: number): Promise<void> {
-    if (!this.#ended && this.#head.length === 0) this.#begin();
+    if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#ended && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
+    while (!this.#isComplete && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
       const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
       const chunk = await this.#next(deadlineMs, undefined, room);
       if (chunk === undefined) return;
@@ -1965,7 +1959,7 @@ class RequestBody {
     this.#x.bytesIn += chunk?.length ?? 0;
     if (this.#x.bytesIn > limitBytes) throw new Problem('body_too_large');
     if (chunk === undefined || this.#x.bytesIn === this.#declaredBytes) {
-      this.#ended = true;
+      this.#isComplete = true;
       this.#x.res.shouldKeepAlive = this.#keepAlive;
     }
     return chunk;
@@ -1976,21 +1970,21 @@ class RequestBody {
     this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
-    while (!this.#ended) {
+    while (!this.#isComplete) {
       let pieces: Uint8Array[];
       try {
         const chunk = await this.#next();
         collectSoon(chunk);
         pieces = chunk === undefined ? [] : scan.write(chunk);
-        if (this.#ended) pieces.push(...scan.end());
+        if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         this.#x.waitForBackend();
-        if (this.#ended) await takeTurn(this.#x); // without its last byte the backend cannot act on it
+        if (this.#isComplete) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) {
         this.#x.end(error as Problem);
         throw error;
       }
-      this.#x.sent = this.#ended;
+      this.#x.sent = this.#isComplete;
       for (const piece of pieces) yield piece;
     }
   }
@@ -2352,8 +2346,7 @@ function showTag(tag: string): string {
 }
 
 function failTemplate(text: string, at: number, why: string): never {
-  const before = text.slice(0, at).split('\n');
-  throw new SyntaxError(`line ${before.length}, column ${[...before.at(-1)!].length + 1}: ${why}`);
+  throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
@@ -2954,7 +2947,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   const early = upgrade && listenEarly(x, upgrade);
   let answer: BackendAnswer | undefined;
   try {
-    x.waits = upgrade !== undefined;
+    x.isWaiting = upgrade !== undefined;
     const { fetch } = core;
     const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
     answer = await sendInTurn(request, target.route?.group, send);
@@ -2968,7 +2961,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     await relayAnswer(x, answer, head.length);
   } catch (error) {
     answer?.destroy();
-    throw x.ended ?? backendProblem(error);
+    throw x.endedBy ?? backendProblem(error);
   }
 }
 
@@ -2984,7 +2977,7 @@ function backendPath(backend: Backend, target: Target): string {
  * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
  * @returns name and value in turn.
  */
-function outboundHeaders({ req, rules, client, requestId, target, credential, isMade }: Exchange): string[] {
+function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
   // What was presented as a credential, right or not, in the bytes of a header.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
@@ -2995,10 +2988,10 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMade && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
+      (isMadeSend && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
-  if (isMade) headers.push('content-type', 'application/json');
+  if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
   headers.push('accept-encoding', 'identity'); // what comes back is what was sent
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
@@ -3061,7 +3054,7 @@ async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<Ba
       if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
       return answer;
     } catch (error) {
-      const problem = x.ended ?? backendProblem(error);
+      const problem = x.endedBy ?? backendProblem(error);
       giveUpMs ??= performance.now() + waitMs;
       const leftMs = giveUpMs - performance.now();
       if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
@@ -3251,7 +3244,7 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
     await (room ??= x.changesOf(res, ['drain', 'close']))();
-    if (x.ended) throw x.ended;
+    if (x.endedBy) throw x.endedBy;
   }
   answer.finish();
 }
@@ -3653,9 +3646,10 @@ function* repeatedKeys(text: string): Generator<{ key: string; index: number }> 
   }
 }
 
+/** Where what follows a text begins, as an editor counts: from 1, and by characters. */
 function placeAfter(text: string): string {
   const lines = text.split('\n');
-  return `line ${lines.length}, column ${lines.at(-1)!.length + 1}`;
+  return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
@@ -3683,7 +3677,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => distance(name, known) === 1);
+    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
     const other = DOUBTFUL.get(name);
     if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
     if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
@@ -3803,13 +3797,13 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
 }
 
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: distance(key.toLowerCase(), name.toLowerCase()) }));
+  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase()) }));
   const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's distance, by rows. */
-function distance(a: string, b: string): number {
+/** Levenshtein's: how many letters must be put in, taken out or changed. One row of the table is kept. */
+function editDistance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (let i = 0; i < a.length; i++) {
     const next = [i + 1];
@@ -3867,7 +3861,7 @@ function readRate(value: unknown): Rate {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
     const perMs = parseDuration(time);
-    return perMs ? { count: Number(count), perMs, words: text } : undefined;
+    return perMs ? { count: Number(count), perMs, written: text } : undefined;
   });
 }
 
@@ -3996,16 +3990,16 @@ function readAddresses(value: unknown) {
       list.addSubnet(address, Number(bits ?? size), type);
       return text;
     });
-  return { words: [...listOf(readOne)(value)], list };
+  return { written: [...listOf(readOne)(value)], list };
 }
 
 /** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
 function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
-  const words = [...listOf(textThat(isKnown, expected))(value)];
-  const groups = new Set(words.flatMap((word) => GROUPS[word as Group] ?? []));
-  return { words, groups, patterns: words.flatMap((word) => readPattern(word) ?? []) };
+  const written = [...listOf(textThat(isKnown, expected))(value)];
+  const groups = new Set(written.flatMap((word) => GROUPS[word as Group] ?? []));
+  return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
 
 /**
@@ -4301,14 +4295,14 @@ function describeToken(token: Token, nowMs: number): string {
   );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
-    ['may call', words(token.allow.words)],
+    ['may call', words(token.allow.written)],
     ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
-    ['rate', token.rate?.words ?? 'no limit'],
-    ['from', words(token.clients?.words) || 'any address'],
-    ['webhooks', makesSends(token) ? describeWebhook(token) : ''],
+    ['rate', token.rate?.written ?? 'no limit'],
+    ['from', words(token.clients?.written) || 'any address'],
+    ['webhooks', makesSends(token) ? describeSends(token) : ''],
     ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
@@ -4320,7 +4314,7 @@ function describeToken(token: Token, nowMs: number): string {
  * each.
  */
 function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { words: [], groups: new Set(), patterns: [pattern] };
+  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
   return ROUTES.some(({ method, parts }) => {
     const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
       const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
@@ -4336,7 +4330,7 @@ function canMatch(pattern: Pattern): boolean {
 }
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
-function describeWebhook(token: Token): string {
+function describeSends(token: Token): string {
   const { number, recipients, text_mode: mode } = token.defaults ?? {};
   const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
   const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
@@ -4344,8 +4338,6 @@ function describeWebhook(token: Token): string {
   if (defaults) parts.push(`unless they say otherwise${defaults}`);
   try {
     const target = sendTarget(token);
-    const refusal = refusalOfEndpoint(token, target);
-    if (refusal) throw refusal;
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
@@ -4353,9 +4345,13 @@ function describeWebhook(token: Token): string {
   return parts.join('; ');
 }
 
-/** What a token that makes sends may be asked by. */
-function sendTarget({ allow }: Token): Target {
-  return parseTarget(allow.patterns.some(spellsSendByGet) ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
+/** The target by which a token gets its sends made. @throws {Problem} if its allowlist lets none of the two through. */
+function sendTarget(token: Token): Target {
+  const isByGet = token.allow.patterns.some(spellsSendByGet);
+  const target = parseTarget(isByGet ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
+  const refusal = refusalOfEndpoint(token, target);
+  if (refusal) throw refusal;
+  return target;
 }
 
 /**
@@ -4371,9 +4367,7 @@ async function renderSend(settings: Settings, name: string, body: Buffer): Promi
   const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
   ensure(makesSends(token), why);
   const target = sendTarget(token);
-  const refusal = refusalOfEndpoint(token, target);
-  if (refusal) throw refusal;
-  if (body.length > Math.min(WEBHOOK_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
+  if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   // No Content-Type is known here, but a multipart form shows its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = await readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
