@@ -57,9 +57,11 @@ const VERSION = '1.0.0';
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
 
+/** How the backend reads a message: as it is, or with `**bold**` and the like made into styles. */
 const TEXT_MODES = ['normal', 'styled'] as const;
 type TextMode = (typeof TEXT_MODES)[number];
 
+/** Of log lines, from the least on: their order decides what is logged. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 
@@ -222,6 +224,7 @@ interface GatewayOptions {
   stallTimeoutMs?: number;
 }
 
+/** What `createGateway` returns. Nothing happens before `listen`. */
 interface Gateway {
   /** The underlying server, for its events and its address; with `tls` one of node:https. */
   readonly server: http.Server | https.Server;
@@ -237,7 +240,8 @@ interface Gateway {
 }
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
-// One row says all that there is to say of a setting; what is read, `--help` and the README come from here.
+// A setting is one field above, one row here, and one use. The compiler refuses a field without a row, and a test
+// compares rows, fields and README.
 
 /** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
 type PathOf<C> = {
@@ -296,6 +300,7 @@ const SETTINGS = {
   'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
 } as const satisfies Record<SettingPath, Setting>;
 
+/** In the order of the table, which is that of `--help`: those of a token alone stand last. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
 
@@ -311,6 +316,7 @@ type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'warnings': readonly string[];
 };
 
+/** What a row's reader returns; undefined too, if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
 /** A token as it stands in the configuration: what it does not say, the top level does. */
@@ -328,22 +334,26 @@ const STALL_TIMEOUT_MS = 30_000;
 /** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
 const HEADERS_LIMIT = 200;
 
-/** Requests that a connection may have sent ahead of their answers. */
+/**
+ * Requests that a connection may have sent ahead of their answers: each waits in memory, and no client needs a tenth.
+ */
 const PIPELINE_LIMIT = 16;
 
 /** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
-/** A warning of what anybody can bring about as often as he likes. */
+/** For a warning of what a stranger can bring about as often as he likes: it must not fill the disk. */
 const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
 
-/** Keys kept at most. The oldest go first: an attacker with a million addresses forgets only itself. */
+/** Keys whose rate is kept. The least recently used go first: an attacker with a million addresses forgets his own. */
 const RATE_KEYS_LIMIT = 10_000;
 
 /** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
-/** How long a refused client may take to read its answer and stop sending. */
+/**
+ * How long a refused client may take to read its answer and stop sending, and the second half of a WebSocket to end.
+ */
 const LINGER_MS = 2000;
 
 /** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
@@ -360,7 +370,7 @@ const BARE_LIMIT_BYTES = 256;
 /** The largest body that a send is made of: it is held in memory. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
-/** What may be held of all bodies that sends are made of, and when to try again beyond it: most are gone by then. */
+/** What may be held at one time of all bodies that sends are made of: thirty-two of the largest. Beyond it, 503. */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
 /** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
@@ -381,12 +391,13 @@ const CONNECT_TIMEOUT_MS = 10_000;
  */
 const IDLE_TIMEOUT_MS = 4000;
 
+/** Chunks from this size on are worth a `collectSoon`. */
 const COLLECT_FROM_BYTES = 4096;
 
 /** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
 const COPY_FROM_LENGTH = 16;
 
-/** Nobody knows when what is behind will have caught up. */
+/** For the `Retry-After` of 503 `busy`, a guess: a backend that restarts takes 10 to 20 seconds. */
 const BUSY_RETRY_MS = 10_000;
 
 /**
@@ -404,7 +415,7 @@ const TUNNEL_SWEEP_MS = 30_000;
  */
 const SECRET_MIN_LENGTH = 16;
 
-/** What may wait for somebody to read it. */
+/** Log lines that may wait for somebody to read them. Beyond it they are dropped, for memory is worth more. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
 /** How long before the deadline running requests are answered, so that their answers leave in time. */
@@ -419,7 +430,13 @@ const SETTLE_MS = 1200;
 
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
 
-/** Everything that can go wrong with a request. Codes are contract; sentences are for a person. */
+// Inside, a refusal says exactly why (`reason`, in the log); outside it says no more than a stranger may know: every
+// 401 has the same words, whether the token was wrong, expired or absent.
+
+/**
+ * Everything that can go wrong with a request. Codes are contract; sentences are for a person. Of the last five, 502
+ * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
+ */
 const PROBLEMS = {
   bad_target: [400, 'The request target is not one that this gateway passes on.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
@@ -476,10 +493,12 @@ class Problem extends Error {
   }
 }
 
+/** @param why completes "The request target is not acceptable: …". */
 function badTarget(why: string): Problem {
   return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
 }
 
+/** @param why completes "The field … …", and never quotes the field's value, which may be a secret or a number. */
 function badField(key: string, why: string): Problem {
   return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
 }
@@ -487,6 +506,7 @@ function badField(key: string, why: string): Problem {
 /** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
 class UsageError extends Error {}
 
+/** @param otherwise follows the setting's path: "tokens: must be …". @throws {UsageError} unless it is right. */
 function ensure(isRight: boolean, otherwise: string): asserts isRight {
   if (!isRight) throw new UsageError(otherwise);
 }
@@ -530,11 +550,16 @@ class Mistakes {
 }
 
 // ── ROUTES ───────────────────────────────────────────────────────────────────────────────────────
+// The backend's router as of August 2026 (its 0.100 and the head then). What a newer one adds is on no group, and so is
+// closed until a pattern names it.
 
+/** The words of `allow`, each for the routes that one kind of client needs. */
 type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
 
+/** A route for one method; `template` as the backend writes it, `parts` its segments. */
 type Route = (typeof ROUTES)[number];
 
+/** Those that the backend knows. HEAD and OPTIONS are 404 there, and are on no route here. */
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
@@ -542,16 +567,18 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
  * so that a static segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
-  info: ['GET /v1/about', 'GET /v1/health'],
+  info: ['GET /v1/about', 'GET /v1/health'], // both answer without asking signal-cli
   send: ['POST /v2/send body', 'POST /v1/send body'],
-  receive: ['GET /v1/receive/:number'],
+  receive: ['GET /v1/receive/:number'], // takes the messages away with it; in json-rpc mode a WebSocket
   messaging: [
     'PUT,DELETE /v1/typing-indicator/:number body',
     'POST,DELETE /v1/reactions/:number body',
     'POST /v1/receipts/:number body',
+    // A DELETE may have a body here: whom it is about stands in it.
     'DELETE /v1/remote-delete/:number body',
     'POST,DELETE /v1/polls/:number body',
     'POST /v1/polls/:number/vote body',
+    // All accounts' attachments: `refusalOfEndpoint` closes them to a token with `senders`, and a search without one.
     'GET /v1/attachments',
     'GET,DELETE /v1/attachments/:attachment',
     'GET /v1/sticker-packs/:number',
@@ -570,6 +597,8 @@ const ROUTES = Object.entries({
     'POST,DELETE /v1/groups/:number/:groupid/admins body',
     'POST,DELETE /v1/groups/:number/:groupid/pin-message body',
   ],
+  // Whoever may call one of these can take the account over, or read whom it knows: link a phone, trust a stranger's
+  // key (identities), rename the sender (profiles, contacts), or call what the owner has installed (plugins).
   setup: [
     'GET /v1/configuration',
     'POST /v1/configuration body',
@@ -589,7 +618,7 @@ const ROUTES = Object.entries({
     'DELETE /v1/accounts/:number/pin',
     'GET /v1/devices/:number',
     'POST /v1/devices/:number body',
-    'DELETE /v1/devices/:number/local-data',
+    'DELETE /v1/devices/:number/local-data', // no device: it deletes what the backend has of the account
     'DELETE /v1/devices/:number/:deviceId',
     'PUT /v1/profiles/:number body',
     'GET /v1/identities/:number',
@@ -625,9 +654,13 @@ const GROUPS: Record<Group, readonly Group[]> = {
   setup: ['setup'],
 };
 
-/** By a token that makes sends, also called with GET: that goes on as the POST that it stands for. */
+/** The route of a send. A token that makes sends may also GET it: that goes on as the POST that it stands for. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
+/**
+ * Such a GET has no route of its own, so that no group and no wildcard lets it through: a link that somebody opens
+ * would send.
+ */
 function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
   return method === 'GET' && route === SEND_ROUTE;
 }
@@ -638,16 +671,17 @@ function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boole
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
+/** The segments by which a path is setup or not. */
 function prefixOf(segments: readonly string[]): string {
   return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
 }
 
-/** E.164 with its plus, as loosely as numbers are handed out. */
+/** E.164 with its plus, as loosely as numbers are handed out. Lists compare it as it is written. */
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * What may stand for a parameter, also in words. The backend decodes these once more and makes arguments of signal-cli
- * of them.
+ * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
+ * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
  */
 const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
   [':number', [
@@ -662,26 +696,27 @@ const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, 
   ]],
 ]);
 
-/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. */
+/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
 function isGroupId(value: string): boolean {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
   return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
 }
 
-/** A group's id as signal-cli makes it. It is encoded again and compared, for Node decodes anything. */
+/** A group's id as signal-cli makes it. It is encoded again and compared, for Buffer.from decodes anything. */
 function isInternalId(value: string): boolean {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
 
+/** A pattern of `allow`: its method may be `*`, and so may its parts. */
 type Pattern = Pick<Route, 'method' | 'parts'>;
 
-/** No wildcard opens it: who allows all that reads means nothing that acts. */
+/** Whether a pattern opens GET /v2/send. No wildcard does: who allows all that reads means nothing that acts. */
 function spellsSendByGet({ method, parts }: Pattern): boolean {
   return method === 'GET' && parts.join('/') === 'v2/send';
 }
 
-/** What the owner allowed: groups by name, and single patterns. */
+/** What the owner allowed: `groups` by name, single `patterns`, and both as they were written. */
 type Allow = ReturnType<typeof readAllow>;
 
 /** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
@@ -691,11 +726,14 @@ function partsMatch(parts: readonly string[], segments: readonly string[]): bool
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
+/** Whether a part stands for itself alone. */
 function isLiteral(part: string): boolean {
   return part !== '*' && !part.startsWith(':');
 }
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+// Connections: who may have one, for how long, and what becomes a request on it. node:http parses HTTP; whatever it
+// leaves open (upgrades, pipelining, what never becomes a request) is decided here, once for http and https.
 
 type Core = ReturnType<typeof makeCore>;
 
@@ -707,7 +745,7 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   return startGateway(embeddedSettings(config), options);
 }
 
-/** A gateway as the command line has it, whose settings come from more than one place. */
+/** A gateway as the command line has it: its settings come from more than one place, so that it applies read ones. */
 type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
@@ -757,6 +795,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   };
 }
 
+/** @param headersTimeout in milliseconds; named as node:http names it. */
 function makeServer(core: Core, headersTimeout: number): http.Server | https.Server {
   const tls = tlsFiles(core.settings);
   const limits = {
@@ -764,18 +803,23 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
-    shouldUpgradeCallback: isWebSocket, // Node 24.9; for those before, see withoutUpgrade
+    shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  server.maxHeadersCount = 0; // their size is limited; Node 20 would obey fields beyond a number, and not show them
+  // Their size is limited, and checkHead counts them. Node 20 obeys fields beyond this number, and does not show them
+  // (test "a thousand header fields").
+  server.maxHeadersCount = 0;
+  // By connection, the answers that are due on it, in the order of their requests.
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
-    // Where shouldUpgradeCallback said no, node:http loses what came in one piece behind this request: it is the last
-    // one.
+    // Attack: where shouldUpgradeCallback said no, Node 24 loses what came in one piece behind this request, and takes
+    // the next piece, of its body, for a request of its own. So it is the last one (test "a request hidden in the
+    // body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
     res.once('close', () => {
+      // A client that keeps its connection, now idle, would hold the end up until the deadline.
       if (core.draining) server.closeIdleConnections();
     });
     void handleInTurn(core, req, res, queue, upgrade);
@@ -805,13 +849,18 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
 
 /**
  * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
- * request.
+ * request, as RFC 9110 7.8 allows: the offer may be ignored.
  */
 function isWebSocket(req: http.IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
-/** Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. */
+/**
+ * Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. Before 24.9, Node
+ * hands every such request over as an upgrade; this can go when that is the oldest (test "a wish for another
+ * protocol"). Its bytes are those that were judged by node:http once: a name or value of a header cannot break out of
+ * its line.
+ */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/1.1`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
@@ -827,7 +876,7 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   return socket;
 }
 
-/** What answers a request that node:http has let go of because of its wish to be upgraded. It may be a refusal. */
+/** Answers a request that node:http has let go of because of its wish to be upgraded, with a refusal as with any. */
 function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
   socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
   const res = new http.ServerResponse(req);
@@ -839,7 +888,8 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
 
 /**
  * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
- * who holds idle connections, which costs nothing, locks everybody out. Bun shows one only after its first byte.
+ * who holds idle connections, which costs nothing, locks everybody out. A new one is itself a stranger, so that there
+ * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
   const forget = (socket: Socket): void => {
@@ -847,6 +897,7 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
     core.strangers.delete(socket);
   };
   server.on('connection', (socket: Socket) => {
+    // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
     core.connections.set(socket, 'setSecureContext' in server ? undefined : socket);
     core.strangers.add(socket);
     socket.once('close', () => forget(socket));
@@ -859,7 +910,11 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
   server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
 }
 
-/** Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. */
+/**
+ * Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. At
+ * the same time they could overtake each other at the backend, and one connection would count for many.
+ * @param queue the answers that are due on the connection.
+ */
 async function handleInTurn(
   core: Core,
   req: http.IncomingMessage,
@@ -871,19 +926,20 @@ async function handleInTurn(
   // A connection that was reset has no address any more, but may still deliver what it had sent.
   if (hasNoPeer(core, socket)) return void socket.destroy();
   const before = queue.at(-1);
+  // Cut off without a word: an answer could only come behind those that are due.
   if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => queue.splice(queue.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
     // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
     if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
-  } catch (error) {
+  } catch (error) { // a mistake of ours, for `handle` answers all others: it must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
   }
 }
 
-/** Only the peers of a unix socket have no address by nature. */
+/** Whether the peer is gone: only those of a unix socket have no address by nature. Without it, no `clients` holds. */
 function hasNoPeer(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
 }
@@ -919,10 +975,13 @@ function answerUnparsed(
   socket.end(body, () => socket.destroy());
 }
 
-/** Settings that are used once, when the gateway starts. */
+/** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
-/** Replaces the rules. @throws {ConfigError} if that would open a gateway that had tokens. */
+/**
+ * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * @throws {ConfigError} if that would open a gateway that had tokens.
+ */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError([
@@ -943,6 +1002,7 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
 }
 
+/** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
 /** Says what is in force from now on, as a warning if there is something to warn of. */
@@ -964,11 +1024,12 @@ function logRules(core: Core, message: string, more: object): void {
   });
 }
 
+/** Listens. @returns where, as a URL. Rejects if the port is taken, or the address is not of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
   if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
-  await once(server, 'listening'); // rejects on 'error': the port is taken, the address is not ours
+  await once(server, 'listening'); // rejects on 'error'
   const address = server.address() as AddressInfo | string;
   const scheme = tlsFiles(core.settings) ? 'https' : 'http';
   const url = typeof address === 'string'
@@ -976,13 +1037,17 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
+  // Bun 1.4.5 ignores setSecureContext. A test fails where that is mended: then this goes.
   const isFixed = scheme === 'https' && 'Bun' in globalThis;
   const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
 }
 
-/** Removes the file of a unix socket that nobody listens on any more: its owner was killed. */
+/**
+ * Removes the file of a unix socket that nobody listens on any more, for its owner was killed. No other file is
+ * touched.
+ */
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
@@ -994,6 +1059,7 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
+/** Ends in an order: first what can be told so, then what is idle, at last, when the time is over, all that is left. */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
@@ -1002,8 +1068,8 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // Node 24, Deno 2.9 and those before them leave one open that has sent nothing yet. Bun 1.4 counts no bytes, and
-  // closes it.
+  // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
+  // counts no bytes, and closes it (test "a connection on which no request has begun").
   for (const [socket, speaker] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -1017,6 +1083,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   core.log('info', 'stopped', {});
 }
 
+/** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
 function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
 }
@@ -1024,9 +1091,9 @@ function endRunning(core: Core): void {
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * A request on its way: what is known of it so far, of which its one log line is made, and what ends it before its
- * time. It has one timer, for whoever is waited for; and listeners of its own, for those of an AbortSignal cost 5 µs on
- * Node 20.
+ * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
+ * what ends it before its time. It has one timer, for client and backend are never waited for at the same time. It
+ * has listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
  */
 class Exchange {
   readonly core: Core;
@@ -1051,12 +1118,12 @@ class Exchange {
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
-  /** Nothing is lost if it is refused now: it is told so as soon as the gateway ends. */
+  /** It waits, and nothing is lost if it is refused now: the gateway's end does not wait for it. */
   isWaiting = false;
   /** Once its answer has begun, or when there will be none, it needs none any more. */
   needsTurn = true;
   hasTurn = false;
-  /** Its body, a large one, is being read for the backend, and so cannot be sent anew. */
+  /** Its body, a large one, is being read for the backend, and kept nowhere: it cannot be sent anew. */
   streams = false;
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
@@ -1084,7 +1151,10 @@ class Exchange {
     this.corsHeaders = corsHeaders(req, core.rules.cors);
   }
 
-  /** Returns what waits until one of these events comes, or the exchange ends. */
+  /**
+   * Returns what waits until one of these events comes, or the exchange ends. `once` would wait for ever for the
+   * "drain" of a client that has left.
+   */
   changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
     let wake = (): void => {};
     const onChange = (): void => wake();
@@ -1096,12 +1166,13 @@ class Exchange {
       });
   }
 
-  /** Sets its share of what is held. */
+  /** Sets its share of what is held, for the limit of all requests together; 0 gives it back. */
   setHeld(bytes: number): void {
     this.core.heldBytes += bytes - this.heldBytes;
     this.heldBytes = bytes;
   }
 
+  /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
     this.endedBy = reason;
@@ -1126,7 +1197,7 @@ class Exchange {
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
   }
 
-  /** What is left of the backend's time. */
+  /** What is left of the backend's time: waiting for a turn, for a connection and for an answer all take from it. */
   get leftMs(): number {
     return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
   }
@@ -1143,6 +1214,7 @@ class Exchange {
     if (this.endedBy) throw this.endedBy;
   }
 
+  /** All is written, or nothing is awaited any more. */
   waitForNobody(): void {
     clearTimeout(this.#timer);
   }
@@ -1228,6 +1300,7 @@ function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
   return socket._parent ?? socket;
 }
 
+/** Says that the gateway runs, and nothing of backend, version or tokens: anybody may ask. */
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
@@ -1235,7 +1308,10 @@ function answerHealth(x: Exchange): void {
   x.rest = 'ok\n';
 }
 
-/** Answers with what went wrong. After the first byte there is no honest way to say so, but to break off. */
+/**
+ * Answers with what went wrong. After the first byte there is no honest way to say so, but to break off: a body that is
+ * cut must look cut. A mistake of ours is told to the log with its stack, and to the client without.
+ */
 function refuse(x: Exchange, error: unknown): void {
   const problem = x.problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.status = problem.status;
@@ -1250,6 +1326,10 @@ function refuse(x: Exchange, error: unknown): void {
   x.rest = body;
 }
 
+/**
+ * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
+ * nothing that a client wrote but the method, which node:http knows.
+ */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
   const { code, details: { reason } = {} } = x.problem ?? {};
@@ -1262,7 +1342,10 @@ function logExchange(x: Exchange): void {
   core.log(level, 'request', fields);
 }
 
-/** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
+/**
+ * Closes the WebSockets whose token is gone, has expired, or may no longer do this. One is judged when it opens;
+ * without this it would outlive its token by weeks.
+ */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
   for (const { x, close } of core.tunnels) {
@@ -1277,7 +1360,7 @@ function closeStaleTunnels(core: Core): void {
 // fetch normalises what a check did not see (`..`, `%2e%2e`, `\`, TAB), and the backend decodes once
 // more (`:number` twice). So a target is taken apart once, judged, and built anew from its parts.
 
-/** A request target that passed the rules, in parts. */
+/** A request target that passed the rules, in parts. What is sent to the backend is built from these alone. */
 interface Target {
   readonly method: string;
   /** Decoded, none empty; the `@auth` segment is taken out. */
@@ -1307,6 +1390,7 @@ function parseTarget(method: string, raw: string): Target {
   const cut = raw.indexOf('?');
   const path = cut < 0 ? raw : raw.slice(0, cut);
 
+  // The backend runs a handler for /v1%2Fregister and takes %252B for a plus; proxies before it see other paths there.
   if (/%(?:2f|5c|2e|25)/i.test(path)) {
     throw badTarget(
       'an encoded slash, backslash, dot or percent sign in a path means different things to different programs',
@@ -1316,13 +1400,15 @@ function parseTarget(method: string, raw: string): Target {
   const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decodePart(segment));
   const credentials = segments.filter((segment) => segment.startsWith('@auth='));
   const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
+  // Anywhere else, what stands before it would be a path that nobody has judged.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
   const route = findRoute(method, segments);
   for (const [i, segment] of segments.entries()) {
+    // fetch, URL and many proxies would resolve them: /v2/../v1/register is account setup to some.
     if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-    // An attachment's id is a file name, and random: one in 64 begins so.
+    // Attack: /v1/groups/--username=…. An attachment's id is a file name, and random: one in 64 begins so.
     if (segment.startsWith('-') && route?.parts[i] !== ':attachment') {
       throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
     }
@@ -1356,7 +1442,11 @@ function findRoute(method: string, segments: readonly string[]): Route | undefin
   return route;
 }
 
-/** @param isText whether line feeds and tabs may be in it. */
+/**
+ * Decodes a segment, or a name or a value of the query, once; what is still encoded then stays so.
+ * @param isText whether line feeds and tabs may be in it.
+ * @throws {Problem} bad_target: NUL ends an argument, and a line feed a line of somebody's log.
+ */
 function decodePart(text: string, isText = false): string {
   let decoded: string;
   try {
@@ -1370,7 +1460,10 @@ function decodePart(text: string, isText = false): string {
   return decoded;
 }
 
-/** One `name=value` of a query, decoded as the backend's language does it (`+` is a space). */
+/**
+ * One `name=value` of a query, decoded as the backend's language does it (`+` is a space).
+ * @param isOfSend whether its `message` is a text of several lines.
+ */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
   const cut = pair.indexOf('=');
   const part = (text: string, isText = false): string => decodePart(text.replaceAll('+', ' '), isText);
@@ -1393,6 +1486,7 @@ function maskPath(segments: readonly string[]): string {
 
 // ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
 
+/** What a request shows for itself, right or wrong. */
 interface Credential {
   readonly form: Form;
   /** Undefined where the form was right and the content could not be read: it is wrong, not absent. */
@@ -1422,7 +1516,7 @@ interface Token {
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
-  // N8n sends an empty one.
+  // n8n's test of its credentials sends an empty one if it has no token.
   const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== ''));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
@@ -1446,10 +1540,14 @@ function headerValues(req: http.IncomingMessage, name: string): string[] {
   return values;
 }
 
-/** RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). */
+/**
+ * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
+ * does: what comes out is compared by its digest, so that a wrong one is only wrong.
+ */
 function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
   if (scheme.toLowerCase() === 'basic') {
+    // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
     return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
   }
@@ -1479,6 +1577,7 @@ function identify({ core, rules, credential, client }: Exchange): Token {
     : new Problem('unauthorized', { reason });
 }
 
+/** Asked at every request: a token that expires needs no reload. */
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
   return expiresMs !== undefined && expiresMs <= nowMs;
 }
@@ -1506,7 +1605,10 @@ function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Reco
   };
 }
 
-/** The headers that a page may send, besides those that any page may. */
+/**
+ * The headers that a listed page may send. Browsers ask for `accept` and the languages too, if a value is unusual
+ * (Fetch 2.2.2).
+ */
 const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
 
 /**
@@ -1528,7 +1630,7 @@ function answerPreflight(x: Exchange): boolean {
   return true;
 }
 
-/** Where a GET does something, besides what patterns open. */
+/** Where a GET does something: it sends, takes messages away, or is setup (a code that links a phone). */
 const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 
 /**
@@ -1576,11 +1678,15 @@ function refusalOf(token: Token, target: Target, client: string): Problem | unde
   return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
+/**
+ * The same without the addresses: `--check` has no client.
+ */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   const { method, route, segments, parameters } = target;
   const grant = findGrant(token.allow, target);
   if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
-  // On a route that is not known, nobody can tell whose account it uses or whom it writes to.
+  // On a route that is not known, nobody can tell whose account it uses or whom it writes to: a newer backend, a
+  // plugin.
   const isOpaque = route === undefined || route.parts.at(-1) === '*';
   if (isOpaque && (token.senders || token.recipients)) {
     return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
@@ -1640,7 +1746,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
 
-/** So many requests in so much time. */
+/** So many requests in so much time; `written` as the configuration has it. */
 interface Rate {
   readonly count: number;
   readonly perMs: number;
@@ -1673,13 +1779,16 @@ class RateLimiter {
   }
 }
 
-/** @throws {Problem} rate_limited. */
+/** Counts a request against its token, whatever becomes of it at the backend. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
+// A body is read in two steps. Its head (64 KiB) is read first, for the credential, and is judged whole before the
+// backend hears of it; what comes after is judged as it streams. Nobody unknown has more than the head read, and
+// nothing is read at all before it is wanted, which `Expect: 100-continue` asks for.
 
 /** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
 type Content = Uint8Array | {
@@ -1722,7 +1831,8 @@ class MessageReader {
       if (chunk !== null) return chunk;
       if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
       if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
+      // What came in one packet with the head is handed over by the parser when this function returns: most bodies need
+      // no listeners at all.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -1781,7 +1891,7 @@ class RequestBody {
     }
   }
 
-  /** Whether a scan failed because the body is a text, a form or the like. */
+  /** Whether a scan failed because the body is a text, a form or the like: no attack, but another kind of client. */
   #isNoObject(error: unknown): error is Problem {
     const isBadJson = error instanceof Problem && error.code === 'bad_json';
     return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
@@ -1806,12 +1916,14 @@ class RequestBody {
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
     }
-    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone.
+    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
+    // would have to be relayed or thrown away unread, and neither is right.
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
+    // Small and whole, it is sent in one piece, and can wait for a turn or for a backend that restarts.
     if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
-    // From here on, what the scanner takes out it replaces with spaces: the length stays true.
+    // The length is announced to the backend now. From here on, what the scanner takes out it replaces with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
     this.#head = [];
@@ -1868,6 +1980,7 @@ class RequestBody {
     else res.end(this.#x.rest);
   }
 
+  /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
   #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
@@ -1897,6 +2010,7 @@ class RequestBody {
     });
   }
 
+  /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
   #checkLength(limitBytes: number): void {
     if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
@@ -1905,6 +2019,7 @@ class RequestBody {
   async #scanHead(deadlineMs?: number): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan();
+    // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
     if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
@@ -1928,6 +2043,10 @@ class RequestBody {
     }
   }
 
+  /**
+   * Before the first byte: a compressed body cannot be judged, and who waits to be asked for the body is asked now.
+   * @throws {Problem} unsupported_encoding.
+   */
   #begin(): void {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
@@ -1980,10 +2099,11 @@ class RequestBody {
         scan.takeFields().forEach(judge);
         this.#x.waitForBackend();
         if (this.#isComplete) await takeTurn(this.#x); // without its last byte the backend cannot act on it
-      } catch (error) {
+      } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
+      // Its last byte goes out now: the backend may act on it.
       this.#x.sent = this.#isComplete;
       for (const piece of pieces) yield piece;
     }
@@ -1998,7 +2118,8 @@ function joinChunks(chunks: Uint8Array[]): Buffer {
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
 // Grafana, GitHub and others post a shape of their own; scripts and devices post a line of text, or a form. Of what is
 // posted with a token that has `defaults` or `message` a new send is made: nothing of the old body is in it but the
-// fields of a send, and what the template took.
+// fields of a send, and what the template took. What was posted, as an object, is called the payload; what goes to the
+// backend, the send; a form here is an HTML form.
 
 /** What a send gets where the body has no usable value of its own. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
@@ -2035,6 +2156,7 @@ const TERMINAL_SEQUENCE = new RegExp(
   'g',
 );
 
+/** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
@@ -2065,9 +2187,12 @@ async function readPayload(token: Token, body: Buffer, contentType = ''): Promis
   );
 }
 
-/** @throws {Problem} bad_json, bad_field. */
+/**
+ * A payload in JSON. What JSON.parse would drop in silence, a recipient given twice, is refused.
+ * @throws {Problem} bad_json, bad_field.
+ */
 function readJson(json: Buffer): Record<string, unknown> {
-  BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth
+  BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
   const payload = JSON.parse(text) as Record<string, unknown>;
@@ -2196,7 +2321,10 @@ const TAG = /(?:((?<=^|\n)[ \t]*)|)\{\{(?:(\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]
 /** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-/** A variable, or a section (its sigil is `#`, if inverted `^`). The template itself stands around all of them. */
+/**
+ * What stands in a pair of braces: a variable, or a section (its sigil is `#`, if inverted `^`). The template itself
+ * stands around all of them.
+ */
 interface Tag {
   readonly text: string;
   /** Where it stands in the template. */
@@ -2242,7 +2370,7 @@ class Template {
           emit(node);
           continue;
         }
-        leftSteps -= contexts.length + node.path.length;
+        leftSteps -= contexts.length + node.path.length; // as many lookups as `lookUp` makes at most
         const value = lookUp(contexts, node.path);
         const items = Array.isArray(value) ? value : value ? [value] : [];
         if (!isSection(node)) emit(toText(value));
@@ -2261,6 +2389,7 @@ class Template {
   }
 }
 
+/** The first part of each name: which of a form's fields the template may read. */
 function namesIn({ nodes }: Tag): string[] {
   return nodes.flatMap((node) =>
     typeof node === 'string' ? [] : [...node.path.filter(Boolean).slice(0, 1), ...namesIn(node)]
@@ -2295,7 +2424,10 @@ function cutText(text: string): string {
   return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
 }
 
-/** @throws {SyntaxError} with line and column. */
+/**
+ * The tree of a template, by one pass over its tags; what stands between them is text.
+ * @throws {SyntaxError} with line and column.
+ */
 function parseTemplate(text: string): Tag {
   const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
   let from = 0;
@@ -2303,6 +2435,7 @@ function parseTemplate(text: string): Tag {
     const [, indent, tag, triple, sigil = '', inner = '', after] = match;
     const at = match.index + (indent?.length ?? 0);
     if (tag === undefined) failTemplate(text, at, 'a "{{" has no "}}"');
+    // A section's tag or a remark that is alone on its line takes the line with it, as the specification has it.
     const isAlone = indent !== undefined && after !== undefined && /[#^/!]/.test(sigil);
     const start = isAlone ? match.index : at;
     if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
@@ -2340,11 +2473,12 @@ function addTag(open: Tag[], tag: Tag): string | undefined {
   return open.length - 1 > NESTING_LIMIT ? `sections are nested more than ${NESTING_LIMIT} levels deep` : undefined;
 }
 
-/** A tag for a message, by the rule of `show`, but for its braces. */
+/** A tag for a message, by the rule of `showValue`, but for its braces: a long one may be a secret out of place. */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
 }
 
+/** @param at where in the template the mistake is. */
 function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
@@ -2372,7 +2506,7 @@ const BODY_KEYS = {
 
 type BodyKey = keyof typeof BODY_KEYS;
 
-/** One string under a key that matters; of an attachment only what stands before its data. */
+/** One string under a key that matters, decoded; of an attachment only what stands before its data. */
 interface Field {
   readonly key: BodyKey;
   /** Undefined for a `number` that the whole body does not have. */
@@ -2897,7 +3031,10 @@ const HOP_BY_HOP = [
   ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
 ];
 
-/** Not the client's to say to the backend. */
+/**
+ * Not the client's to say to the backend. `expect` was answered here; with an `accept-encoding` of the client's, fetch
+ * would decode the answer and still call it compressed.
+ */
 const NOT_FORWARDED = [
   // Who it is, how it got here, and what is set for the message that is sent.
   ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
@@ -2914,7 +3051,7 @@ interface BackendRequest {
   readonly method: string;
   readonly path: string;
   /** Name and value in turn, without a length, which the content says. */
-  readonly headers: string[];
+  readonly headers: readonly string[];
   readonly content: Content;
 }
 
@@ -2955,7 +3092,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
-    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one.
+    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
     head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
     res.writeHead(answer.status, answer.statusText, head.headers);
     await relayAnswer(x, answer, head.length);
@@ -2988,7 +3125,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // what is said of the client's body is not true of the one that was made
+      (isMadeSend && name.startsWith('content-')); // they tell of the client's body
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
@@ -3023,7 +3160,11 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
   return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
 }
 
-/** Sends it when it is its turn, which ends with the head of the answer, or when there will be none. */
+/**
+ * Sends it when it is its turn, which ends with the head of the answer, or when there will be none.
+ * @param group of its route; only a send may wait for a backend that restarts.
+ * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
+ */
 async function sendInTurn(
   { x, content }: BackendRequest,
   group: Group | undefined,
@@ -3091,7 +3232,7 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
       answer(incoming);
     });
     outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
-    // Before the connection has come about, nothing can have been sent.
+    // Before the connection has come about, nothing can have been sent: a large body is not even read before.
     outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
     outgoing.on('close', () => isAnswered || reject(new Error('closed')));
     const onConnect = (): void => {
@@ -3099,7 +3240,7 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
       if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
-      if (!socket.connecting) return onConnect();
+      if (!socket.connecting) return onConnect(); // one that was kept
       x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
         reject(problem);
         outgoing.destroy();
@@ -3114,6 +3255,7 @@ function sendByHttp({ x, method, path, headers, content }: BackendRequest): Prom
   });
 }
 
+/** @param upgraded the backend's side, where it speaks another protocol from here on. */
 function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
   const reader = new MessageReader(x, incoming, 'bad_backend_answer');
   return {
@@ -3123,7 +3265,8 @@ function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Sid
     upgraded,
     next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
     finish: () => incoming.removeAllListeners('readable').resume(),
-    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
+    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then, with what
+    // the backend may still send on it. On older ones both ways close it.
     destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
   };
 }
@@ -3134,6 +3277,7 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
+/** Writes a large body at the backend's pace. It just returns where the backend has ended: its answer says why. */
 async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = x.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of chunks) {
@@ -3176,14 +3320,17 @@ async function sendByFetch(
     finish: () => void reader?.read().catch(() => {}),
     destroy: () => {
       abort.abort();
-      void reader?.cancel().catch(() => {}); // else Deno 2.9 keeps the connection until it collects garbage
+      // Else Deno 2.9 keeps the connection until it collects garbage, half a minute later.
+      void reader?.cancel().catch(() => {});
     },
   };
 }
 
 /**
  * Deno 2.9's fetch sends a request again, POST too, if a re-used connection ends before the whole head of the answer is
- * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. A test asks each of them.
+ * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. The test "nothing is sent
+ * twice" asks each of them; this goes when they leave it to the caller.
+ * @returns undefined on Node, where node:http's client is the way.
  */
 function fetchOnce(): typeof globalThis.fetch | undefined {
   const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
@@ -3250,14 +3397,16 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
 }
 
 /**
- * Gives V8 a reason to collect at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of them
- * would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
+ * Gives V8 a reason to collect garbage at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of
+ * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the
+ * young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
+/** What a failure at the backend means to the client. Only what is known to have sent nothing is told so. */
 function backendProblem(error: unknown): Problem {
   if (error instanceof Problem) return error;
   const reason = failureCode(error);
@@ -3303,7 +3452,7 @@ async function takeTurn(x: Exchange): Promise<void> {
   if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
 }
 
-/** Gives a turn back, or the place among those that wait for one. */
+/** Gives a turn back, or the place among those that wait for one. Twice does no harm. */
 function giveTurn(x: Exchange): void {
   const { turns } = x.core;
   const place = turns.queue.indexOf(x);
@@ -3325,6 +3474,8 @@ function passTurns({ turns, rules }: Core): void {
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
+// A WebSocket is a request like others until both sides agree to it; from then on its bytes are passed on unread. There
+// is nothing to judge in them: the backend's only one, GET /v1/receive, tells what arrives, and takes no orders.
 
 /** One side of a WebSocket, and what it has already said. */
 type Side = readonly [socket: Duplex, head: Buffer];
@@ -3361,6 +3512,10 @@ function openTunnel(x: Exchange, headers: readonly string[], client: Side, backe
   joinSockets(x, client, backend);
 }
 
+/**
+ * Lets bytes flow, and takes down both sides when one is gone, fails, or does not keep up. One line of the log says at
+ * its end how much there was, and why it ended.
+ */
 function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: Side): void {
   const { core, requestId, client, token } = x;
   let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
@@ -3374,7 +3529,7 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   };
   core.tunnels.add(tunnel);
   for (const side of [socket, backend]) {
-    // To hear of a peer that is gone.
+    // A quiet WebSocket is no stalled one; TCP's own probes tell of a peer that is gone without a word.
     if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, 30_000);
     side.on('error', () => tunnel.close('broken'));
   }
@@ -3384,6 +3539,7 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
     // Never pause the backend: a client that does not keep up is dropped instead.
     if (socket.writableLength > BACKLOG_LIMIT_BYTES) tunnel.close('too_far_behind');
   };
+  // Not by pipe, which would pause it.
   backend.on('data', toClient);
   backend.on('end', () => socket.end());
   // One side has ended its half: the other may say its last words, but not for ever.
@@ -3427,13 +3583,16 @@ function describeProblem(
   };
 }
 
-/** Over plain http browsers say so by the last two alone, and with a fetch by the last one. */
+/** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
 function isBrowser({ headers }: http.IncomingMessage): boolean {
   return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
-/** An answer's head as bytes, for a socket on which node:http does not answer. Names and values take turns. */
+/**
+ * An answer's head as bytes, for a socket on which node:http does not answer.
+ * @param fields name and value in turn, none with a line feed in it: they are ours, or node:http has parsed them.
+ */
 function headBytes(status: number, fields: readonly string[]): Buffer {
   const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
   return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
@@ -3477,6 +3636,7 @@ function normalizeAddress(address: string | undefined): string {
 
 // ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
 
+/** Logs one event. A field that is undefined is left out; none is named time, level or message. */
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
@@ -3490,6 +3650,8 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
     const [text, bytes] = [waiting, Buffer.byteLength(waiting)];
     waiting = '';
     waitingBytes += bytes;
+    // A log that nobody reads must neither stop the gateway nor fill its memory; who reads again is told what is
+    // missing.
     writeOut(text, () => {
       waitingBytes -= bytes;
       if (dropped === 0 || waitingBytes > 0) return;
@@ -3509,11 +3671,12 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
     if (LEVELS.indexOf(level) < least) return;
     const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
     write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
-    if (message !== 'request') flush();
+    if (message !== 'request') flush(); // the process may end right after it
   };
   return log;
 }
 
+/** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
   const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
   const pairs = given.map(([name, value]) => {
@@ -3523,13 +3686,15 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
   return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
+/** Warns of what a stranger, or a backend that is down, can bring about at any rate: once a minute for each message. */
 function warnRarely(core: Core, message: string, fields: object): void {
-  // No token has such a name.
+  // The limiter of the tokens' rates serves, for no token has a name with a space in it.
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
 
 /**
- * Deno's own standard output: its process.stdout stands still where nobody reads it, and throws on a full disk (2.9).
+ * Deno's own standard output: in 2.9 its process.stdout stands still where nobody reads it, and throws on a full disk
+ * (tests "a log that nobody reads" and "a full disk"). Where they pass without it, this goes.
  */
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
@@ -3544,6 +3709,9 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
+// The sources of a configuration are noted first, each value with the place where it was given, and read afterwards.
+// All mistakes are reported at once, and nothing runs with any: a wrong limit that fell back to its default would be a
+// wider one than its owner believes.
 
 /** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
 class Sources extends Mistakes {
@@ -3557,7 +3725,7 @@ class Sources extends Mistakes {
   }
 }
 
-/** Where a configuration comes from. */
+/** Where a configuration comes from; the flags by the path of their setting. */
 type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
@@ -3567,6 +3735,7 @@ type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
   if (file !== undefined) noteFileAt(sources, file);
+  // Not merged: a token that was taken out of one source would live on in the other.
   const fromFile = sources.given.get('tokens');
   noteEnv(sources, env);
   const tokens = sources.given.get('tokens');
@@ -3589,6 +3758,7 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 function noteFileAt(sources: Sources, file: string): void {
   const text = sources.collect('configuration', () => readText(file));
   const at = showPath(file);
+  // Collected apart, so that a file of which one part cannot be read is told of all the others too.
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
@@ -3630,6 +3800,7 @@ function parseFile(text: string): unknown {
   }
 }
 
+/** In a valid document: braces, and strings, which may be keys. Others are matched so that no brace in them counts. */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
 /** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
@@ -3655,10 +3826,14 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
+/** Further off than one letter, and still meant as one: without it the gateway would be more open. */
 const MISSPELT = new Map(
   Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
 );
-/** Another program's, perhaps. */
+/**
+ * Names that secured-signal-api, or whoever guesses, has for a setting. They may be another program's, so only a
+ * warning.
+ */
 const DOUBTFUL = new Map(Object.entries({
   RATE_LIMIT: '"RATE"',
   SENDERS: '"senders" of a token in the file',
@@ -3674,8 +3849,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     const at = 'API_TOKENS_FILE';
     if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
     const text = file && sources.collect(at, () => readText(file));
+    // A file that cannot be read counts as given: without it there would seem to be no tokens.
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
+  // Two letters off would meet other programs' names too.
   for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
     const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
     const other = DOUBTFUL.get(name);
@@ -3708,6 +3885,7 @@ function readSettings(sources: Sources): Settings {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
+  // Both files are there by now, or that was told already.
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
 }
@@ -3715,8 +3893,10 @@ function readSettings(sources: Sources): Settings {
 /** What requests are judged by: the tokens with their fallbacks resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
+/** Made whole for each configuration, and never changed: a request keeps the one that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
+  // A token's own value replaces the top-level one; merged, a list could only ever become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** The token that everybody has, if none is configured. */
@@ -3732,6 +3912,7 @@ function makeRules(settings: Settings) {
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
+    // 0 is no limit for these two, and no wait for `backend.wait`.
     backendTimeoutMs: settings['backend.timeout'] || Infinity,
     backendWaitMs: settings['backend.wait'],
     backendParallel: settings['backend.parallel'] || Infinity,
@@ -3741,6 +3922,8 @@ function makeRules(settings: Settings) {
 }
 
 // ── READERS ──────────────────────────────────────────────────────────────────────────────────────
+// One function for each kind of value. It throws what is wrong, without the place, which the caller knows; and never
+// shows 16 characters of a value, for any may be a secret that was put into the wrong place.
 
 /** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
@@ -3751,7 +3934,7 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
   }
 }
 
-/** A value for a message, or words in its stead. */
+/** A value for a message, or, if it may be a secret, words in its stead. */
 function showValue(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
@@ -3762,7 +3945,11 @@ function placeOf(key: string, index: number): string {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
-/** Reads a single value. `expected` completes the sentence "… is not …". */
+/**
+ * Reads a text, number or boolean: the environment has texts alone, and a file may have 5 or "5".
+ * @param expected completes the sentence "… is not …".
+ * @param parse returns undefined for what is wrong.
+ */
 function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
   const parsed = typeof value === 'object' ? undefined : parse(String(value));
   ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
@@ -3796,6 +3983,7 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   return mistakes.end(Object.fromEntries(members));
 }
 
+/** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
 function refuseSetting(key: string, known: string[]): never {
   const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase()) }));
   const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
@@ -3813,6 +4001,7 @@ function editDistance(a: string, b: string): number {
   return row[b.length]!;
 }
 
+/** A reader of one of some words. */
 function wordOf<T extends string>(words: readonly T[]): Reader<T> {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
@@ -3823,6 +4012,7 @@ function textThat(isRight: (text: string) => boolean, expected: string): Reader<
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
+/** What JSON calls an object. */
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -3831,6 +4021,7 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
+/** A reader of whole numbers, of up to nine digits and written without signs or zeros before them. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
   return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
@@ -3838,18 +4029,21 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/** Milliseconds. The unit is needed, except for 0; timers take no more than 24 days. */
+/**
+ * Milliseconds. The unit is needed, except for 0; setTimeout takes no more than 24 days, and fires at once beyond it.
+ */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
+/** A reader of durations, in milliseconds; the example goes into its message. */
 function duration(example: string): Reader<number> {
   return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
-/** Bytes. */
+/** Bytes. One without a unit is a mistake, for "150" may mean anything. */
 function readSize(value: unknown): number {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
@@ -3857,6 +4051,7 @@ function readSize(value: unknown): number {
   });
 }
 
+/** `COUNT/TIME`, neither of them 0: a token that may do nothing is taken out instead. */
 function readRate(value: unknown): Rate {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
@@ -3877,6 +4072,7 @@ function readExpiry(value: unknown): number {
   });
 }
 
+/** An account, or a person by number, as the backend wants it. */
 function readNumber(value: unknown): string {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
@@ -3889,22 +4085,26 @@ function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
+/** A reader of single recipients. @param group completes the list of what is expected. */
 function recipientOr(group: string): Reader<string> {
   const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
+/** Checked as strictly as a token's own lists: a default that nobody can be reached by would be found out too late. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
+/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   return attempt(() => new Template(value), (error) => error.message);
 }
 
+/** The backend, as requests need it. */
 type Backend = ReturnType<typeof readBackend>;
 
 /** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
@@ -3913,7 +4113,9 @@ function readBackend(value: unknown) {
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
   const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
+  // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
+  // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
   return {
     /** Without userinfo. */
@@ -3934,7 +4136,10 @@ function readOrigins(value: unknown): ReadonlySet<string> {
   return listOf(textThat(isOrigin, expected))(value);
 }
 
-/** Where to listen; `isLocal` says that only programs on this machine can connect. */
+/**
+ * Where to listen: `path` of a unix socket, or `host`, undefined for every interface, and `port`. `isLocal` says that
+ * only programs on this machine can connect; a name other than localhost may mean any address.
+ */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
     const [, path, v6, name, digits] =
@@ -3953,6 +4158,7 @@ function readFile(value: unknown): { path: string; text: string } {
   return { path: value, text: readText(value) };
 }
 
+/** The text of a file. A message names the user who may not read it: in a container that is mostly the mistake. */
 function readText(path: string): string {
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
   const user = uid === undefined ? '' : ` by user ${uid}`;
@@ -3979,7 +4185,10 @@ function checkTls(settings: Settings): void {
   if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
 }
 
-/** BlockList takes a wrong number of bits for an error of ours; a name would have to be asked for on each request. */
+/**
+ * Addresses and ranges, as they were `written` and as a `list` to ask. BlockList takes a wrong number of bits for an
+ * error of ours; a name would have to be asked for on each request, and its owner could change who is let in.
+ */
 function readAddresses(value: unknown) {
   const list = new BlockList();
   const readOne = (item: unknown) =>
@@ -3993,7 +4202,10 @@ function readAddresses(value: unknown) {
   return { written: [...listOf(readOne)(value)], list };
 }
 
-/** A word that is neither group nor pattern is refused: it may be misspelt, and what it should open would be missed. */
+/**
+ * An allowlist: its `groups`, with those that they stand for, its `patterns`, and both as they were `written`. A word
+ * that is neither is refused: it may be misspelt, and what it should open would be missed.
+ */
 function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
@@ -4055,6 +4267,7 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
+/** The tokens of a file, each an object with a secret, or a file with one, and settings of its own. */
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
@@ -4072,6 +4285,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
+/** Of a file, the white space around the secret goes: editors end it with a line feed. */
 function readSecretFile(value: unknown): string {
   return readSecret(readFile(value).text.trim(), true);
 }
@@ -4103,12 +4317,17 @@ function readSecret(secret: unknown, isBare = false): string {
   return digestOf(secret);
 }
 
+/**
+ * SHA-256, in hexadecimal. A slow hash protects guessable passwords; a secret of `gateway.ts token` has 256 random
+ * bits, and a slow one at every request would stop a small computer.
+ */
 function digestOf(secret: string): string {
-  // The shorter way is 2 µs faster; Node 20.11 and those before it do not have it.
+  // The shorter way is 2 µs faster. Node 20.11 and those before it do not have it: until 20.12 is the oldest.
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
+// Only what the public interface gives: whoever copies it has an example of embedding.
 
 /** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
@@ -4163,6 +4382,7 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
+/** All that need no place in a file. Each setting has a variable; only the two of a first try have flags too. */
 const FLAGS = {
   config: { type: 'string' },
   listen: { type: 'string' },
@@ -4209,6 +4429,7 @@ async function main(): Promise<void> {
   return stopOnSignal(gateway);
 }
 
+/** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
@@ -4217,7 +4438,7 @@ function parseCommandLine(args: string[]) {
   });
 }
 
-/** In 80 columns. */
+/** The text of `--help`, in 80 columns. The settings come from their table. */
 function usage(): string {
   const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
@@ -4257,6 +4478,7 @@ The groups of allow:
 The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
+/** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
 function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
   const secret = newSecret();
@@ -4270,11 +4492,13 @@ function newSecret(): string {
   return randomBytes(32).toString('base64url');
 }
 
+/** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
 function hashStdin(): string {
   const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
   return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
 }
 
+/** What `--check` says of a configuration that is good. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   const count = rules.tokens.size;
@@ -4375,10 +4599,12 @@ async function renderSend(settings: Settings, name: string, body: Buffer): Promi
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
+/** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
 async function stopOnSignal(gateway: Gateway): Promise<void> {
   await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
   await gateway.close();
-  // Not left to the runtime: what nobody reads, and a connection that Bun does not show, would keep it running.
+  // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
+  // running.
   setTimeout(() => process.exit(), FLUSH_MS);
   writeOut('', () => process.exit());
 }
@@ -4410,7 +4636,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   files.forEach(watch);
   process.on('SIGHUP', reload);
-  gateway.server.once('close', () => { // or Deno would not end
+  gateway.server.once('close', () => { // or Deno 2.9 would not end
     process.off('SIGHUP', reload);
     watched.forEach((file) => unwatchFile(file));
   });
@@ -4421,7 +4647,10 @@ function settingsFiles(settings: Settings): (string | undefined)[] {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
-/** Whether this file was started, and not imported. Node 20 has no import.meta.main. */
+/**
+ * Whether this file was started, and not imported. Before 24.2, Node has no import.meta.main: there argv[1] is
+ * compared, which may lack the suffix, or be a link, as that of an installed package is. Until 24.2 is the oldest.
+ */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
   if (isMain !== undefined) return isMain;
@@ -4434,6 +4663,7 @@ function isEntryPoint(): boolean {
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
+// To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
