@@ -4648,8 +4648,8 @@ function settingsFiles(settings: Settings): (string | undefined)[] {
 }
 
 /**
- * Whether this file was started, and not imported. Before 24.2, Node has no import.meta.main: there argv[1] is
- * compared, which may lack the suffix, or be a link, as that of an installed package is. Until 24.2 is the oldest.
+ * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which may
+ * lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
  */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
