@@ -1831,8 +1831,7 @@ class MessageReader {
       if (chunk !== null) return chunk;
       if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
       if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns: most bodies need
-      // no listeners at all.
+      // What came in one packet with the head is handed over by the parser when this function returns.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -2372,6 +2371,7 @@ class Template {
         }
         leftSteps -= contexts.length + node.path.length; // as many lookups as `lookUp` makes at most
         const value = lookUp(contexts, node.path);
+        // A section stands for each element of a list, for anything else once, and for what is empty, false or 0 not.
         const items = Array.isArray(value) ? value : value ? [value] : [];
         if (!isSection(node)) emit(toText(value));
         else if (node.sigil === '^' && items.length === 0) walk(node);
@@ -2396,6 +2396,7 @@ function namesIn({ nodes }: Tag): string[] {
   );
 }
 
+/** Whether a tag encloses others. */
 function isSection({ sigil }: Tag): boolean {
   return sigil === '#' || sigil === '^';
 }
@@ -2494,9 +2495,9 @@ const BODY_KEYS = {
   number: { list: false, role: 'sender' },
   recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
   recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' },
+  members: { list: true, role: 'member' }, // whoever is in a group can be written to, and reads it
   admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' },
+  answers: { list: true, role: 'argument' }, // of a poll, as are the votes
   selected_answers: { list: true, role: 'argument' },
   base64_attachment: { list: false, role: 'attachment' },
   base64_attachments: { list: true, role: 'attachment' },
@@ -2612,6 +2613,7 @@ function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint
   return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
+// Control characters are in no string of JSON; in an attachment, a comma or a semicolon ends a part of its metadata.
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
@@ -2727,6 +2729,7 @@ class BodyScan {
     return [Buffer.from('}')];
   }
 
+  /** @param i where in the chunk; the message counts from the document's beginning. */
   #fail(i: number, why: string): never {
     throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
   }
@@ -3042,6 +3045,7 @@ const NOT_FORWARDED = [
   ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
 ];
 
+/** What is not taken over from an answer, and from a request. */
 const NOT_INBOUND = new Set(HOP_BY_HOP);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
@@ -3084,7 +3088,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   const early = upgrade && listenEarly(x, upgrade);
   let answer: BackendAnswer | undefined;
   try {
-    x.isWaiting = upgrade !== undefined;
+    x.isWaiting = upgrade !== undefined; // one that is not open yet loses nothing
     const { fetch } = core;
     const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
     answer = await sendInTurn(request, target.route?.group, send);
@@ -3175,6 +3179,7 @@ async function sendInTurn(
   try {
     // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
     if (!isLarge && group !== 'receive') await takeTurn(x);
+    // From here on it may have been sent; a large one only with its last byte.
     x.sent = !isLarge;
     return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
   } finally {
@@ -3201,6 +3206,7 @@ async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<Ba
       if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
       const fields = { backend: x.rules.backend.origin, reason: problem.details.reason };
       warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
+      // Whatever is left of the backend's time ends the wait too, and then nothing was sent.
       x.waitFor(x.leftMs, 'backend_unreachable');
       setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
       await x.standBy();
@@ -3264,6 +3270,7 @@ function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Sid
     headers: incoming.rawHeaders,
     upgraded,
     next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
+    // Its end has to be read, or the connection is not used again.
     finish: () => incoming.removeAllListeners('readable').resume(),
     // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then, with what
     // the backend may still send on it. On older ones both ways close it.
@@ -3387,6 +3394,7 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
       throw new Problem('bad_backend_answer', { reason: 'bad_length' });
     }
     collectSoon(chunk);
+    // The last one is written with the end of the answer: one system call less, and no answer looks whole too early.
     if (x.bytesOut === length) x.rest = chunk;
     if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
@@ -3418,10 +3426,11 @@ function backendProblem(error: unknown): Problem {
   return new Problem(code, { reason, cause: error });
 }
 
-/** Connection never made (Node's and undici's codes, Bun's, Deno's): nothing can have been sent. */
+/** Connection never made (Node's and undici's codes, Bun's, Deno's), or a port that fetch refuses to ask. */
 const UNREACHABLE =
   /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
 
+/** No connection came about: the only failure of which it is certain that nothing was sent. */
 function unreachable(error: unknown): Problem {
   return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
 }
@@ -3430,6 +3439,7 @@ function unreachable(error: unknown): Problem {
 function failureCode(error: unknown): string {
   const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
   for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
+  // Deno has no codes, but a word in its message, which may quote the address.
   const text = inner.message ?? '';
   return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
 }
@@ -3463,7 +3473,10 @@ function giveTurn(x: Exchange): void {
   passTurns(x.core);
 }
 
-/** Gives the turns that are free to those that wait, in the order in which they asked. */
+/**
+ * Gives the turns that are free to those that wait, in the order in which they asked: a client that sends much waits
+ * behind one that has asked before. Called whenever one may be free: given back, asked for, or after a reload.
+ */
 function passTurns({ turns, rules }: Core): void {
   while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
     const x = turns.queue.shift()!;
@@ -3504,7 +3517,9 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   };
 }
 
-/** Passes the backend's consent on, and lets bytes flow both ways until either side ends. */
+/**
+ * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
+ */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
   x.isTunnel = true;
   x.res.detachSocket(client[0] as Socket);
@@ -3549,7 +3564,7 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   });
   if (backendHead.length > 0) toClient(backendHead);
   if (head.length > 0) backend.write(head);
-  socket.pipe(backend);
+  socket.pipe(backend); // a client may be paused: it only waits for itself
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(tunnel);
@@ -4060,6 +4075,7 @@ function readRate(value: unknown): Rate {
   });
 }
 
+/** What `readExpiry` expects, in words. */
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
 /** Milliseconds since the epoch. A date alone means the end of that day. */
@@ -4400,6 +4416,7 @@ async function main(): Promise<void> {
   process.stdout.on('error', () => {});
   const print = (text: string): void => writeOut(`${text}\n`);
   const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  // These need no configuration, and so work with a broken one.
   if (values.help) return print(usage());
   if (values.version) return print(VERSION);
   if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
@@ -4419,6 +4436,7 @@ async function main(): Promise<void> {
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
     return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
   }
+  // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
   if (values.check) return print(printCheck(settings));
@@ -4511,9 +4529,10 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-/** What a token may do, in words. */
+/** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  // A pattern that opens nothing is no danger, but its owner believes that it opens something.
   const idle = token.allow.patterns.filter((pattern) =>
     spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
   );
@@ -4625,6 +4644,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     });
   };
   const reload = (): void => {
+    // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
     try {
       const settings = load();
       gateway.apply(settings);
@@ -4648,8 +4668,8 @@ function settingsFiles(settings: Settings): (string | undefined)[] {
 }
 
 /**
- * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which may
- * lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
+ * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which
+ * may lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
  */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
