@@ -1128,7 +1128,7 @@ class Exchange {
   /** The backend was given its last byte, and may have acted on it. */
   sent = false;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
-  rest: Uint8Array | string | undefined;
+  answerRest: Uint8Array | string | undefined;
   /** It is an open WebSocket: nothing of HTTP is written any more. */
   isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
@@ -1305,7 +1305,7 @@ function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
   x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
-  x.rest = 'ok\n';
+  x.answerRest = 'ok\n';
 }
 
 /**
@@ -1323,7 +1323,7 @@ function refuse(x: Exchange, error: unknown): void {
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
   x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.corsHeaders });
-  x.rest = body;
+  x.answerRest = body;
 }
 
 /**
@@ -1971,12 +1971,12 @@ class RequestBody {
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (!this.#isComplete) {
-      if (this.#x.rest !== undefined) res.write(this.#x.rest);
-      this.#x.rest = undefined;
+      if (this.#x.answerRest !== undefined) res.write(this.#x.answerRest);
+      this.#x.answerRest = undefined;
       await this.#discardRest();
     }
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(this.#x.rest);
+    else res.end(this.#x.answerRest);
   }
 
   /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
@@ -3395,8 +3395,8 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     }
     collectSoon(chunk);
     // The last one is written with the end of the answer: one system call less, and no answer looks whole too early.
-    if (x.bytesOut === length) x.rest = chunk;
-    if (x.rest !== undefined || res.write(chunk)) continue;
+    if (x.bytesOut === length) x.answerRest = chunk;
+    if (x.answerRest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
