@@ -1228,8 +1228,7 @@ class Exchange {
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
-  core.running.push(x);
-  watchClient(x);
+  begin(x);
   try {
     // Before everything: a health check must not depend on what is being checked.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
@@ -1250,14 +1249,16 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.credential = findCredential(req, target) ?? await body.readCredential();
 
     // Before the endpoint: what exists here is nobody's business who holds no token.
-    const token = x.token = identify(x);
+    const token = identify(x);
+    if (token instanceof Problem) return refuse(x, token);
+    x.token = token;
     core.strangers.delete(accepted(req.socket));
 
-    // After the token, for it depends on the form of the right credential whether a browser added it by itself; before
-    // the endpoint, of which a page of another site learns nothing.
+    // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
+    // endpoint: a page of another site learns nothing of it.
     checkPage(x.rules, req, target, x.credential?.form);
     const refusal = refusalOf(token, target, x.client);
-    if (refusal) throw refusal;
+    if (refusal) return refuse(x, refusal);
 
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
     takeRate(core, token);
@@ -1285,9 +1286,13 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   }
 }
 
-/** A client that leaves takes its request with it; one that stays is a stranger again until it shows a good token. */
-function watchClient(x: Exchange): void {
-  const { connections, strangers } = x.core;
+/**
+ * From here on it runs. A client that leaves takes its request with it; one that stays is a stranger again until it
+ * shows a good token.
+ */
+function begin(x: Exchange): void {
+  const { connections, strangers, running } = x.core;
+  running.push(x);
   const connection = accepted(x.req.socket);
   x.res.once('close', () => {
     if (!x.res.writableFinished) x.end(new Problem('client_left'));
@@ -1562,17 +1567,17 @@ function parseAuthorization(value: string): Credential {
  * The digest is looked up in a map. How long that takes depends on the SHA-256 of what was sent, which
  * tells nothing about how much of a secret was right. A right credential is never refused for wrong
  * ones from the same address, so that nobody can lock anybody out.
- * @throws {Problem} unauthorized, too_many_failures.
+ * @returns the token, or the problem: unauthorized, too_many_failures. To throw one costs 5 µs, of 55 for all of it.
  */
-function identify({ core, rules, credential, client }: Exchange): Token {
+function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) throw new Problem('unauthorized', { reason: 'no_credential' });
+  if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
   const expired = token !== undefined && isExpired(token, core.now());
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  throw retryAfterMs > 0
+  return retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
 }
