@@ -658,8 +658,7 @@ const GROUPS: Record<Group, readonly Group[]> = {
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /**
- * Such a GET has no route of its own, so that no group and no wildcard lets it through: a link that somebody opens
- * would send.
+ * Whether it is a send by GET. No group and no wildcard lets that through, or a link that somebody opens would send.
  */
 function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
   return method === 'GET' && route === SEND_ROUTE;
@@ -1059,7 +1058,7 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
-/** Ends in an order: first what can be told so, then what is idle, at last, when the time is over, all that is left. */
+/** Ends first what waits, then what is idle, shortly before the deadline what still runs, and then all that is left. */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
@@ -1092,8 +1091,8 @@ function endRunning(core: Core): void {
 
 /**
  * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
- * what ends it before its time. It has one timer, for client and backend are never waited for at the same time. It
- * has listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
+ * what ends it before its time. It has one timer, for client and backend are never waited for at the same time. It has
+ * listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
  */
 class Exchange {
   readonly core: Core;
@@ -1683,9 +1682,7 @@ function refusalOf(token: Token, target: Target, client: string): Problem | unde
   return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
-/**
- * The same without the addresses: `--check` has no client.
- */
+/** The same without the addresses: `--check` has no client. */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   const { method, route, segments, parameters } = target;
   const grant = findGrant(token.allow, target);
@@ -3277,8 +3274,7 @@ function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Sid
     next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
     // Its end has to be read, or the connection is not used again.
     finish: () => incoming.removeAllListeners('readable').resume(),
-    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then, with what
-    // the backend may still send on it. On older ones both ways close it.
+    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
     destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
   };
 }
@@ -3411,8 +3407,7 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
 
 /**
  * Gives V8 a reason to collect garbage at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of
- * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the
- * young generation.
+ * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
@@ -4010,7 +4005,7 @@ function refuseSetting(key: string, known: string[]): never {
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's: how many letters must be put in, taken out or changed. One row of the table is kept. */
+/** Levenshtein's: how many letters must be put in, taken out or changed. */
 function editDistance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (let i = 0; i < a.length; i++) {
@@ -4021,7 +4016,7 @@ function editDistance(a: string, b: string): number {
   return row[b.length]!;
 }
 
-/** A reader of one of some words. */
+/** A reader of a word that must be one of these. */
 function wordOf<T extends string>(words: readonly T[]): Reader<T> {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
@@ -4348,7 +4343,7 @@ function digestOf(secret: string): string {
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
-// Only what the public interface gives: whoever copies it has an example of embedding.
+// Built on the public interface alone, and so an example of embedding.
 
 /** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
