@@ -1276,7 +1276,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
     }
   } catch (error) {
-    refuse(x, x.endedBy ?? error);
+    refuse(x, error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
     x.setHeld(0);
@@ -1315,8 +1315,10 @@ function answerHealth(x: Exchange): void {
 /**
  * Answers with what went wrong. After the first byte there is no honest way to say so, but to break off: a body that is
  * cut must look cut. A mistake of ours is told to the log with its stack, and to the client without.
+ * @param thrown or returned by a step.
  */
-function refuse(x: Exchange, error: unknown): void {
+function refuse(x: Exchange, thrown: unknown): void {
+  const error = x.endedBy ?? thrown; // who left meanwhile is told nothing, and noted as such
   const problem = x.problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.status = problem.status;
   if (problem !== error) {
