@@ -656,7 +656,7 @@ async function startProcess(
   t.after(() => child.kill('SIGKILL'));
   const listening = (): RegExpExecArray | null => /"message":"listening","listen":"(.*?)".*\n/.exec(child.output());
   await until(() => listening() !== null);
-  const [, url] = listening()! as unknown as [string, string];
+  const [, url = ''] = listening()!;
   return {
     ...addressOf(url),
     url,
@@ -868,7 +868,7 @@ test('rubbish on the port is a plain 400, and a connection without a request is 
     const response = await raw(both.gateway, bytes);
     assert.equal(statusOf(response), 400, JSON.stringify(bytes));
   }
-  const socket = net.connect(both.gateway.port, '127.0.0.1');
+  const { socket } = open(t, both.gateway);
   socket.end();
   await closed(socket.resume());
   assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
@@ -975,17 +975,14 @@ test('a wish for another protocol, or for a WebSocket with a body, is an ordinar
     const [length, upgrade] of [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
   ) {
     const padded = body.padEnd(length);
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    let text = '';
-    socket.on('data', (chunk) => {
-      text += chunk;
-    });
-    socket.write(
+    const { socket, text } = open(
+      t,
+      gateway,
       `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n${
         upgrade.join('\r\n')
       }\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${padded.length}\r\n\r\n${padded}`,
     );
-    await until(() => statusOf(text) === 201);
+    await until(() => statusOf(text()) === 201);
     socket.destroy();
   }
   assert.equal(backend.sent.length, 3);
@@ -1126,7 +1123,11 @@ test('it speaks TLS, and a reload brings a new certificate without dropping a co
   ]);
   write(1);
   gateway.reload(config);
-  assert.equal((await ask(gateway, { headers: BEARER, agent })).fingerprint, before.fingerprint, 'the open connection lives on');
+  assert.equal(
+    (await ask(gateway, { headers: BEARER, agent })).fingerprint,
+    before.fingerprint,
+    'the open connection lives on',
+  );
   const after = await ask(gateway, { headers: BEARER });
   assert.equal(after.status, 200);
   assert.equal(
@@ -1294,16 +1295,11 @@ test('rubbish behind an answer that is half sent breaks the connection and write
   });
   const gateway = await startGateway(t, backend);
   const request = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
-  socket.on('error', () => {}).on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(request);
-  await until(() => text.endsWith('AAAA'));
+  const { socket, text } = open(t, gateway, request);
+  await until(() => text().endsWith('AAAA'));
   socket.write(`${request}rubbish\r\n\r\n`);
   await closed(socket);
-  assert.ok(text.endsWith('AAAA'));
+  assert.ok(text().endsWith('AAAA'));
 });
 
 // A setting that needs a restart was taken over all the same, and then mistaken for what is.
@@ -1335,16 +1331,13 @@ test('attack: a request hidden in the body of one that follows a wish to be upgr
   const message = JSON.stringify(MESSAGE);
   const inner =
     `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${message.length}\r\n\r\n${message}`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
-  socket.on('error', () => {}).on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(
+  const { socket, text } = open(
+    t,
+    gateway,
     `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n` +
       `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${inner.length}\r\n\r\n`,
   );
-  await until(() => backend.seen.length === 1 && statusOf(text) === 200);
+  await until(() => backend.seen.length === 1 && statusOf(text()) === 200);
   socket.end(inner);
   await closed(socket);
   assert.deepEqual(backend.seen.map((seen) => seen.url), ['/v1/about']);
@@ -1361,12 +1354,11 @@ test('a wish to be upgraded behind a request that is not answered yet ends the c
       req.resume();
     });
     const gateway = await startGateway(t, backend, RECEIVING);
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    let text = '';
-    socket.on('error', () => {}).on('data', (chunk) => {
-      text += chunk;
-    });
-    socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    const { socket, text } = open(
+      t,
+      gateway,
+      `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+    );
     await until(() => backend.seen.length === 1);
     socket.write(
       `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: ${protocol}\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
@@ -1375,7 +1367,7 @@ test('a wish to be upgraded behind a request that is not answered yet ends the c
     if (protocol === 'h2c') socket.destroy();
     await closed(socket);
     await until(() => requests(gateway).some((line) => line.status === 499));
-    assert.equal(text, '');
+    assert.equal(text(), '');
     assert.equal(backend.seen.length, 1);
   }
 });
@@ -2108,7 +2100,10 @@ test('every 401 is the same, whatever was wrong, and carries both challenges', a
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
   const { backend, gateway } = await startBoth(t, NO_TOKENS);
-  assert.equal(JSON.parse(gateway.log[0]!).warning, 'no tokens are configured: every request is let in without a credential');
+  assert.equal(
+    JSON.parse(gateway.log[0]!).warning,
+    'no tokens are configured: every request is let in without a credential',
+  );
   assert.equal((await ask(gateway, { body: { auth: SECRET, ...MESSAGE }, headers: BEARER })).status, 201);
   assert.deepEqual(JSON.parse(backend.seen[0]!.body.toString()), MESSAGE);
   assert.equal(backend.seen[0]!.headers.authorization, undefined);
@@ -2118,13 +2113,11 @@ test('without tokens, requests need no credential, and all else still applies', 
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
-  const socket = net.connect(both.gateway.port, '127.0.0.1');
-  socket.on('error', () => {});
-  let text = '';
-  socket.on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(`POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`);
+  const { socket, text } = open(
+    t,
+    both.gateway,
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`,
+  );
   const filler = Buffer.alloc(64 * 1024, 'x');
   const more = (): void => {
     while (!socket.destroyed && socket.write(filler));
@@ -2132,7 +2125,7 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   socket.on('drain', more);
   more();
   await closed(socket);
-  assert.equal(statusOf(text), 401);
+  assert.equal(statusOf(text()), 401);
   assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024);
   assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
   assert.equal(both.backend.connections, 0);
@@ -3545,17 +3538,15 @@ test('headers that do not arrive end in 408, and a body that makes no progress d
 
 test('a body of an unknown sender may not trickle: its time is a total', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 150 });
-  const socket = net.connect(both.gateway.port, '127.0.0.1');
-  socket.on('error', () => {});
-  let text = '';
-  socket.on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write('POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"');
+  const { socket, text } = open(
+    t,
+    both.gateway,
+    'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"',
+  );
   const trickle = setInterval(() => socket.write('x'), 5);
   t.after(() => clearInterval(trickle));
-  await until(() => text !== '');
-  assert.deepEqual([statusOf(text), codeOf(text)], [408, 'request_timeout']);
+  await until(() => text() !== '');
+  assert.deepEqual([statusOf(text()), codeOf(text())], [408, 'request_timeout']);
   socket.destroy();
   assert.equal(both.backend.seen.length, 0);
 });
@@ -4758,12 +4749,9 @@ test("a webhook's body that trickles in is 408 when its time is over, though it 
     stallTimeoutMs: 300,
   });
   for (const begin of ['{"message":"', `{"message":"${'x'.repeat(100_000)}`]) {
-    const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
-    let answer = '';
-    socket.on('data', (chunk) => {
-      answer += chunk;
-    });
-    socket.write(
+    const { socket, text: answer } = open(
+      t,
+      gateway,
       `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${begin}`,
     );
     const trickle = setInterval(() => socket.write('x'), 5);
@@ -4771,9 +4759,9 @@ test("a webhook's body that trickles in is 408 when its time is over, though it 
       clearInterval(trickle);
       socket.destroy();
     });
-    await until(() => answer !== '');
+    await until(() => answer() !== '');
     clearInterval(trickle);
-    assert.deepEqual([statusOf(answer), codeOf(answer), backend.connections], [408, 'request_timeout', 0]);
+    assert.deepEqual([statusOf(answer()), codeOf(answer()), backend.connections], [408, 'request_timeout', 0]);
   }
 });
 
@@ -6346,9 +6334,9 @@ relayTest('a client that leaves takes its request to the backend with it, and is
   for (
     const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
   ) {
-    const socket = net.connect(gateway.port, '127.0.0.1');
-    socket.on('error', () => {});
-    socket.write(
+    const { socket } = open(
+      t,
+      gateway,
       `${
         body ? 'POST /v2/send' : 'GET /v1/about'
       } HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body?.length ?? 0}\r\n\r\n${
@@ -6367,9 +6355,9 @@ relayTest('a client that leaves takes its request to the backend with it, and is
 relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  socket.on('error', () => {});
-  socket.write(
+  const { socket } = open(
+    t,
+    gateway,
     `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${
       JSON.stringify(MESSAGE).slice(0, -1)
     },"base64_attachments":["${'A'.repeat(200_000)}`,
@@ -6557,7 +6545,7 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
     fill();
   });
   const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  const socket = net.connect(gateway.port, '127.0.0.1');
+  const { socket } = open(t, gateway);
   t.after(() => socket.destroy());
   socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
   socket.pause();
@@ -8854,7 +8842,7 @@ async function startDemo(
 ): Promise<Process & { first: string; secret: string }> {
   const gateway = await startProcess(t, { args: ['--demo'], ...how });
   await until(() => /^curl .*'\n$/m.test(gateway.output()));
-  const [first, secret] = /^curl -u api:([\w-]+) 127\.0\.0\.1:\d+.*$/m.exec(gateway.output())! as unknown as [string, string];
+  const [first, secret = ''] = /^curl -u api:([\w-]+) 127\.0\.0\.1:\d+.*$/m.exec(gateway.output())!;
   return Object.assign(gateway, { first, secret });
 }
 
