@@ -545,6 +545,7 @@ function post(token: string, length: number | 'chunked', ...headers: string[]): 
   );
 }
 
+const ABOUT = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
 const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
 
 /** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
@@ -893,8 +894,7 @@ test('TLS on the plain port is a warning, once a minute', async (t) => {
   const { gateway } = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
   const warnings = (): LogLine[] => logLines(gateway.log).filter((line) => line.level === 'warn');
   const hello = async (): Promise<void> => {
-    const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1' }).on('error', () => {});
-    await closed(socket);
+    await raw({ ...gateway, ca: [] }, '');
   };
   for (let i = 0; i < 3; i++) await hello();
   assert.deepEqual(warnings().map((line) => [line.message, line.client]), [
@@ -932,7 +932,6 @@ test('at limits.connections a new connection is taken, and the one that has gone
     else finish = () => res.writeHead(201).end('[]');
   });
   const gateway = await startGateway(t, backend, { limits: { connections: 4 } });
-  const about = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
   const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
   const answered = async (bytes: string, known = open(t, gateway)): Promise<Connection> => {
     const before = known.text().length;
@@ -942,16 +941,16 @@ test('at limits.connections a new connection is taken, and the one that has gone
   };
   const served = open(t, gateway, SEND); // the oldest, and being served for its token
   await until(() => backend.seen.length === 1);
-  const known = await answered(about);
-  const wrong = await answered(about.replace(SECRET, OTHER));
+  const known = await answered(ABOUT);
+  const wrong = await answered(ABOUT.replace(SECRET, OTHER));
   const stranger = await answered(health);
-  await answered(about, known); // longer ago than wrong and stranger were opened, but for this
+  await answered(ABOUT, known); // longer ago than wrong and stranger were opened, but for this
   const next = await answered(health);
   await closed(wrong.socket);
   await answered(health);
   await closed(stranger.socket);
   await answered(health, next); // does not count: it shows no token
-  const another = await answered(about);
+  const another = await answered(ABOUT);
   await closed(known.socket);
   await answered(health);
   await closed(next.socket);
@@ -1138,7 +1137,7 @@ test('it speaks TLS, and a reload brings a new certificate without dropping a co
   // README's line can go.
   assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
   // Rubbish and plain HTTP end their connection, and nothing else.
-  await raw({ port: gateway.port }, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  await raw({ port: gateway.port }, ABOUT);
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
   assert.equal(backend.seen.length, 4);
   // A WebSocket too.
@@ -1155,24 +1154,17 @@ test('closing ends a connection on which no request has begun at once', async (t
       shutdown: '1h',
       ...tls && { tls: certificate(t) },
     });
-    const kept = tls
-      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
-      : net.connect(gateway.port, '127.0.0.1');
-    kept.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+    const { socket: kept } = open(t, gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
     await once(kept, 'data');
-    const sockets = [kept, open(t, gateway).socket];
+    const sockets = [kept, open(t, { port: gateway.port }).socket];
     if (tls) {
-      const silent = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false });
+      const { socket: silent } = open(t, gateway);
       await once(silent, 'secureConnect');
       sockets.push(silent);
     }
     await Promise.all(sockets.map((socket) => socket.connecting && once(socket, 'connect')));
     // One that was accepted after all of these is known to the gateway, and so are they.
-    const last = tls
-      ? tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false })
-      : net.connect(gateway.port, '127.0.0.1');
-    last.end('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
-    await closed(last.resume());
+    await raw(gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
     await gateway.close();
     // Bun 1.4.5 says nothing of a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
@@ -1183,23 +1175,21 @@ test('closing ends a connection on which no request has begun at once', async (t
 // It was read as the beginning of another TLS handshake.
 test('a wish for another protocol over TLS is an ordinary request', async (t) => {
   const { gateway } = await startBoth(t, { tls: certificate(t) });
-  const socket = tlsConnect({ port: gateway.port, host: '127.0.0.1', rejectUnauthorized: false }).on('error', () => {});
-  t.after(() => socket.destroy());
-  socket.write(
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`,
-  );
-  const [answer] = await once(socket, 'data') as [Buffer];
-  assert.equal(statusOf(answer.toString()), 200);
+  const wish =
+    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`;
+  const { text } = open(t, gateway, wish);
+  await until(() => statusOf(text()) === 200);
 });
 
 test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
   skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
 }, async (t) => {
   const { gateway } = await startBoth(t, { tls: certificate(t) }, { headersTimeoutMs: 200 });
+  const plain = { port: gateway.port };
   for (const begun of ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03']) {
-    await raw(gateway, Buffer.from(begun, 'latin1'));
+    await raw(plain, Buffer.from(begun, 'latin1'));
   }
-  for (let i = 0; i < 3; i++) await raw(gateway, 'GET / HTTP/1.1\r\nHost: x\r\n\r\n');
+  for (let i = 0; i < 3; i++) await raw(plain, 'GET / HTTP/1.1\r\nHost: x\r\n\r\n');
   const warnings = logLines(gateway.log).filter((line) => line.level === 'warn');
   assert.deepEqual(warnings.map((line) => line.message), [
     'a client speaks plain HTTP or the like, and this port speaks TLS',
@@ -1217,7 +1207,7 @@ test('a client that resets its connection has no address, and so is nobody', asy
     const socket = net.connect({ port: gateway.port, host: '127.0.0.1', localAddress: '127.0.0.2' });
     socket.on('error', () => {});
     socket.write(
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.9.9.9\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
+      `${post(SECRET, body.length, 'X-Forwarded-For: 10.9.9.9')}${body}`,
       () => socket.resetAndDestroy(),
     );
     await closed(socket);
@@ -1260,27 +1250,17 @@ test('a client that takes a large answer slowly but steadily keeps its connectio
 // A queued answer never emitted "close", so its request was never aborted, nor logged.
 test('pipelined requests are answered one at a time and in order, and all are aborted when the client leaves', async (t) => {
   const order: string[] = [];
-  let open = 0;
   const backend = await startBackend(t, (req, res) => {
     order.push(req.url!);
-    open++;
-    req.socket.once('close', () => {
-      open--;
-    });
     if (!req.url!.includes('hang')) setImmediate(() => res.end(req.url));
   });
   const gateway = await startGateway(t, backend);
   const request = (x: string): string =>
     `GET /v1/about?${x} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  let text = '';
-  socket.on('data', (chunk) => {
-    text += chunk;
-  });
-  socket.write(request('a') + request('b') + request('c') + request('hang') + request('d'));
+  const { socket, text } = open(t, gateway, ['a', 'b', 'c', 'hang', 'd'].map(request).join(''));
   await until(() => order.length === 4);
   assert.deepEqual(order, ['/v1/about?a', '/v1/about?b', '/v1/about?c', '/v1/about?hang']);
-  assert.equal(text.match(/HTTP\/1\.1 200/g)?.length, 3);
+  assert.equal(text().match(/HTTP\/1\.1 200/g)?.length, 3);
   socket.destroy();
   await until(() => requests(gateway).length === 4);
   assert.equal(requests(gateway)[3]!.status, 499);
@@ -1294,10 +1274,9 @@ test('rubbish behind an answer that is half sent breaks the connection and write
     res.write('A'.repeat(100));
   });
   const gateway = await startGateway(t, backend);
-  const request = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const { socket, text } = open(t, gateway, request);
+  const { socket, text } = open(t, gateway, ABOUT);
   await until(() => text().endsWith('AAAA'));
-  socket.write(`${request}rubbish\r\n\r\n`);
+  socket.write(`${ABOUT}rubbish\r\n\r\n`);
   await closed(socket);
   assert.ok(text().endsWith('AAAA'));
 });
@@ -1329,13 +1308,12 @@ test('a request whose wish to be upgraded is not heard keeps the rest of its Con
 test('attack: a request hidden in the body of one that follows a wish to be upgraded', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const message = JSON.stringify(MESSAGE);
-  const inner =
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${message.length}\r\n\r\n${message}`;
+  const inner = `${post(SECRET, message.length, 'Connection: close')}${message}`;
   const { socket, text } = open(
     t,
     gateway,
     `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n` +
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${inner.length}\r\n\r\n`,
+      post(SECRET, inner.length),
   );
   await until(() => backend.seen.length === 1 && statusOf(text()) === 200);
   socket.end(inner);
@@ -1357,7 +1335,7 @@ test('a wish to be upgraded behind a request that is not answered yet ends the c
     const { socket, text } = open(
       t,
       gateway,
-      `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
+      ABOUT,
     );
     await until(() => backend.seen.length === 1);
     socket.write(
@@ -1513,18 +1491,13 @@ test('closing lets running requests finish, refuses new ones, and takes no longe
   });
   const gateway = await startGateway(t, backend, { shutdown: '1h' });
   // The second connection is open and busy with its headers when closing begins.
-  const late = net.connect(gateway.port, '127.0.0.1');
-  late.write('GET /v1/about HTTP/1.1\r\nHost: x\r\n');
+  const { socket: late, text } = open(t, gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
   const running = ask(gateway, { body: MESSAGE, headers: BEARER });
   await until(() => backend.seen.length === 1);
   const closing = gateway.close();
-  let text = '';
-  late.on('data', (chunk) => {
-    text += chunk;
-  });
   late.write('\r\n');
   await closed(late);
-  assert.deepEqual([statusOf(text), codeOf(text)], [503, 'shutting_down']);
+  assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
   await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
   finish();
   assert.equal((await running).status, 200);
@@ -1540,7 +1513,7 @@ test('at the deadline a request that the backend has is 504, any other is 503, a
   const gateway = await startGateway(t, backend, { shutdown: '1s' });
   const cases = [
     [SEND, 504, 'backend_timeout'],
-    [`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`, 504, 'backend_timeout'],
+    [ABOUT, 504, 'backend_timeout'],
     [post(SECRET, 200_000) + JSON.stringify(MESSAGE).slice(0, -1).padEnd(100_000), 503, 'shutting_down'],
     [post(SECRET, 100) + '{', 503, 'shutting_down'],
     ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{', 503, 'shutting_down'],
@@ -1842,49 +1815,31 @@ test('parseTarget: a target that it makes passes again unchanged', () => {
 // ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
 
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
-const FORMS: { name: string; form: string; ask: (token: string) => Ask }[] = [
-  { name: 'bearer', form: 'bearer', ask: (token) => ({ headers: { authorization: `Bearer ${token}` } }) },
-  {
-    name: 'bearer, scheme in another case',
-    form: 'bearer',
-    ask: (token) => ({ headers: { authorization: `bEARER   ${token}` } }),
-  },
-  { name: 'basic', form: 'basic', ask: (token) => ({ headers: { authorization: basic(`api:${token}`) } }) },
-  {
-    name: 'basic, scheme in another case',
-    form: 'basic',
-    ask: (token) => ({ headers: { authorization: basic(`api:${token}`).replace('Basic', 'BASIC') } }),
-  },
-  { name: 'query', form: 'query', ask: (token) => ({ path: `/v2/send?@auth=${token}` }) },
-  { name: 'query as %40auth', form: 'query', ask: (token) => ({ path: `/v2/send?x=1&%40auth=${token}&y=2` }) },
-  { name: 'path', form: 'path', ask: (token) => ({ path: `/@auth=${token}/v2/send` }) },
-  { name: 'path as %40auth=', form: 'path', ask: (token) => ({ path: `/%40auth=${token}/v2/send` }) },
-  { name: 'path as %40auth%3D', form: 'path', ask: (token) => ({ path: `/%40auth%3D${token}/v2/send` }) },
-  {
-    name: 'path behind a base URL that ends in a slash',
-    form: 'path',
-    ask: (token) => ({ path: `//@auth=${token}//v2/send` }),
-  },
-  { name: 'body', form: 'body', ask: (token) => ({ body: { auth: token, ...MESSAGE } }) },
-  {
-    name: 'body, last and without a Content-Type',
-    form: 'body',
-    ask: (token) => ({ body: { ...MESSAGE, auth: token } }),
-  },
-  {
-    name: 'body as application/x-www-form-urlencoded',
-    form: 'body',
-    ask: (token) => ({
-      body: { ...MESSAGE, auth: token },
-      headers: { 'content-type': 'application/x-www-form-urlencoded' },
-    }),
-  },
-  {
-    name: 'body, the key written with escapes',
-    form: 'body',
-    ask: (token) => ({ body: JSON.stringify({ ...MESSAGE, auth: token }).replace('"auth"', '"\\u0061u\\u0074h"') }),
-  },
-];
+const FORMS = ([
+  ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
+  ['bearer, scheme in another case', 'bearer', (token) => signed(`bEARER   ${token}`)],
+  ['basic', 'basic', (token) => signed(basic(`api:${token}`))],
+  ['basic, scheme in another case', 'basic', (token) => signed(basic(`api:${token}`).replace('Basic', 'BASIC'))],
+  ['query', 'query', (token) => ({ path: `/v2/send?@auth=${token}` })],
+  ['query as %40auth', 'query', (token) => ({ path: `/v2/send?x=1&%40auth=${token}&y=2` })],
+  ['path', 'path', (token) => ({ path: `/@auth=${token}/v2/send` })],
+  ['path as %40auth=', 'path', (token) => ({ path: `/%40auth=${token}/v2/send` })],
+  ['path as %40auth%3D', 'path', (token) => ({ path: `/%40auth%3D${token}/v2/send` })],
+  ['path behind a base URL that ends in a slash', 'path', (token) => ({ path: `//@auth=${token}//v2/send` })],
+  ['body', 'body', (token) => ({ body: { auth: token, ...MESSAGE } })],
+  ['body, last and without a Content-Type', 'body', (token) => ({ body: { ...MESSAGE, auth: token } })],
+  ['body as application/x-www-form-urlencoded', 'body', (token) => ({
+    body: { ...MESSAGE, auth: token },
+    headers: { 'content-type': 'application/x-www-form-urlencoded' },
+  })],
+  ['body, the key written with escapes', 'body', (token) => ({
+    body: JSON.stringify({ ...MESSAGE, auth: token }).replace('"auth"', '"\\u0061u\\u0074h"'),
+  })],
+] as [name: string, form: string, ask: (token: string) => Ask][]).map(([name, form, ask]) => ({ name, form, ask }));
+
+function signed(authorization: string): Ask {
+  return { headers: { authorization } };
+}
 
 for (const { name, form, ask: make } of FORMS) {
   test(`form ${name}: a right token sends, and the backend does not see it`, async (t) => {
@@ -1947,45 +1902,25 @@ test('the first credential in the order header, path, query, body decides, and a
     query: `?@auth=${OTHER}`,
     body: { auth: OTHER, ...MESSAGE },
   };
-  const cases: { name: string; request: Ask; status: number }[] = [
-    {
-      name: 'bad header, good path',
-      request: { ...bad.header, path: `${good.path}/v2/send`, body: MESSAGE },
-      status: 401,
-    },
-    {
-      name: 'good header, bad path, query and body',
-      request: { ...good.header, path: `${bad.path}/v2/send${bad.query}`, body: bad.body },
-      status: 201,
-    },
-    { name: 'bad path, good query', request: { path: `${bad.path}/v2/send${good.query}`, body: MESSAGE }, status: 401 },
-    { name: 'good path, bad query', request: { path: `${good.path}/v2/send${bad.query}`, body: MESSAGE }, status: 201 },
-    { name: 'bad query, good body', request: { path: `/v2/send${bad.query}`, body: good.body }, status: 401 },
-    { name: 'good query, bad body', request: { path: `/v2/send${good.query}`, body: bad.body }, status: 201 },
-    { name: 'empty header, good body', request: { headers: { authorization: '' }, body: good.body }, status: 201 },
-    {
-      name: 'wrong user name, good body',
-      request: { headers: { authorization: basic(`root:${SECRET}`) }, body: good.body },
-      status: 401,
-    },
-    {
-      name: 'unknown scheme, good body',
-      request: { headers: { authorization: `Digest ${SECRET}` }, body: good.body },
-      status: 401,
-    },
-    {
-      name: 'bearer without a token, good body',
-      request: { headers: { authorization: 'Bearer' }, body: good.body },
-      status: 401,
-    },
-    {
-      name: 'basic that is not base64, good body',
-      request: { headers: { authorization: 'Basic !!!' }, body: good.body },
-      status: 401,
-    },
-    { name: 'empty path secret, good body', request: { path: '/@auth=/v2/send', body: good.body }, status: 401 },
+  const cases: [status: number, name: string, request: Ask][] = [
+    [401, 'bad header, good path', { ...bad.header, path: `${good.path}/v2/send`, body: MESSAGE }],
+    [201, 'good header, bad path, query and body', {
+      ...good.header,
+      path: `${bad.path}/v2/send${bad.query}`,
+      body: bad.body,
+    }],
+    [401, 'bad path, good query', { path: `${bad.path}/v2/send${good.query}`, body: MESSAGE }],
+    [201, 'good path, bad query', { path: `${good.path}/v2/send${bad.query}`, body: MESSAGE }],
+    [401, 'bad query, good body', { path: `/v2/send${bad.query}`, body: good.body }],
+    [201, 'good query, bad body', { path: `/v2/send${good.query}`, body: bad.body }],
+    [201, 'empty header, good body', { ...signed(''), body: good.body }],
+    [401, 'wrong user name, good body', { ...signed(basic(`root:${SECRET}`)), body: good.body }],
+    [401, 'unknown scheme, good body', { ...signed(`Digest ${SECRET}`), body: good.body }],
+    [401, 'bearer without a token, good body', { ...signed('Bearer'), body: good.body }],
+    [401, 'basic that is not base64, good body', { ...signed('Basic !!!'), body: good.body }],
+    [401, 'empty path secret, good body', { path: '/@auth=/v2/send', body: good.body }],
   ];
-  for (const { name, request, status } of cases) {
+  for (const [status, name, request] of cases) {
     await t.test(name, async (t) => {
       const { backend, gateway } = await startBoth(t, ALL_FORMS);
       const answer = await ask(gateway, request);
@@ -3565,148 +3500,103 @@ test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) =
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
 
-for (
-  const [name, token, body, send] of [
-    ['all that a send has is in the body', { defaults: DEFAULTS }, {
-      number: '+15550100003',
-      recipients: ['+15550100004', GROUP],
-      message: 'hi',
-    }, { number: '+15550100003', recipients: ['+15550100004', GROUP], message: 'hi' }],
-    ['a message alone', { defaults: DEFAULTS }, { message: 'hi' }, { ...DEFAULTS, message: 'hi' }],
-    ['a number that is an integer', { defaults: DEFAULTS }, { message: 'hi', number: 2 }, {
-      ...DEFAULTS,
-      message: 'hi',
-    }],
-    ['a number that is empty', { defaults: DEFAULTS }, { message: 'hi', number: '' }, { ...DEFAULTS, message: 'hi' }],
-    [
-      'keys given twice that are not its own',
-      { defaults: DEFAULTS },
-      '{"message":"x","message":"hi","a":{"a":1},"b":"\\"number\\":1,","number":1,"c":[{"recipients":1},{"recipients":2}]}',
-      { ...DEFAULTS, message: 'hi' },
-    ],
-    ['fields that are null', { defaults: DEFAULTS }, {
-      message: 'hi',
-      number: null,
-      recipients: null,
-      recipient: null,
-      base64_attachments: null,
-      text_mode: null,
-      sticker: null,
-      Recipients: null,
-    }, { ...DEFAULTS, message: 'hi' }],
-    ['one recipient and one picture, each without its list', { defaults: DEFAULTS }, {
-      message: 'hi',
-      recipients: '+15550100003',
-      base64_attachments: 'aGk=',
-    }, { ...DEFAULTS, message: 'hi', recipients: ['+15550100003'], base64_attachments: ['aGk='] }],
-    ['an empty recipient beside recipients', { defaults: DEFAULTS }, {
-      message: 'hi',
-      recipients: ['+15550100003'],
-      recipient: '',
-    }, { ...DEFAULTS, message: 'hi', recipients: ['+15550100003'] }],
-    ['a default text_mode', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, { message: '**hi**' }, {
-      ...DEFAULTS,
-      message: '**hi**',
-      text_mode: 'styled',
-    }],
-    ['a text_mode of its own', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, {
-      message: 'hi',
-      text_mode: 'normal',
-    }, { ...DEFAULTS, message: 'hi', text_mode: 'normal' }],
-    ['a template alone, and the rest from the body', { message: '{{a.b}}!' }, { ...DEFAULTS, a: { b: 'x' } }, {
-      ...DEFAULTS,
-      message: 'x!',
-    }],
-    ['a template goes before the message in the body', { defaults: DEFAULTS, message: '> {{message}}' }, {
-      message: 'hi',
-    }, { ...DEFAULTS, message: '> hi' }],
-    ['a template of what is not text', { defaults: DEFAULTS, message: '{{a}} {{b}} {{c}}{{d}}' }, {
-      a: [1, { x: null }],
-      b: 1.50,
-      c: true,
-    }, { ...DEFAULTS, message: '[1,{"x":null}] 1.5 true' }],
-    ['the other fields of a send', { defaults: DEFAULTS }, {
-      message: 'see https://a.b',
-      base64_attachments: ['QUJD'],
-      mentions: [{ start: 0, length: 1, author: TO }],
-      quote_timestamp: 1700000000000,
-      quote_author: TO,
-      quote_message: 'x',
-      quote_mentions: [{ start: 0, length: 1, author: TO }],
-      edit_timestamp: 1700000000001,
-      notify_self: false,
-      view_once: true,
-      sticker: 'a:1',
-      link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
-    }, {
-      ...DEFAULTS,
-      message: 'see https://a.b',
-      base64_attachments: ['QUJD'],
-      mentions: [{ start: 0, length: 1, author: TO }],
-      quote_timestamp: 1700000000000,
-      quote_author: TO,
-      quote_message: 'x',
-      quote_mentions: [{ start: 0, length: 1, author: TO }],
-      edit_timestamp: 1700000000001,
-      notify_self: false,
-      view_once: true,
-      sticker: 'a:1',
-      link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
-    }],
-    ['other fields of whatever type, which the backend judges', { defaults: { ...DEFAULTS, text_mode: 'styled' } }, {
-      message: { text: 'hi', toString: 1 },
-      mentions: [{ start: '0', length: 1, Author: TO }, null],
-      quote_timestamp: '1700000000000',
-      quote_author: 7,
-      quote_message: {},
-      quote_mentions: 'x',
-      edit_timestamp: 1.5,
-      notify_self: 'false',
-      view_once: 1,
-      sticker: ['a:1'],
-      text_mode: 'html',
-      link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
-    }, {
-      ...DEFAULTS,
-      message: { text: 'hi', toString: 1 },
-      mentions: [{ start: '0', length: 1, Author: TO }, null],
-      quote_timestamp: '1700000000000',
-      quote_author: 7,
-      quote_message: {},
-      quote_mentions: 'x',
-      edit_timestamp: 1.5,
-      notify_self: 'false',
-      view_once: 1,
-      sticker: ['a:1'],
-      text_mode: 'html',
-      link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
-    }],
-    [
-      'fields of others',
-      { defaults: DEFAULTS },
-      JSON.parse(`{
-      "message": "hi", "members": ["${STRANGER}"], "admins": ["${STRANGER}"], "Message": "x", "base64_attachment": "QUJD",
-      "alerts": [], "__proto__": { "number": "${STRANGER}" }, "version": "1", "is_group": true, "numbers": ["x"],
-      "recipients_": ["x"], "number ": "x", "": "x", "Sticker": "a:1", "TEXT_MODE": "x", "toString": "x"
-    }`),
-      { ...DEFAULTS, message: 'hi' },
-    ],
-    ['a number that is a list', { defaults: DEFAULTS }, { message: 'hi', number: ['+15550100003'] }, {
-      ...DEFAULTS,
-      message: 'hi',
-    }],
-    ['a picture without words', { defaults: DEFAULTS }, { base64_attachments: ['QUJD'] }, {
-      ...DEFAULTS,
-      base64_attachments: ['QUJD'],
-    }],
-    ['a sticker without words', { defaults: DEFAULTS }, { sticker: 'a:1' }, { ...DEFAULTS, sticker: 'a:1' }],
-  ] as [string, TokenConfig, object | string, object][]
-) {
+/** All fields of a send besides those of whom and to whom, as they may be, and of types that only the backend judges. */
+const OTHER_FIELDS = {
+  base64_attachments: ['QUJD'],
+  mentions: [{ start: 0, length: 1, author: TO }],
+  quote_timestamp: 1700000000000,
+  quote_author: TO,
+  quote_message: 'x',
+  quote_mentions: [{ start: 0, length: 1, author: TO }],
+  edit_timestamp: 1700000000001,
+  notify_self: false,
+  view_once: true,
+  sticker: 'a:1',
+  link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
+  message: 'see https://a.b',
+};
+const MISTYPED_FIELDS = {
+  message: { text: 'hi', toString: 1 },
+  mentions: [{ start: '0', length: 1, Author: TO }, null],
+  quote_timestamp: '1700000000000',
+  quote_author: 7,
+  quote_message: {},
+  quote_mentions: 'x',
+  edit_timestamp: 1.5,
+  notify_self: 'false',
+  view_once: 1,
+  sticker: ['a:1'],
+  text_mode: 'html',
+  link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
+};
+const FOREIGN_FIELDS = `"members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD",
+  "alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true,"numbers":["x"],
+  "recipients_":["x"],"number ":"x","":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"`;
+const TWICE = '"a":{"a":1},"b":"\\"number\\":1,","number":1,"c":[{"recipients":1},{"recipients":2}]';
+const NULLS = {
+  number: null,
+  recipients: null,
+  recipient: null,
+  base64_attachments: null,
+  text_mode: null,
+  sticker: null,
+};
+const HI = { message: 'hi' };
+const THIRD = ['+15550100003'];
+const MIXED = reading('{{a}} {{b}} {{c}}{{d}}');
+const STYLED: TokenConfig = { defaults: { ...DEFAULTS, text_mode: 'styled' } };
+
+/** What is posted, what of the send that is made is not by default, and the token if it has more than defaults. */
+const MADE: [name: string, body: object | string, send: object, token?: TokenConfig][] = [
+  [
+    'all that a send has is in the body',
+    ...same({ ...HI, number: '+15550100003', recipients: ['+15550100004', GROUP] }),
+  ],
+  ['a message alone', HI, HI],
+  ['a number that is an integer', { ...HI, number: 2 }, HI],
+  ['a number that is empty', { ...HI, number: '' }, HI],
+  ['keys given twice that are not its own', `{"message":"x","message":"hi",${TWICE}}`, HI],
+  ['fields that are null', { ...HI, ...NULLS, Recipients: null }, HI],
+  [
+    'one recipient and one picture, each without its list',
+    { ...HI, recipients: THIRD[0], base64_attachments: 'aGk=' },
+    { ...HI, recipients: THIRD, base64_attachments: ['aGk='] },
+  ],
+  ['an empty recipient beside recipients', { ...HI, recipients: THIRD, recipient: '' }, { ...HI, recipients: THIRD }],
+  ['a default text_mode', { message: '**hi**' }, { message: '**hi**', text_mode: 'styled' }, STYLED],
+  ['a text_mode of its own', ...same({ ...HI, text_mode: 'normal' }), STYLED],
+  ['a template alone, and the rest from the body', { ...DEFAULTS, a: { b: 'x' } }, { message: 'x!' }, {
+    message: '{{a.b}}!',
+  }],
+  ['a template goes before the message in the body', HI, { message: '> hi' }, reading('> {{message}}')],
+  [
+    'a template of what is not text',
+    { a: [1, { x: null }], b: 1.50, c: true },
+    { message: '[1,{"x":null}] 1.5 true' },
+    MIXED,
+  ],
+  ['the other fields of a send', ...same(OTHER_FIELDS)],
+  ['other fields of whatever type, which the backend judges', ...same(MISTYPED_FIELDS), STYLED],
+  ['fields of others', `{"message":"hi",${FOREIGN_FIELDS}}`, HI],
+  ['a number that is a list', { ...HI, number: THIRD }, HI],
+  ['a picture without words', ...same({ base64_attachments: ['QUJD'] })],
+  ['a sticker without words', ...same({ sticker: 'a:1' })],
+];
+
+function same(fields: object): [object, object] {
+  return [fields, fields];
+}
+
+function reading(message: string): TokenConfig {
+  return { defaults: DEFAULTS, message };
+}
+
+for (const [name, body, send, token] of MADE) {
   test(`webhook, ${name}: a new send is made, and nothing else passes`, async (t) => {
     const { backend, gateway } = await startWebhook(t, token);
     const answer = await ask(gateway, { body, headers: BEARER });
     assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(gotJson(backend), send);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...send });
     assert.equal(backend.seen[0]!.headers['content-type'], 'application/json');
     assert.equal(Number(backend.seen[0]!.headers['content-length']), backend.seen[0]!.body.length);
   });
@@ -4738,7 +4628,7 @@ test('a webhook that is compressed is 415, and one that stops in the middle is 4
   );
   const response = await raw(
     gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 100\r\n\r\n{"message":`,
+    `${post(SECRET, 100)}{"message":`,
   );
   assert.deepEqual([statusOf(response), codeOf(response), backend.connections], [408, 'request_timeout', 0]);
 });
@@ -4752,7 +4642,7 @@ test("a webhook's body that trickles in is 408 when its time is over, though it 
     const { socket, text: answer } = open(
       t,
       gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${begin}`,
+      `${post(SECRET, 1_000_000)}${begin}`,
     );
     const trickle = setInterval(() => socket.write('x'), 5);
     t.after(() => {
@@ -6311,7 +6201,7 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
       res.write('half', () => setImmediate(() => res.destroy()));
     });
     const gateway = await startGateway(t, backend);
-    const response = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    const response = await raw(gateway, ABOUT);
     // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
     const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
     assert.match(response, isBroken);
@@ -6358,9 +6248,7 @@ relayTest('a client that leaves in the middle of its upload leaves no document b
   const { socket } = open(
     t,
     gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n${
-      JSON.stringify(MESSAGE).slice(0, -1)
-    },"base64_attachments":["${'A'.repeat(200_000)}`,
+    `${post(SECRET, 1_000_000)}${JSON.stringify(MESSAGE).slice(0, -1)},"base64_attachments":["${'A'.repeat(200_000)}`,
   );
   await until(() => backend.seen.length === 1);
   socket.destroy();
@@ -6417,13 +6305,9 @@ relayTest('no more of an upload is read than the backend takes', async (t) => {
     }
     return new Response('{"timestamp":"1"}', { status: 201 });
   };
-  const socket = net.connect((await startGateway(t, backend, {}, { fetch })).port, '127.0.0.1');
-  let answer = '';
-  socket.on('data', (chunk) => {
-    answer += chunk;
-  });
+  const { socket, text: answer } = open(t, await startGateway(t, backend, {}, { fetch }));
   socket.write(
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${total}\r\n\r\n${body}`,
+    `${post(SECRET, total, 'Connection: close')}${body}`,
   );
   const filler = Buffer.alloc(256 * 1024, 'x');
   for (let left = total - body.length - 2; left > 0;) {
@@ -6433,7 +6317,7 @@ relayTest('no more of an upload is read than the backend takes', async (t) => {
   }
   socket.write('"}');
   await closed(socket);
-  assert.equal(statusOf(answer), 201);
+  assert.equal(statusOf(answer()), 201);
   assert.equal(taken, total);
 });
 
@@ -6527,7 +6411,7 @@ relayTest(
       (socket) => void socket.write('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf'),
     );
     const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '300ms' } });
-    const answer = await raw(gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    const answer = await raw(gateway, ABOUT);
     assert.match(answer, /half$/);
     assert.equal(requests(gateway)[0].code, 'backend_timeout');
     await closed(backend.sockets[0]!);
@@ -6547,7 +6431,7 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
   const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);
   t.after(() => socket.destroy());
-  socket.write(`GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+  socket.write(ABOUT);
   socket.pause();
   await until(() => requests(gateway).length === 1);
   assert.equal(requests(gateway)[0].code, 'client_left');
@@ -6982,7 +6866,7 @@ relayTest(
     backend.server.on('upgrade', () => backend.connections++); // and says nothing
     const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
     const upload = await beginLarge(gateway, backend);
-    open(t, gateway, `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
+    open(t, gateway, ABOUT);
     open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
     await until(() => backend.seen.length === 3);
     const before = backend.connections;
@@ -8877,9 +8761,7 @@ test('--demo survives a client that leaves in the middle', async (t) => {
   const { secret, output, ...to } = await startDemo(t);
   const { socket } = open(t, to);
   socket.write(
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${secret}\r\nContent-Length: 1000000\r\n\r\n{"message":"${
-      'x'.repeat(200_000)
-    }`,
+    `${post(secret, 1_000_000)}{"message":"${'x'.repeat(200_000)}`,
     () => socket.destroy(),
   );
   await until(() => output().includes('client_left'));
@@ -9695,17 +9577,11 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
   t.after(() => sockets.forEach((socket) => socket.destroy()));
   let answered = 0;
   for (let i = 0; i < 1000; i++) {
-    const idle = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+    const { socket: idle } = connect(gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
     idle.once('data', () => {
       answered++;
     });
-    idle.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
-    const slow = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
-    slow.write(
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: 1000000\r\n\r\n{"message":"${
-        'x'.repeat(1000)
-      }`,
-    );
+    const { socket: slow } = connect(gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(1000)}`);
     sockets.push(idle, slow);
     if (i % 50 === 49) await until(() => answered === i + 1);
   }
