@@ -514,28 +514,6 @@ function copiesOf(token: string): http.OutgoingHttpHeaders[] {
   ];
 }
 
-interface Scanned {
-  out: string;
-  auth: string | undefined;
-  fields: { key: string; value: string | undefined }[];
-}
-
-/** Pushes a document through the scanner in the given chunks. */
-function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
-  const scan = new BodyScan();
-  scan.keepLength = keepLength;
-  const out = chunks.flatMap((chunk) => scan.write(chunk));
-  out.push(...scan.end());
-  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
-}
-
-/** A document cut in two at every byte, and cut into single bytes. */
-function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
-  const bytes = Buffer.from(text as string);
-  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
-  yield Array.from(bytes, (byte) => Buffer.from([byte]));
-}
-
 const T = 'the-token';
 
 function post(token: string, length: number | 'chunked', ...headers: string[]): string {
@@ -548,48 +526,11 @@ function post(token: string, length: number | 'chunked', ...headers: string[]): 
 const ABOUT = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
 const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
 
-/** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
-async function startRawBackend(
-  t: TestContext,
-  answer: (socket: net.Socket, request: string, before: number) => void,
-): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
-  const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
-  const server = net.createServer((socket) => {
-    backend.sockets.push(socket);
-    let text = '';
-    let count = 0;
-    socket.on('error', () => {});
-    socket.on('data', (chunk) => {
-      text += chunk.toString('latin1');
-      const end = text.indexOf('\r\n\r\n') + 4;
-      const length = end + Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
-      if (end < 4 || text.length < length) return;
-      const request = text.slice(0, length);
-      text = text.slice(length);
-      backend.requests.push(request);
-      answer(socket, request, count++);
-    });
-  });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => {
-    server.close();
-    backend.sockets.forEach((socket) => socket.destroy());
-  });
-  backend.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-  return backend;
-}
-
-const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
-
 function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), 'gateway-'));
   t.after(() => rmSync(path, { recursive: true }));
   return path;
 }
-
-/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
-const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 
 /** The mistakes that a configuration is refused for. */
 function problemsOf(load: () => unknown): readonly string[] {
@@ -600,10 +541,6 @@ function problemsOf(load: () => unknown): readonly string[] {
     return error.problems;
   }
   return [];
-}
-
-function nest(path: readonly string[], value: unknown): object {
-  return path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
 }
 
 /** How this runtime starts a TypeScript file: as it started this one. */
@@ -737,6 +674,7 @@ function openWebSocket(
   return open(t, to, [`GET ${path} HTTP/1.1`, ...own, key, ...headers, '', more].join('\r\n'));
 }
 
+const NO_TOKENS = { tokens: undefined } as unknown as GatewayConfig;
 const CONFINED: GatewayConfig = {
   allow: ['messaging', 'info'],
   tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } },
@@ -760,30 +698,6 @@ function attack(title: string, config: GatewayConfig, status: number, code: stri
       );
     }
   });
-}
-
-const NO_TOKENS = { tokens: undefined } as unknown as GatewayConfig;
-const OPEN: GatewayConfig = { ...NO_TOKENS, cors: ['https://dash.example:8443'] };
-
-const CHROME = {
-  'user-agent':
-    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
-};
-
-/** The headers of a raw answer, sorted, less what is about the connection and the time. */
-function fieldsOf(response: string): string[] {
-  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
-  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
-}
-
-/** A gateway whose one token makes sends of webhooks. */
-function startWebhook(
-  t: TestContext,
-  token: TokenConfig = { defaults: DEFAULTS },
-  config: GatewayConfig = {},
-): Promise<{ backend: Backend; gateway: Gateway }> {
-  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
 }
 
 /** What the backend got, as JSON. */
@@ -1181,6 +1095,7 @@ test('a wish for another protocol over TLS is an ordinary request', async (t) =>
   await until(() => statusOf(text()) === 200);
 });
 
+// Nothing else ended it, and a thousand of them kept everybody else out.
 test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
   skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
 }, async (t) => {
@@ -1367,42 +1282,29 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   for (const to of [gateway, strict, dead]) {
     for (const { ask: make } of FORMS) {
       for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
-        const request = { body: MESSAGE as object | string, ...make(token) };
+        const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
+        const { body, path, headers } = request;
+        const json = typeof body === 'string' ? body : JSON.stringify(body);
+        const echoed = {
+          'x-forwarded-for': token,
+          'x-request-id': token,
+          'proxy-authorization': token,
+          forwarded: token,
+        };
         for (
           const variant of [
             request,
             { ...request, method: 'PUT' },
-            {
-              ...request,
-              method: 'POST',
-              path: (request.path ?? '/v2/send').replace('/v2/send', `/v1/register/${FROM}`),
-            },
-            { ...request, path: (request.path ?? '/v2/send').replace('/v2/send', '/v2/send/@auth=' + token) },
-            {
-              ...request,
-              body: typeof request.body === 'string'
-                ? request.body.slice(0, -1)
-                : JSON.stringify(request.body).slice(0, -1),
-            },
-            {
-              ...request,
-              headers: {
-                'x-forwarded-for': token,
-                'x-request-id': token,
-                'proxy-authorization': token,
-                forwarded: token,
-                ...request.headers,
-              },
-            },
+            { ...request, method: 'POST', path: path.replace('/v2/send', `/v1/register/${FROM}`) },
+            { ...request, path: path.replace('/v2/send', `/v2/send/@auth=${token}`) },
+            { ...request, body: json.slice(0, -1) },
+            { ...request, headers: { ...echoed, ...headers } },
             // What browsers, proxies and mistakes make copies of.
-            ...copiesOf(token).map((copy) => ({
-              ...request,
-              headers: { ...copy, ...request.headers } as http.OutgoingHttpHeaders,
-            })),
+            ...copiesOf(token).map((copy) => ({ ...request, headers: { ...copy, ...headers } })),
             { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
           ]
         ) {
-          if (/["\\]/.test(variant.path ?? '')) continue; // node's own client refuses to send these; raw ones follow
+          if (/["\\]/.test(variant.path)) continue; // node's own client refuses to send these; raw ones follow
           const answer = await ask(to, variant);
           emitted.push(answer.text, answer.rawHeaders.join('\n'));
         }
@@ -2226,6 +2128,20 @@ test('a long Authorization header is looked at in one pass', async (t) => {
 });
 
 // ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+
+const OPEN: GatewayConfig = { ...NO_TOKENS, cors: ['https://dash.example:8443'] };
+
+const CHROME = {
+  'user-agent':
+    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
+};
+
+/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+function fieldsOf(response: string): string[] {
+  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
+  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+}
 
 const SWITCHED: GatewayConfig = {
   allow: ['messaging', 'info', 'setup'],
@@ -3500,7 +3416,16 @@ test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) =
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
 
-/** All fields of a send besides those of whom and to whom, as they may be, and of types that only the backend judges. */
+/** A gateway whose one token makes sends of webhooks. */
+function startWebhook(
+  t: TestContext,
+  token: TokenConfig = { defaults: DEFAULTS },
+  config: GatewayConfig = {},
+): Promise<{ backend: Backend; gateway: Gateway }> {
+  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
+}
+
+/** The fields of a send that say neither from nor to whom: as they may be, and of types that the backend judges. */
 const OTHER_FIELDS = {
   base64_attachments: ['QUJD'],
   mentions: [{ start: 0, length: 1, author: TO }],
@@ -4334,6 +4259,7 @@ test('what is missing in the end is named, with the top-level keys that there we
     assert.ok(
       answer.json.error.length < 3000 && !answer.json.error.includes('key30') && !answer.json.error.includes(SECRET),
     );
+    if (body === many) assert.ok(answer.json.error.includes('"key29xxx'));
     assert.equal(requests(both.gateway)[0].reason, reason);
     assert.ok(!both.gateway.log.join().includes('key1'), 'what a client sends is not logged');
   }
@@ -4761,28 +4687,24 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
     [`surrounding white space by ${tag}`, `| ${tag} |`, { n: '--' }, '| -- |'],
     [`standalone by ${tag}`, `  ${tag}\n`, { n: '--' }, '  --\n'],
     [`padding by ${tag}`, `|${tag.replace('n', ' n ')}|`, { n: '--' }, '|--|'],
-    [
-      `dotted names by ${tag}`,
-      `${tag.replace('n', 'host.n')} = {{#host}}${tag}{{/host}}`,
-      { host: { n: 'pi' } },
-      'pi = pi',
-    ],
+    [`dotted names by ${tag}`, `${tag.replace('n', 'a.n')} = {{#a}}${tag}{{/a}}`, { a: { n: 'pi' } }, 'pi = pi'],
     [`implicit iterator by ${tag}`, `<${tag.replace('n', '.')}>`, 'text', '<text>'],
     [`implicit iterator, integer, by ${tag}`, `<${tag.replace('n', '.')}>`, 85, '<85>'],
   ]),
   ['dotted names: arbitrary depth', '{{a.b.c.d.e.f}}', { a: { b: { c: { d: { e: { f: 'deep' } } } } } }, 'deep'],
   ['dotted names: broken chains', '[{{a.b.c}}]', { a: {} }, '[]'],
   ['dotted names: broken chain resolution', '[{{a.b.c.name}}]', { a: { b: {} }, c: { name: 'other' } }, '[]'],
-  ['dotted names: initial resolution', '{{#a}}{{b.c.name}}{{/a}}', {
-    a: { b: { c: { name: 'inner' } } },
-    b: { c: { name: 'outer' } },
-  }, 'inner'],
+  ['dotted names: initial resolution', '{{#a}}{{b.c.n}}{{/a}}', {
+    a: { b: { c: { n: 'in' } } },
+    b: { c: { n: 'out' } },
+  }, 'in'],
   ['dotted names: context precedence', '[{{#a}}{{b.c}}{{/a}}]', { a: { b: {} }, b: { c: 'outer' } }, '[]'],
-  ['dotted names: leading dot', '[{{#a}}{{.name}}{{/a}}][{{#b}}{{.name}}{{/b}}]', {
-    a: { x: 1 },
-    b: { name: 'own' },
-    name: 'outer',
-  }, '[][own]'],
+  [
+    'dotted names: leading dot',
+    '[{{#a}}{{.n}}{{/a}}][{{#b}}{{.n}}{{/b}}]',
+    { a: { x: 1 }, b: { n: 'own' }, n: 'up' },
+    '[][own]',
+  ],
   ['dotted names are never single keys', '[{{a.b}}]', { 'a.b': 'c' }, '[]'],
   ['dotted names: no masking', '{{a.b}}', { 'a.b': 'c', 'a': { b: 'd' } }, 'd'],
   ['list indices', '{{a.0}}{{a.1.b}}[{{a.2}}]', { a: ['x', { b: 'y' }] }, 'xy[]'],
@@ -4791,12 +4713,12 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['section: falsey', '<{{#on}}hidden{{/on}}>', { on: false }, '<>'],
   ['section: null is falsey', '<{{#on}}hidden{{/on}}>', { on: null }, '<>'],
   ['section: context', '{{#host}}on {{name}}{{/host}}', { host: { name: 'pi' } }, 'on pi'],
-  ['section: parent contexts', '{{#in}}{{a}}, {{b}}, {{c.d}}{{/in}}', {
-    a: 'up',
-    b: 'not this',
-    in: { b: 'here' },
-    c: { d: 'far' },
-  }, 'up, here, far'],
+  [
+    'section: parent contexts',
+    '{{#in}}{{a}} {{b}} {{c.d}}{{/in}}',
+    { a: 1, b: 'no', in: { b: 2 }, c: { d: 3 } },
+    '1 2 3',
+  ],
   ['section: variable test', '{{#x}}{{.}} is {{x}}{{/x}}', { x: 'this' }, 'this is this'],
   ['section: list contexts', '{{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}}', {
     as: [{ n: { up: 'K', low: 'k' }, bs: [{ m: '7', cs: [{ l: 'p' }, { l: 'q' }] }] }],
@@ -4810,12 +4732,7 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['section: list', '<{{#list}}{{n}}{{/list}}>', { list: [{ n: 1 }, { n: 2 }, { n: 3 }] }, '<123>'],
   ['section: empty list', '<{{#list}}hidden{{/list}}>', { list: [] }, '<>'],
   ['section: strings are no lists', '<{{#text}}once{{/text}}>', { text: 'abc' }, '<once>'],
-  [
-    'section: doubled',
-    '{{#on}}\n- one\n{{/on}}\n- {{two}}\n{{#on}}\n- three\n{{/on}}\n',
-    { on: true, two: 'two' },
-    '- one\n- two\n- three\n',
-  ],
+  ['section: doubled', '{{#on}}\na\n{{/on}}\n{{two}}\n{{#on}}\nc\n{{/on}}\n', { on: true, two: 'b' }, 'a\nb\nc\n'],
   ['section: nested, truthy', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: true }, '| A B C D E |'],
   ['section: nested, falsey', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: false }, '| A  E |'],
   ['section: context misses', '[{{#nothing}}hidden{{/nothing}}]', {}, '[]'],
@@ -4836,12 +4753,7 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['inverted: context', '<{{^host}}hidden {{name}}{{/host}}>', { host: { name: 'pi' } }, '<>'],
   ['inverted: list', '<{{^list}}{{n}}{{/list}}>', { list: [{ n: 1 }] }, '<>'],
   ['inverted: empty list', '<{{^list}}none{{/list}}>', { list: [] }, '<none>'],
-  [
-    'inverted: doubled',
-    '{{^on}}\n- one\n{{/on}}\n- {{two}}\n{{^on}}\n- three\n{{/on}}\n',
-    { on: false, two: 'two' },
-    '- one\n- two\n- three\n',
-  ],
+  ['inverted: doubled', '{{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n', { on: false, two: 'b' }, 'a\nb\nc\n'],
   ['inverted: nested, falsey', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: false }, '| A B C D E |'],
   ['inverted: nested, truthy', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: true }, '| A  E |'],
   ['inverted: context misses', '[{{^nothing}}none{{/nothing}}]', {}, '[none]'],
@@ -4856,12 +4768,7 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
       [`${sigil}: internal white space`, ` | {{${sigil}on}} {{! a remark }}\n {{/on}} | \n`, data, ' |  \n  | \n'],
       [`${sigil}: indented inline sections`, ` {{${sigil}on}}A{{/on}}\n {{${sigil}on}}B{{/on}}\n`, data, ' A\n B\n'],
       [`${sigil}: standalone lines`, `| One\n{{${sigil}on}}\n|\n{{/on}}\n| Two\n`, data, '| One\n|\n| Two\n'],
-      [
-        `${sigil}: indented standalone lines`,
-        `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n| Two\n`,
-        data,
-        '| One\n|\n| Two\n',
-      ],
+      [`${sigil}: indented standalone lines`, `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n2\n`, data, '| One\n|\n2\n'],
       [`${sigil}: standalone line endings`, `|\r\n{{${sigil}on}}\r\n{{/on}}\r\n|`, data, '|\r\n|'],
       [`${sigil}: standalone without previous line`, `  {{${sigil}on}}\n#{{/on}}\n/`, data, '#\n/'],
       [`${sigil}: standalone without newline`, `#{{${sigil}on}}\n/\n  {{/on}}`, data, '#\n/\n'],
@@ -4883,17 +4790,18 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['comment: variable name collision', '<{{! a }}|{{!a }}|{{!a}}>', { '! a': 1, '!a': 2, 'a': 3 }, '<||>'],
 
   // Beyond the specification.
-  ['an object inserts its JSON', '{{a}} {{#b}}{{.}} {{/b}}{{c}}', {
-    a: { x: [1, null, 'ü'] },
-    b: [{ y: 2 }, []],
-    c: [true],
-  }, '{"x":[1,null,"ü"]} {"y":2} [] [true]'],
+  [
+    'an object inserts its JSON',
+    '{{a}} {{#b}}{{.}} {{/b}}',
+    { a: { x: [null, 'ü'] }, b: [{ y: 2 }, []] },
+    '{"x":[null,"ü"]} {"y":2} [] ',
+  ],
   ['true and false insert their names', '{{a}} {{b}}', { a: true, b: false }, 'true false'],
   [
     'what is inserted is not read as a template',
     '{{a}} {{#b}}{{.}}{{/b}}',
-    { a: '{{b}}{{#b}}x{{/b}}', b: '{{a}}' },
-    '{{b}}{{#b}}x{{/b}} {{a}}',
+    { a: '{{#b}}x{{/b}}', b: '{{a}}' },
+    '{{#b}}x{{/b}} {{a}}',
   ],
   [
     'what JavaScript adds to its values has no name',
@@ -4911,8 +4819,8 @@ const MUSTACHE: [name: string, template: string, data: unknown, text: string][] 
   ['a tab after a standalone tag', '|\n{{#on}}\t\n|\n{{/on}}\t\n|', { on: true }, '|\n|\n|'],
   [
     'unusual names',
-    '{{a-b}}{{@c}}{{d:e}}{{ü.é}}{{a/b}}',
-    { 'a-b': 1, '@c': 2, 'd:e': 3, 'ü': { 'é': 4 }, 'a/b': 5 },
+    '{{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}}',
+    { 'a-b': 1, '@c': 2, ':e': 3, 'ü': { 'é': 4 }, 'a/b': 5 },
     '12345',
   ],
 ];
@@ -5436,6 +5344,28 @@ attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
 
+interface Scanned {
+  out: string;
+  auth: string | undefined;
+  fields: { key: string; value: string | undefined }[];
+}
+
+/** Pushes a document through the scanner in the given chunks. */
+function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
+  const scan = new BodyScan();
+  scan.keepLength = keepLength;
+  const out = chunks.flatMap((chunk) => scan.write(chunk));
+  out.push(...scan.end());
+  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
+}
+
+/** A document cut in two at every byte, and cut into single bytes. */
+function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
+  const bytes = Buffer.from(text as string);
+  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
+  yield Array.from(bytes, (byte) => Buffer.from([byte]));
+}
+
 /** Document, what goes on if that is something else, and what `auth` was. */
 const SCANNED: [name: string, input: string, output?: string, auth?: string][] = [
   ['an empty object', '{}'],
@@ -5860,6 +5790,40 @@ test('the syntax of a document of any size is checked without its keys, and pass
 });
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+
+/** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
+async function startRawBackend(
+  t: TestContext,
+  answer: (socket: net.Socket, request: string, before: number) => void,
+): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
+  const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
+  const server = net.createServer((socket) => {
+    backend.sockets.push(socket);
+    let text = '';
+    let count = 0;
+    socket.on('error', () => {});
+    socket.on('data', (chunk) => {
+      text += chunk.toString('latin1');
+      const end = text.indexOf('\r\n\r\n') + 4;
+      const length = end + Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
+      if (end < 4 || text.length < length) return;
+      const request = text.slice(0, length);
+      text = text.slice(length);
+      backend.requests.push(request);
+      answer(socket, request, count++);
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => {
+    server.close();
+    backend.sockets.forEach((socket) => socket.destroy());
+  });
+  backend.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  return backend;
+}
+
+const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
 
 test('a path prefix of the backend is kept, and its userinfo becomes Basic', async (t) => {
   const backend = await startBackend(t, (_, res) => res.end('{}'));
@@ -6519,7 +6483,6 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-// Nothing else ended it, and a thousand of them kept everybody else out.
 relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
@@ -7520,6 +7483,13 @@ test('the start-up line tells what the tokens may do, not what they might have',
 
 // ── LOADING AND READERS ──────────────────────────────────────────────────────────────────────────
 
+/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
+const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
+
+function nest(path: readonly string[], value: unknown): object {
+  return path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
+}
+
 const NO_PERSON = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*';
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE = 'is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"';
@@ -8512,37 +8482,24 @@ test('render prints the send that would be made of a payload, and sends nothing'
     JSON.parse((await cli(['--config', file, 'render', 'hook'], { input: JSON.stringify(payload) })).stdout),
     made,
   );
-  const runs = (
-    [
-      [1, /^gateway: The send would lack message; the body's top-level keys are "a"\. .*\n$/, '{"a":1}', 'hook'],
-      [
-        1,
-        /^gateway: This token may not send to one of these recipients: a phone number .*\.\n$/,
-        JSON.stringify({ ...payload, recipients: [STRANGER] }),
-        'hook',
-      ],
-      [
-        1,
-        /^gateway: This token may not send from, or read, that account\.\n$/,
-        JSON.stringify({ ...payload, number: STRANGER }),
-        'hook',
-      ],
-      [1, /^gateway: The body is not a JSON object: a value is expected, at byte 6\.\n$/, '{"a":x}', 'hook'],
-      [1, /^gateway: This token may not use this endpoint\.\n$/, '{"message":"x"}', 'reader'],
-      [1, /^gateway: The body is larger than this gateway accepts\.\n$/, `{"a":"${'x'.repeat(1024 * 1024)}"}`, 'hook'],
-      [2, /^gateway: there is no token of that name; there are "hook", "plain", "reader"\n$/, '{}', 'hock'],
-      [2, /^gateway: there is no token of that name/, '{}', SECRET],
-      [
-        2,
-        /^gateway: the token "plain" has neither "defaults" nor "message": what is posted with it is passed on as it is\n$/,
-        '{}',
-        'plain',
-      ],
-    ] as [number, RegExp, string, ...string[]][]
-  ).map(async ([code, message, input, ...args]) => {
-    const result = await render(input, ...args);
+  const tooLarge = `{"a":"${'x'.repeat(1024 * 1024)}"}`;
+  const toStranger = JSON.stringify({ ...payload, recipients: [STRANGER] });
+  const fromStranger = JSON.stringify({ ...payload, number: STRANGER });
+  const runs = ([
+    [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
+    [1, 'hook', toStranger, /^This token may not send to one of these recipients: a phone number .*\.\n$/],
+    [1, 'hook', fromStranger, /^This token may not send from, or read, that account\.\n$/],
+    [1, 'hook', '{"a":x}', /^The body is not a JSON object: a value is expected, at byte 6\.\n$/],
+    [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint\.\n$/],
+    [1, 'hook', tooLarge, /^The body is larger than this gateway accepts\.\n$/],
+    [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
+    [2, SECRET, '{}', /^there is no token of that name/],
+    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message": what is posted .* as it is\n$/],
+  ] as [number, string, string, RegExp][]).map(async ([code, name, input, message]) => {
+    const result = await render(input, name);
     assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
-    assert.match(result.stderr, message);
+    assert.ok(result.stderr.startsWith('gateway: '), result.stderr);
+    assert.match(result.stderr.slice('gateway: '.length), message);
     assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
   });
   await Promise.all(runs);
