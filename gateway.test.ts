@@ -604,7 +604,7 @@ async function startProcess(
       return child.output().split('\n').slice(0, -1);
     },
     async close(signal = 'SIGTERM') {
-      const ended = once(child, 'exit') as Promise<[number | null]>;
+      const ended = once(child, 'exit');
       process.kill(child.pid!, signal); // after a child.kill, Deno 2.9 tells no exit code
       assert.deepEqual(await ended, [0, null], child.output());
     },
@@ -632,10 +632,7 @@ async function cli(
 const ACCEPTED =
   'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
 const RECEIVE = `/v1/receive/${FROM}`;
-const RECEIVING: GatewayConfig = {
-  allow: ['receive', 'info', 'send'],
-  auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] },
-};
+const RECEIVING: GatewayConfig = { ...ALL_FORMS, allow: ['receive', 'info', 'send'] };
 
 interface UpgradeBackend extends Backend {
   sockets: Duplex[];
