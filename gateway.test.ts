@@ -3773,27 +3773,21 @@ test('a multipart form is the object of its fields, and its files are attachment
     content,
     `; filename="${name}"${type && `\r\nContent-Type: ${type}`}`,
   ];
+  const snap = `data:image/png;filename=snap.png;base64,${data}`;
+  const text = file('b.txt', 'text/plain; charset=utf-8', 'b');
+  const textUri = 'data:text/plain;filename=b.txt;base64,Yg==';
+  const json = 'data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9';
   for (
     const [fields, send] of [
       [[['message', 'a=b&c\r\n{"ü":1}']], { message: 'a=b&c\r\n{"ü":1}' }],
-      [[['message', 'x'], file('snap.png')], {
-        message: 'x',
-        base64_attachments: [`data:image/png;filename=snap.png;base64,${data}`],
-      }],
-      [[file('snap.png'), ['base64_attachments', 'QUJD'], file('b.txt', 'text/plain; charset=utf-8', 'b')], {
-        base64_attachments: [
-          `data:image/png;filename=snap.png;base64,${data}`,
-          'QUJD',
-          'data:text/plain;filename=b.txt;base64,Yg==',
-        ],
-      }],
+      [[['message', 'x'], file('snap.png')], { message: 'x', base64_attachments: [snap] }],
+      [[file('snap.png'), ['base64_attachments', 'QUJD'], text], { base64_attachments: [snap, 'QUJD', textUri] }],
       // A browser sends this where no file was chosen.
       [[['message', 'x'], file('', 'application/octet-stream', '')], { message: 'x' }],
-      [[['message', 'x'], ['number', ' 15550100003'], ['recipients', '+15550100004'], ['recipients', GROUP]], {
-        message: 'x',
-        number: '+15550100003',
-        recipients: ['+15550100004', GROUP],
-      }],
+      [
+        [['message', 'x'], ['number', ' 15550100003'], ['recipients', '+15550100004'], ['recipients', GROUP]],
+        { message: 'x', number: '+15550100003', recipients: ['+15550100004', GROUP] },
+      ],
       [[['auth', SECRET], ['message', 'x'], ['Auth', OTHER]], { message: 'x' }],
       ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', ...('Deno' in globalThis ? [] : ['a;b.png'])].map((name) => [
         [file(name)], // Deno 2.9 ends a name at a semicolon, in quotes too
@@ -3801,7 +3795,7 @@ test('a multipart form is the object of its fields, and its files are attachment
       ]),
       [[file('')], { base64_attachments: [`data:image/png;base64,${data}`] }],
       [[['data', '{"message":"x"}', '; filename="x.json"\r\nContent-Type: application/json']], {
-        base64_attachments: ['data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9'],
+        base64_attachments: [json],
       }],
     ] as [[string, string, string?][], object][]
   ) {
@@ -9370,14 +9364,8 @@ async function sendBig(
 ): Promise<number> {
   const head = JSON.stringify({ ...auth && { auth: SECRET }, ...MESSAGE }).slice(0, -1) + ',"base64_attachments":["';
   const tail = `"],"recipient":"${TO}"}`;
-  const req = http.request({
-    host: '127.0.0.1',
-    port: to.port,
-    method: 'POST',
-    path: '/v2/send',
-    agent: false,
-    headers: { ...!auth && BEARER, ...chunked ? { 'transfer-encoding': 'chunked' } : { 'content-length': BIG_BYTES } },
-  });
+  const framing = chunked ? { 'transfer-encoding': 'chunked' } : { 'content-length': BIG_BYTES };
+  const req = beginSend(to, { ...!auth && BEARER, ...framing });
   const answered = once(req, 'response') as Promise<[http.IncomingMessage]>;
   const piece = Buffer.alloc(256 * 1024, 'QUJD');
   req.write(head);
