@@ -3826,7 +3826,7 @@ for (
       JSON.parse(`{
       "message": "hi", "members": ["${STRANGER}"], "admins": ["${STRANGER}"], "Message": "x", "base64_attachment": "QUJD",
       "alerts": [], "__proto__": { "number": "${STRANGER}" }, "version": "1", "is_group": true, "numbers": ["x"],
-      "recipients_": ["x"], "number ": "x", "": "x", "Sticker": "a:1", "TEXT_MODE": "x", "toString": "x"
+      "recipients_": ["x"], "": "x", "Sticker": "a:1", "TEXT_MODE": "x", "toString": "x"
     }`),
       { ...DEFAULTS, message: 'hi' },
     ],
@@ -3889,6 +3889,8 @@ attack(
       { base64_attachments: { a: 'QUJD' } },
       { Base64_Attachments: ['QUJD'] },
       { 'ba\u017fe64_attachments': 'QUJD' },
+      { ' recipients': ['+15550100003'] },
+      { 'number ': '+15550100003' },
       { recipients: INTERNAL_ID },
       { link_preview: { Base64_thumbnail: 'QUJD' } },
       { link_preview: [] },
@@ -4070,6 +4072,14 @@ for (
       message: '{{.}}{{auth}}{{payload}}{{message}}',
     }],
     ['a picture', 'base64_attachments=QUJD', { base64_attachments: ['QUJD'] }],
+    ['white space around it', '\r\n title=1&recipients=%2B15550100003&message=x\r\n', {
+      message: 'x',
+      recipients: ['+15550100003'],
+    }],
+    ['a byte order mark before it', '\ufeffrecipients=+15550100003&message=x y', {
+      message: 'x y',
+      recipients: ['+15550100003'],
+    }],
     ['two pictures', 'base64_attachments=QUJD&base64_attachments=QUJE', { base64_attachments: ['QUJD', 'QUJE'] }],
     ['a field "payload" that is no JSON', 'payload=x=1&y', { message: 'x=1' }, {
       defaults: DEFAULTS,
@@ -4351,12 +4361,19 @@ attack(
       'Number=%2B15550100003',
       'number[]=x',
       'base64_attachments[0]=QUJD',
+      'recipients[]=',
+      'Recipients=',
+      'amp;recipients=%2B15550100003',
+      '%20recipients=%2B15550100003',
+      'recipients+=%2B15550100003',
       `recipients=${INTERNAL_ID}`,
       'recipients=-x',
       'recipients=a%0Ab',
     ].flatMap((
       fields,
     ): Ask[] => [{ body: `${fields}&message=x` }, ...(fields.includes(' ') ? [] : [{ body: `message=x&${fields}` }])]),
+    { body: 'message=hi & recipients=+15550100003' },
+    { body: 'message=hi&\r\nrecipients=+15550100003' },
     multipart([['message', 'x'], ['recipients', '']]),
     multipart([['message', 'x'], ['recipients[]', '+15550100003']]),
     multipart([['message', 'x'], ['f', 'x', '; filename=".."']]),

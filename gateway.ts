@@ -2020,9 +2020,9 @@ const SEND_FIELDS = new Set(
 
 /**
  * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
- * picture. With brackets jQuery, PHP and others write a list into a form.
+ * picture. With brackets jQuery, PHP and others write a list into a form; the first is from an "&" that was HTML.
  */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+const NEVER_DROPPED = /^(?:amp;)?(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
 
 /** A credential, right or wrong, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2069,8 +2069,9 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
     throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
   }
   const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  const form = text.trim(); // also of the byte order mark and the line feed that files have
   return readFields(
-    isUndeclared && isHtmlForm(token, text) ? new URLSearchParams(text) : [['message', cleanText(text)]],
+    isUndeclared && isHtmlForm(token, form) ? new URLSearchParams(form) : [['message', cleanText(text)]],
   );
 }
 
@@ -2145,7 +2146,7 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
     // Without a value it was not filled in; but a list of nobody is not everybody's.
-    if (CREDENTIAL_NAME.test(name) || (value === '' && name !== 'recipients')) continue;
+    if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
     // Not encoded, a "+" is read as a space.
     const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
     const values = fields.get(name);
@@ -2183,7 +2184,7 @@ function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
   for (const [key, value] of Object.entries(payload)) {
     if (value === null) continue;
     if (SEND_FIELDS.has(key)) fields[key] = value;
-    else if (NEVER_DROPPED.test(key) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
+    else if (NEVER_DROPPED.test(key.trim()) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
       throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
     }
   }
