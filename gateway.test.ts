@@ -4478,6 +4478,25 @@ test('a template fills the message of a GET, and of one without a query too', as
   }
 });
 
+test('the answer to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    const own = [['Cache-Control', 'public, max-age=60'], ['Vary', 'Accept'], ['Set-Cookie', 'a=1'], [
+      'Set-Cookie',
+      'b=2',
+    ]];
+    req.resume().on('end', () => res.writeHead(201, own.flat()).end('[]'));
+  });
+  const gateway = await startGateway(t, backend, {
+    cors: ['https://dash.example'],
+    tokens: { test: { secret: SECRET, allow: ['GET /v2/send'], defaults: DEFAULTS } },
+  });
+  const headers = { ...BEARER, origin: 'https://dash.example' };
+  const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
+  assert.equal(answer.status, 201);
+  assert.match(answer.headers['cache-control']!, /no-store/);
+  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Accept, Origin', ['a=1', 'b=2']]);
+});
+
 test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
   const { backend, gateway } = await startByGet(t);
   for (const [target, status] of [['/v2/send?message=x', 201], ['/v2/send?message=', 400]] as const) {

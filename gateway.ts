@@ -1037,8 +1037,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** They go with every answer to a page of an origin on `cors`. */
-  readonly corsHeaders: ReturnType<typeof corsHeaders>;
+  /** They go with every answer: those for a page of an origin on `cors`, and what is said of a send by GET. */
+  ownHeaders: Record<string, string> | undefined;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -1081,7 +1081,7 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.corsHeaders = corsHeaders(req, core.rules.cors);
+    this.ownHeaders = corsHeaders(req, core.rules.cors);
   }
 
   /** Returns what waits until one of these events comes, or the exchange ends. */
@@ -1201,7 +1201,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.isMade = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMade) {
       const payload = isSendByGet(target)
-        ? takeQuery(res, target)
+        ? takeQuery(x, target)
         : readPayload(token, await body.readWhole(WEBHOOK_LIMIT_BYTES), req.headers['content-type']);
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
@@ -1240,7 +1240,7 @@ function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders });
   x.rest = 'ok\n';
 }
 
@@ -1255,7 +1255,7 @@ function refuse(x: Exchange, error: unknown): void {
   if (x.core.draining) x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.corsHeaders });
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
   x.rest = body;
 }
 
@@ -1525,11 +1525,11 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || !x.corsHeaders || method === undefined) return false;
+  if (x.req.method !== 'OPTIONS' || !x.ownHeaders || method === undefined) return false;
   const asked = names.toLowerCase().split(/[\s,]+/);
   x.status = 204;
   x.res.writeHead(204, {
-    ...x.corsHeaders,
+    ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': 600, // seconds
@@ -2049,9 +2049,9 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /** What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer. */
-function takeQuery(res: http.ServerResponse, { parameters }: Target): Record<string, unknown> {
-  res.shouldKeepAlive = false;
-  res.setHeader('Cache-Control', 'no-store');
+function takeQuery(x: Exchange, { parameters }: Target): Record<string, unknown> {
+  x.res.shouldKeepAlive = false;
+  x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
   return readFields(parameters);
 }
 
@@ -2987,7 +2987,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one.
-    head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
+    head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
     res.writeHead(answer.status, answer.statusText, head.headers);
     await relayAnswer(x, answer, head.length);
   } catch (error) {
