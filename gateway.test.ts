@@ -2857,6 +2857,23 @@ test('an OPTIONS that is no preflight of an origin on cors is a request like oth
   assertDenied(await ask(both.gateway, { method: 'POST', headers }), 401, 'unauthorized', both);
 });
 
+test('WebSocket: one that a page of an origin on cors opened with what the browser adds is closed by a reload without it', async (t) => {
+  const backend = await startUpgradeBackend(t);
+  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
+    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
+    const open = (headers: object): WebSocketClient =>
+      openWebSocket(t, gateway, {
+        headers: Object.entries({ ...credential, ...headers }).map(([name, value]) => `${name}: ${value}`),
+      });
+    const [page, program] = [open({ origin: 'https://dash.example:8443' }), open({})];
+    for (const { text } of [page, program]) await until(() => text().startsWith('HTTP/1.1 101'));
+    gateway.reload({ ...config, allow: ['receive'], cors: ['https://other.example'] });
+    await closed(page.socket);
+    await until(() => linesOf(gateway, /^websocket closed$/)[0]?.reason === 'no_longer_allowed');
+    assert.equal(program.socket.destroyed, false);
+  }
+});
+
 test('WebSocket: a refusal says to a page of an origin on cors that it may read it', async (t) => {
   const { gateway } = await startBoth(t, { cors: [DASHBOARD] });
   const { socket, text } = openWebSocket(t, gateway, {

@@ -1188,8 +1188,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
     // endpoint: a page of another site learns nothing of it.
-    checkPage(x.rules, req, target, x.credential?.form);
-    const refusal = refusalOf(token, target, x.client);
+    const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
@@ -1271,14 +1270,14 @@ function logExchange(x: Exchange): void {
   core.log(level, 'request', fields);
 }
 
-/** Closes the WebSockets whose token is gone, has expired, or may no longer do this. */
+/** Closes the WebSockets whose token is gone, has expired, or may no longer do this, or whose page may not. */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
   for (const { x, close } of core.tunnels) {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
     const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
-    if (!isGood || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+    if (!isGood || refusalOfPage(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
 
@@ -1543,28 +1542,27 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 /**
  * Keeps out the pages of other sites, to whose requests a browser adds what it remembers by itself: a Basic password,
  * or, where there are no tokens, the mere fact of being on this machine. The other forms a page has to know.
- * @throws {Problem} cross_site.
  */
-function checkPage(rules: Rules, req: http.IncomingMessage, { method, segments }: Target, form?: Form): void {
-  if (!rules.anonymous && form !== 'basic') return;
+function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+  if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    throw new Problem('cross_site', {
+    return new Problem('cross_site', {
       reason: 'public_host',
       detail:
         'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
     });
   }
-  if (origin !== undefined && rules.cors.has(origin)) return;
+  if (origin !== undefined && rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
-  const isActing = method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments));
+  const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   const isStranger = site === undefined
     ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
     : site !== 'same-origin' && site !== 'none';
-  if (isStranger) throw new Problem('cross_site');
+  return isStranger ? new Problem('cross_site') : undefined;
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
