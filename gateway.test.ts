@@ -7820,6 +7820,24 @@ test('WebSocket: a client that leaves during the handshake is not waited for', a
 });
 
 // SIGTERM waited for it for ever: closing all connections does not reach a socket that is being upgraded.
+test('closing lets an answer finish whose request wished for a WebSocket', async (t) => {
+  let answer: http.ServerResponse | undefined;
+  const backend = await startBackend(t);
+  backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex) => {
+    answer = new http.ServerResponse(req);
+    answer.assignSocket(socket as net.Socket);
+    answer.writeHead(200, { 'Content-Length': 8 }).write('half');
+  });
+  const gateway = await startGateway(t, backend, { ...RECEIVING, shutdown: '1h' });
+  const { socket, text } = openWebSocket(t, gateway, { path: '/v1/about' });
+  await until(() => text().endsWith('half'));
+  const closing = gateway.close();
+  answer!.end('half');
+  await closed(socket);
+  assert.match(text(), /^HTTP\/1\.1 200 [^]*\r\n\r\nhalfhalf$/);
+  await closing;
+});
+
 test('closing the gateway ends a WebSocket whose handshake is not answered yet', async (t) => {
   const backend = await startUpgradeBackend(t, (socket) => {
     socket.on('end', () => socket.end()).resume();

@@ -2980,6 +2980,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     const { fetch } = core;
     const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
     answer = await sendInTurn(request, target.route?.group, send);
+    x.waits = false;
     const head = readAnswerHead(answer, upgrade && 'websocket');
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
