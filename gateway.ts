@@ -27,7 +27,7 @@
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 35 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
- *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 125 · TEMPLATES 125 ·
+ *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
  *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
  *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
  *
@@ -1103,8 +1103,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** They go with every answer to a page of an origin on `cors`. */
-  readonly corsHeaders: ReturnType<typeof corsHeaders>;
+  /** They go with every answer: those for a page of an origin on `cors`, and what is said of a send by GET. */
+  ownHeaders: Record<string, string> | undefined;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -1147,7 +1147,7 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.corsHeaders = corsHeaders(req, core.rules.cors);
+    this.ownHeaders = corsHeaders(req, core.rules.cors);
   }
 
   /**
@@ -1255,8 +1255,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
     // endpoint: a page of another site learns nothing of it.
-    checkPage(x.rules, req, target, x.credential?.form);
-    const refusal = refusalOf(token, target, x.client);
+    const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
     // After the endpoint: a request that could never pass must not use up the rate of those that can.
@@ -1268,8 +1267,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
       const payload = isSendByGet(target)
-        ? takeQuery(res, target)
-        : await readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
+        ? takeQuery(x, target)
+        : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
@@ -1308,7 +1307,7 @@ function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
 function answerHealth(x: Exchange): void {
   x.route = '/healthz';
   x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.corsHeaders });
+  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders });
   x.answerRest = 'ok\n';
 }
 
@@ -1328,7 +1327,7 @@ function refuse(x: Exchange, thrown: unknown): void {
   if (x.core.draining) x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.corsHeaders });
+  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
   x.answerRest = body;
 }
 
@@ -1349,8 +1348,8 @@ function logExchange(x: Exchange): void {
 }
 
 /**
- * Closes the WebSockets whose token is gone, has expired, or may no longer do this. One is judged when it opens;
- * without this it would outlive its token by weeks.
+ * Closes the WebSockets whose token is gone, has expired, or may no longer do this, or whose page may not. One is
+ * judged when it opens; without this it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
@@ -1358,7 +1357,7 @@ function closeStaleTunnels(core: Core): void {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
     const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
-    if (!isGood || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+    if (!isGood || refusalOfPage(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
 
@@ -1624,11 +1623,11 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || !x.corsHeaders || method === undefined) return false;
+  if (x.req.method !== 'OPTIONS' || !x.ownHeaders || method === undefined) return false;
   const asked = names.toLowerCase().split(/[\s,]+/);
   x.status = 204;
   x.res.writeHead(204, {
-    ...x.corsHeaders,
+    ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': 600, // seconds
@@ -1642,28 +1641,27 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 /**
  * Keeps out the pages of other sites, to whose requests a browser adds what it remembers by itself: a Basic password,
  * or, where there are no tokens, the mere fact of being on this machine. The other forms a page has to know.
- * @throws {Problem} cross_site.
  */
-function checkPage(rules: Rules, req: http.IncomingMessage, { method, segments }: Target, form?: Form): void {
-  if (!rules.anonymous && form !== 'basic') return;
+function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+  if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    throw new Problem('cross_site', {
+    return new Problem('cross_site', {
       reason: 'public_host',
       detail:
         'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
     });
   }
-  if (origin !== undefined && rules.cors.has(origin)) return;
+  if (origin !== undefined && rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
-  const isActing = method === 'GET' && ACTING_PREFIXES.has(prefixOf(segments));
+  const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   const isStranger = site === undefined
     ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
     : site !== 'same-origin' && site !== 'none';
-  if (isStranger) throw new Problem('cross_site');
+  return isStranger ? new Problem('cross_site') : undefined;
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
@@ -2135,9 +2133,9 @@ const SEND_FIELDS = new Set(
 
 /**
  * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
- * picture. With brackets jQuery, PHP and others write a list into a form.
+ * picture. With brackets jQuery, PHP and others write a list into a form; the first is from an "&" that was HTML.
  */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+const NEVER_DROPPED = /^(?:amp;)?(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
 
 /** A credential, right or wrong, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2165,9 +2163,9 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /** What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer. */
-function takeQuery(res: http.ServerResponse, { parameters }: Target): Record<string, unknown> {
-  res.shouldKeepAlive = false;
-  res.setHeader('Cache-Control', 'no-store');
+function takeQuery(x: Exchange, { parameters }: Target): Record<string, unknown> {
+  x.res.shouldKeepAlive = false;
+  x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
   return readFields(parameters);
 }
 
@@ -2176,17 +2174,18 @@ function takeQuery(res: http.ServerResponse, { parameters }: Target): Record<str
  * form, and many who send JSON declare something else.
  * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
  */
-async function readPayload(token: Token, body: Buffer, contentType = ''): Promise<Record<string, unknown>> {
+function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
   const type = contentType.split(';')[0]!.trim().toLowerCase();
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
-  if (type === 'multipart/form-data') return readFields(await readMultipart(body, contentType));
+  if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
   if (!isUtf8(body)) {
     throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
   }
   const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  const form = text.trim(); // also of the byte order mark and the line feed that files have
   return readFields(
-    isUndeclared && isHtmlForm(token, text) ? new URLSearchParams(text) : [['message', cleanText(text)]],
+    isUndeclared && isHtmlForm(token, form) ? new URLSearchParams(form) : [['message', cleanText(text)]],
   );
 }
 
@@ -2203,26 +2202,46 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
-/** A multipart form's fields; a file is an attachment. @throws {Problem} bad_json. */
-async function readMultipart(body: Buffer, contentType: string): Promise<[name: string, value: string][]> {
-  const form = await new Response(body as Uint8Array<ArrayBuffer>, { headers: { 'content-type': contentType } })
-    .formData().catch(() => {
-      throw new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
-    });
-  const fields: [name: string, value: string][] = [];
-  for (const [name, value] of form) {
-    fields.push(typeof value === 'string' ? [name, value] : ['base64_attachments', await dataUri(value)]);
-  }
-  return fields;
+/**
+ * A multipart form's fields (RFC 7578). Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read,
+ * and without its recipients a message goes to the default ones.
+ * @throws {Problem} bad_json.
+ */
+function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
+  const boundary = parametersOf(contentType).get('boundary');
+  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
+  const isWhole = boundary !== undefined && before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
+  if (!isWhole) throw badMultipart();
+  return parts.map(readPart);
+}
+
+/** The parameters of a header, their names in lower case. */
+function parametersOf(header: string): Map<string, string> {
+  const found = header.matchAll(/;\s*([\w*]+)=(?:"([^"]*)"|([^\s;"'][^\s;"]*))/g);
+  return new Map(Array.from(found, ([, name = '', quoted, bare = '']) => [name.toLowerCase(), quoted ?? bare]));
+}
+
+/** A part's field; a file is an attachment, but never a number or a recipient that would be missing then. */
+function readPart(part: string): [name: string, value: string] {
+  const [, head = '', content = ''] = /^[ \t]*\r\n((?:[^\r\n]+\r\n)+)\r\n([^]*)$/.exec(part) ?? [];
+  const [, disposition = ''] = /^content-disposition:(.*)$/im.exec(Buffer.from(head, 'latin1').toString()) ?? [];
+  const parameters = parametersOf(disposition);
+  const name = parameters.get('name');
+  if (name === undefined || /^content-transfer-encoding: *(?:base64|quoted)/im.test(head)) throw badMultipart();
+  const bytes = Buffer.from(content, 'latin1');
+  if (!parameters.has('filename') && !parameters.has('filename*')) return [name, bytes.toString()];
+  const [, type = 'application/octet-stream'] = /^content-type: *([\w.+/-]+)/im.exec(head) ?? [];
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, parameters.get('filename'))];
+}
+
+function badMultipart(): Problem {
+  return new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
 }
 
 /** A file as the backend takes it, which ends a name at a semicolon. */
-async function dataUri(file: File): Promise<string> {
-  const type = /^[\w.+/-]+/.exec(file.type)?.[0] ?? 'application/octet-stream';
-  // Bun 1.4 has no name where it is empty.
-  const name = (file.name ?? '').split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  const data = Buffer.from(await file.arrayBuffer()).toString('base64');
-  return data && `data:${type};${name && `filename=${name};`}base64,${data}`;
+function dataUri(bytes: Buffer, type: string, path = ''): string {
+  const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
+  return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
 }
 
 /** Whether a text is meant as a form: by its first name, or, if it is all as an encoder writes it, by any. */
@@ -2244,7 +2263,7 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
     // Without a value it was not filled in; but a list of nobody is not everybody's.
-    if (CREDENTIAL_NAME.test(name) || (value === '' && name !== 'recipients')) continue;
+    if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
     // Not encoded, a "+" is read as a space.
     const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
     const values = fields.get(name);
@@ -2282,7 +2301,7 @@ function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
   for (const [key, value] of Object.entries(payload)) {
     if (value === null) continue;
     if (SEND_FIELDS.has(key)) fields[key] = value;
-    else if (NEVER_DROPPED.test(key) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
+    else if (NEVER_DROPPED.test(key.trim()) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
       throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
     }
   }
@@ -3096,12 +3115,13 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     const { fetch } = core;
     const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
     answer = await sendInTurn(request, target.route?.group, send);
+    x.isWaiting = false;
     const head = readAnswerHead(answer, upgrade && 'websocket');
     x.status = answer.status;
     if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
     if (core.draining) res.shouldKeepAlive = false;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.push(...Object.entries(x.corsHeaders ?? {}).flat());
+    head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
     res.writeHead(answer.status, answer.statusText, head.headers);
     await relayAnswer(x, answer, head.length);
   } catch (error) {
@@ -4442,7 +4462,7 @@ async function main(): Promise<void> {
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
   const settings = load();
   if (values.check) return print(printCheck(settings));
-  if (isRender) return print(await renderSend(settings, rest[0]!, readFileSync(0)));
+  if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
@@ -4604,7 +4624,7 @@ function sendTarget(token: Token): Target {
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} as the gateway would answer.
  */
-async function renderSend(settings: Settings, name: string, body: Buffer): Promise<string> {
+function renderSend(settings: Settings, name: string, body: Buffer): string {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
@@ -4615,7 +4635,7 @@ async function renderSend(settings: Settings, name: string, body: Buffer): Promi
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   // No Content-Type is known here, but a multipart form shows its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
-  const payload = await readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
+  const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
   const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
