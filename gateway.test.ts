@@ -3892,6 +3892,17 @@ test("a multipart form's recipients are found however their part is written, or 
   ]);
 });
 
+test('a POST that names somebody in its query, which is not read, is not sent to the default person', async (t) => {
+  for (const name of ['recipients', 'recipients[]', 'recipient', 'number', 'Recipients']) {
+    const both = await startWebhook(t);
+    const path = `/v2/send?x=1&${encodeURIComponent(name)}=%2B15550100003`;
+    assertDenied(await ask(both.gateway, { body: 'hi', path, headers: BEARER }), 400, 'bad_field', both);
+    const others = { body: 'hi', path: '/v2/send?x=1&message=x', headers: BEARER };
+    assert.equal((await ask(both.gateway, others)).status, 201);
+    assert.deepEqual(gotJson(both.backend), { ...DEFAULTS, message: 'hi' });
+  }
+});
+
 test('a text loses what only a terminal understands; JSON and forms lose nothing', async (t) => {
   const { backend, gateway } = await startWebhook(t);
   for (

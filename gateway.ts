@@ -1264,11 +1264,10 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
     // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
     const judge = (field: Field): void => judgeField(token, target, field);
-    x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    if (x.isMadeSend) {
-      const payload = isSendByGet(target)
-        ? takeQuery(x, target)
-        : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
+    x.isMade = makesSends(token) && target.route === SEND_ROUTE;
+    if (x.isMade) {
+      const payload = takeQuery(x, target) ??
+        readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
@@ -2162,11 +2161,20 @@ function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
 
-/** What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer. */
-function takeQuery(x: Exchange, { parameters }: Target): Record<string, unknown> {
-  x.res.shouldKeepAlive = false;
-  x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
-  return readFields(parameters);
+/**
+ * What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer.
+ * @returns undefined for a POST, whose query is not read.
+ * @throws {Problem} bad_field if somebody is named there, and would be lost.
+ */
+function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
+  if (isSendByGet(target)) {
+    x.res.shouldKeepAlive = false;
+    x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
+    return readFields(target.parameters);
+  }
+  const [lost] = target.parameters.find(([name]) => NEVER_DROPPED.test(name)) ?? [];
+  if (lost !== undefined) throw badField(lost, 'is in the query, of which nothing is read with a POST');
+  return undefined;
 }
 
 /**
@@ -2224,8 +2232,7 @@ function parametersOf(header: string): Map<string, string> {
 /** A part's field; a file is an attachment, but never a number or a recipient that would be missing then. */
 function readPart(part: string): [name: string, value: string] {
   const [, head = '', content = ''] = /^[ \t]*\r\n((?:[^\r\n]+\r\n)+)\r\n([^]*)$/.exec(part) ?? [];
-  const [, disposition = ''] = /^content-disposition:(.*)$/im.exec(Buffer.from(head, 'latin1').toString()) ?? [];
-  const parameters = parametersOf(disposition);
+  const parameters = parametersOf(/^content-disposition:.*$/im.exec(Buffer.from(head, 'latin1').toString())?.[0] ?? '');
   const name = parameters.get('name');
   if (name === undefined || /^content-transfer-encoding: *(?:base64|quoted)/im.test(head)) throw badMultipart();
   const bytes = Buffer.from(content, 'latin1');
