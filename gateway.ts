@@ -1264,8 +1264,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
     // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
     const judge = (field: Field): void => judgeField(token, target, field);
-    x.isMade = makesSends(token) && target.route === SEND_ROUTE;
-    if (x.isMade) {
+    x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
+    if (x.isMadeSend) {
       const payload = takeQuery(x, target) ??
         readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
