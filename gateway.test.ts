@@ -59,6 +59,8 @@ const HERE = fileURLToPath(new URL('.', import.meta.url));
 const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
 const README = readFileSync(join(HERE, 'README.md'), 'utf8');
 const COOKBOOK = readFileSync(join(HERE, 'RECIPES.md'), 'utf8');
+/** What a token may have in the file beside its secret. */
+const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(' ');
 const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
 
 interface Seen {
@@ -7959,18 +7961,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
     const parents = ['backend', 'tls', 'auth', 'limits', 'log', 'tokens'].map((key) => [key]);
     const tokens: unknown[] = [
-      ...[
-        'methods',
-        'allow',
-        'senders',
-        'recipients',
-        'rate',
-        'clients',
-        'expires',
-        'secretFile',
-        'message',
-        'defaults',
-      ],
+      ...TOKEN_SETTINGS,
       ...['defaults.number', 'defaults.recipients', 'defaults.text_mode', `defaults.${S}`, S],
     ].flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } })));
     const configs = [
@@ -9634,21 +9625,7 @@ test('the README names every code of an error, with its status, and the settings
   for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
     if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
   }
-  for (
-    const name of [
-      'methods',
-      'allow',
-      'senders',
-      'recipients',
-      'rate',
-      'clients',
-      'expires',
-      'defaults',
-      'message',
-      'secret',
-      'secretFile',
-    ]
-  ) assert.ok(README.includes(`\`${name}\``), name);
+  for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(README.includes(`\`${name}\``), name);
 });
 
 test('every problem that there is has been provoked by a test before this one', (t) => {
