@@ -4,7 +4,7 @@
  *
  * The backend has no authentication: whoever reaches it can send as you, read your messages and link
  * a phone of their own. This gateway stands in front of it, lets a request with a good API token send
- * a message, and refuses everything else. It never retries a send, never follows a redirect, never
+ * a message, and refuses everything else. It never sends one twice, never follows a redirect, never
  * forwards a credential, and never lets account setup through unless its owner spells it out.
  *
  *   A request:  target made canonical, or 400      →  client's address, a preflight answered
@@ -26,7 +26,7 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 35 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
  *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
  *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
@@ -386,6 +386,10 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
+/** The first pause of a send that waits for a backend to connect to; each is twice the one before, up to the second. */
+const RETRY_PAUSE_MS = 100;
+const RETRY_PAUSE_LIMIT_MS = 1000;
+
 /**
  * Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost.
  */
@@ -409,6 +413,11 @@ const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 const EARLY_LIMIT = 16;
 /** How often open WebSockets are looked at for a token that has expired meanwhile. */
 const TUNNEL_SWEEP_MS = 30_000;
+/** How long a WebSocket may be silent before TCP asks whether its peer is still there. */
+const SILENCE_MS = 30_000;
+
+/** How long a browser may remember what a preflight has said; what it sends then is judged all the same. */
+const PREFLIGHT_MS = 600_000;
 
 /**
  * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
@@ -1632,7 +1641,7 @@ function answerPreflight(x: Exchange): boolean {
     ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
-    'Access-Control-Max-Age': 600, // seconds
+    'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
   });
   return true;
 }
@@ -3136,7 +3145,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     await relayAnswer(x, answer, head.length);
   } catch (error) {
     answer?.destroy();
-    throw x.endedBy ?? backendProblem(error);
+    throw backendProblem(error);
   }
 }
 
@@ -3228,7 +3237,7 @@ async function sendInTurn(
  */
 async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
   let giveUpMs: number | undefined;
-  for (let pauseMs = 100;; pauseMs = Math.min(2 * pauseMs, 1000)) {
+  for (let pauseMs = RETRY_PAUSE_MS;; pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
     try {
       const answer = await send();
       if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
@@ -3577,7 +3586,7 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   core.tunnels.add(tunnel);
   for (const side of [socket, backend]) {
     // A quiet WebSocket is no stalled one; TCP's own probes tell of a peer that is gone without a word.
-    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, 30_000);
+    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
     side.on('error', () => tunnel.close('broken'));
   }
   const toClient = (chunk: Buffer): void => {
