@@ -76,7 +76,7 @@ interface Seen {
 interface Backend {
   url: string;
   port: number;
-  /** Every request that reached it, complete or not. */
+  /** Every request that reached it, complete or not; but for the question of a process that starts. */
   seen: Seen[];
   /** Every message that it would have sent. */
   sent: { number: string; recipients: string[]; message: string }[];
@@ -93,6 +93,10 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
     backend.connections++;
   });
   backend.server.on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    if (req.headers['user-agent']?.startsWith('signal-gateway/')) {
+      backend.connections--;
+      return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
+    }
     const seen: Seen = {
       method: req.method!,
       url: req.url!,
@@ -224,20 +228,7 @@ interface Gateway extends Running {
   reload(config: GatewayConfig): void;
 }
 
-/** Options of the tests that are run for both ways to the backend. */
-const WAYS = new WeakMap<TestContext, GatewayOptions>();
-
 const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
-
-/** On Node the relay has two ways, node:http's client and fetch, which a program may bring; elsewhere it has one. */
-function relayTest(title: string, run: (t: TestContext) => Promise<void>): void {
-  test(title, run);
-  if (!isNode) return;
-  test(`${title} (by fetch)`, (t) => {
-    WAYS.set(t, { fetch: globalThis.fetch });
-    return run(t);
-  });
-}
 
 /** The codes of all refusals so far: in the end, each that there is must have been among them. */
 const PROVOKED = new Set<string>();
@@ -264,7 +255,7 @@ async function startGateway(
     shutdown: '1s',
     log: { format: 'json', level: 'debug' },
   };
-  const gateway = createGateway({ ...base, ...config }, { log: note, ...WAYS.get(t), ...options });
+  const gateway = createGateway({ ...base, ...config }, { log: note, ...options });
   t.after(() => {
     gateway.server.closeAllConnections();
     return gateway.close();
@@ -2414,7 +2405,7 @@ const FOR_PAGES = [
   'vary: Origin',
 ];
 
-relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+test('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
   const backend = await startBackend(t);
   const config: GatewayConfig = {
     cors: [DASHBOARD, 'https://plain.example'],
@@ -2472,7 +2463,7 @@ relayTest('a page of an origin on cors may read every answer, refusals included,
   assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
-relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
+test('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -3105,7 +3096,7 @@ test('a body of just the size that is allowed passes', async (t) => {
   }
 });
 
-relayTest('an empty body is fine where the route needs none', async (t) => {
+test('an empty body is fine where the route needs none', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
   assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
   assert.equal(
@@ -3133,7 +3124,7 @@ relayTest('an empty body is fine where the route needs none', async (t) => {
   assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
 });
 
-relayTest('the body of a GET authenticates it and goes no further', async (t) => {
+test('the body of a GET authenticates it and goes no further', async (t) => {
   const { backend, gateway } = await startBoth(t);
   assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
   assert.equal(backend.seen[0]!.body.length, 0);
@@ -3174,7 +3165,7 @@ test('a body beyond the limit is 413: at once if it says so, and as soon as it i
   );
 });
 
-relayTest('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
@@ -3186,7 +3177,7 @@ relayTest('a chunked body beyond the limit that is already on its way is cut off
   assert.ok(backend.seen.every((seen) => !seen.complete));
 });
 
-relayTest(
+test(
   'small bodies arrive with their true length, chunked or not; large ones as they were announced',
   async (t) => {
     const { backend, gateway } = await startBoth(t);
@@ -3204,10 +3195,8 @@ relayTest(
     for (const [body, headers, length] of cases) {
       assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
       const seen = backend.seen.at(-1)!;
-      // Deno 2.9 sends streams chunked, whatever their length.
-      const streamed = body.length > 65_536 && 'Deno' in globalThis;
-      assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
-      assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
+      assert.equal(seen.headers['content-length'], length === undefined ? undefined : String(length));
+      assert.equal(seen.headers['transfer-encoding'], length === undefined ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
       assert.deepEqual(JSON.parse(seen.body.toString()), expected);
       assert.ok(!seen.body.includes(SECRET));
@@ -3215,7 +3204,7 @@ relayTest(
   },
 );
 
-relayTest('a large body without auth passes unchanged, byte for byte', async (t) => {
+test('a large body without auth passes unchanged, byte for byte', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const body = Buffer.from(
     `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
@@ -3224,7 +3213,7 @@ relayTest('a large body without auth passes unchanged, byte for byte', async (t)
   assert.ok(backend.seen[0]!.body.equals(body));
 });
 
-relayTest(
+test(
   'a large body that fails late never becomes a document, and the request to the backend breaks off',
   async (t) => {
     const big = 'A'.repeat(300_000);
@@ -5944,7 +5933,7 @@ test('a path prefix of the backend is kept, and its userinfo becomes Basic', asy
   assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
 });
 
-relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -6112,7 +6101,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
 
-relayTest('status and body come back as the backend sent them', async (t) => {
+test('status and body come back as the backend sent them', async (t) => {
   const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
   const cases: [status: number, type: string | undefined, body: string][] = [
     [200, 'text/plain; charset=utf-8', '[]'],
@@ -6138,7 +6127,7 @@ relayTest('status and body come back as the backend sent them', async (t) => {
   }
 });
 
-relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
+test('a compressed answer of a backend that was asked for none is 502', async (t) => {
   const backend = await startBackend(
     t,
     (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
@@ -6147,7 +6136,7 @@ relayTest('a compressed answer of a backend that was asked for none is 502', asy
   assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
 });
 
-relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
+test('a redirect of the backend is 502, and is not followed', async (t) => {
   const other = await startBackend(t);
   for (const status of [301, 302, 303, 307, 308]) {
     const backend = await startBackend(t, (req, res) => {
@@ -6165,7 +6154,7 @@ relayTest('a redirect of the backend is 502, and is not followed', async (t) => 
   assert.equal(other.seen.length, 0);
 });
 
-relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
+test('a backend that is down is 502, and nothing was sent', async (t) => {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
   const { port } = spare.address() as AddressInfo;
@@ -6175,7 +6164,7 @@ relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
   assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
 });
 
-relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+test('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
   for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
     let asked = 0;
     const server = net.createServer((socket) => {
@@ -6196,7 +6185,7 @@ relayTest('a backend that closes without an answer, or answers rubbish, is 502, 
   }
 });
 
-relayTest(
+test(
   'a slow backend is 504, which says that the message may have been sent; its request is aborted',
   async (t) => {
     let aborted = 0;
@@ -6217,7 +6206,7 @@ relayTest(
   },
 );
 
-relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
+test("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
   for (const headers of [{ 'Content-Length': 100 }, {}]) {
     const backend = await startBackend(t, (req, res) => {
       req.resume();
@@ -6226,15 +6215,13 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, ABOUT);
-    // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
-    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
-    assert.match(response, isBroken);
+    assert.match(response, /half(\r\n)?$/);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
   }
 });
 
-relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+test('without slots, a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
   let arrived = 0;
   let left = 0;
   const backend = await startBackend(t, (req) => {
@@ -6244,7 +6231,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
       left++;
     });
   });
-  const gateway = await startGateway(t, backend);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 0 } });
   for (
     const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
   ) {
@@ -6266,7 +6253,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
   for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
 });
 
-relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+test('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const { socket } = open(
@@ -6282,7 +6269,7 @@ relayTest('a client that leaves in the middle of its upload leaves no document b
   assert.deepEqual(backend.sent, []);
 });
 
-relayTest('a large body reaches the backend while it is still being sent', async (t) => {
+test('a large body reaches the backend while it is still being sent', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
@@ -6296,7 +6283,7 @@ relayTest('a large body reaches the backend while it is still being sent', async
   assert.equal(res.statusCode, 201);
 });
 
-relayTest('an answer reaches the client while it is still being sent', async (t) => {
+test('an answer reaches the client while it is still being sent', async (t) => {
   let finish = (): void => {};
   const backend = await startBackend(t, (_, res) => {
     res.write('first,');
@@ -6312,27 +6299,22 @@ relayTest('an answer reaches the client while it is still being sent', async (t)
   assert.equal(second.toString(), 'second');
 });
 
-relayTest('no more of an upload is read than the backend takes', async (t) => {
-  const backend = await startBackend(t);
+test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
-  const total = 64 * 1024 * 1024;
+  const total = 64 * MIB;
   const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
-  const fetch: typeof globalThis.fetch = async (_, init) => {
+  const backend = await startBackend(t, async (req, res) => {
     // Takes a chunk, lets everything else run for a while, and takes the next.
-    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
-      taken += chunk.length;
+    for await (const chunk of req) {
+      taken += (chunk as Buffer).length;
       for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
-      assert.ok(
-        socket.bytesWritten - taken < 24 * 1024 * 1024,
-        `${socket.bytesWritten - taken} bytes are on their way`,
-      ); // most of it in the system's socket buffers
+      // Most of it is in the system's socket buffers.
+      assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
     }
-    return new Response('{"timestamp":"1"}', { status: 201 });
-  };
-  const { socket, text: answer } = open(t, await startGateway(t, backend, {}, { fetch }));
-  socket.write(
-    `${post(SECRET, total, 'Connection: close')}${body}`,
-  );
+    res.writeHead(201).end('{"timestamp":"1"}');
+  });
+  const { socket, text } = open(t, await startGateway(t, backend));
+  socket.write(`${post(SECRET, total, 'Connection: close')}${body}`);
   const filler = Buffer.alloc(256 * 1024, 'x');
   for (let left = total - body.length - 2; left > 0;) {
     const piece = filler.subarray(0, Math.min(left, filler.length));
@@ -6341,11 +6323,11 @@ relayTest('no more of an upload is read than the backend takes', async (t) => {
   }
   socket.write('"}');
   await closed(socket);
-  assert.equal(statusOf(answer()), 201);
+  assert.equal(statusOf(text()), 201);
   assert.equal(taken, total);
 });
 
-relayTest('an answer that comes before the upload ends is delivered', async (t) => {
+test('an answer that comes before the upload ends is delivered', async (t) => {
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
@@ -6361,7 +6343,7 @@ relayTest('an answer that comes before the upload ends is delivered', async (t) 
   req.destroy();
 });
 
-relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+test('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
     body: Buffer.alloc(5_000_000, 'x'),
@@ -6372,7 +6354,7 @@ relayTest('a client that sends all of a refused upload before it reads still get
   assert.equal(backend.seen.length, 0);
 });
 
-relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
   const { gateway } = await startBoth(t);
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
   t.after(() => agent.destroy());
@@ -6404,8 +6386,8 @@ const EACH_METHOD: Ask[] = [
 ];
 
 for (const way of ['FIN', 'RST'] as const) {
-  // Deno's fetch sent all of them twice, Bun's all but POST.
-  relayTest(
+  // On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
+  test(
     `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
     async (t) => {
       let cut = 0;
@@ -6427,7 +6409,7 @@ for (const way of ['FIN', 'RST'] as const) {
   );
 }
 
-relayTest(
+test(
   'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
   async (t) => {
     const backend = await startRawBackend(
@@ -6442,7 +6424,7 @@ relayTest(
   },
 );
 
-relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
+test('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
   const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
   const backend = await startRawBackend(t, (socket) => {
     socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
@@ -6464,18 +6446,17 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
-relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
+test('connections to the backend are used again, by whoever sends next', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (
     const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
   ) {
     for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
   }
-  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
-  if (isNode) assert.equal(backend.connections, 1);
+  assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
 });
 
-relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
+test('a backend on IPv6 is reached by its literal address', async (t) => {
   const backend = await startBackend(t);
   const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
   six.listen(0, '::1');
@@ -6488,7 +6469,6 @@ relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
 
 test(
   'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
-  { skip: !isNode },
   async (t) => {
     const silent = await startRawBackend(t, () => {});
     const url = silent.url.replace('http', 'https');
@@ -6529,7 +6509,7 @@ const LIES: [name: string, answer: string][] = [
 ];
 
 for (const [name, text] of LIES) {
-  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
+  test(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
     let isFirst = true;
     const backend = await startRawBackend(t, (socket) => {
       socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
@@ -6542,11 +6522,40 @@ for (const [name, text] of LIES) {
     assert.equal(backend.requests.length, 1);
     const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
     assert.deepEqual([next.status, next.text], [201, '{}']);
-    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
-    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
+    assert.equal(backend.sockets.length, 2);
     assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
   });
 }
+
+test("what the backend sends on an idle connection is nobody's response", async (t) => {
+  const backend = await startRawBackend(t, (socket, _, before) => {
+    socket.write(SENT);
+    if (before === 0) setTimeout(() => socket.write(SENT.replace('{}', '[]')), 20);
+  });
+  const gateway = await startGateway(t, backend);
+  for (let i = 0; i < 5; i++) {
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).text, '{}');
+    await closed(backend.sockets.at(-1)!); // it is not used again
+  }
+  assert.equal(backend.sockets.length, 5);
+});
+
+test('a response without a length that ends by a reset is broken, and by a close complete', async (t) => {
+  for (const end of ['resetAndDestroy', 'end'] as const) {
+    const backend = await startRawBackend(t, (socket) => {
+      socket.write('HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf');
+    });
+    const gateway = await startGateway(t, backend);
+    const { socket, text } = open(t, gateway, ABOUT);
+    await until(() => text().includes('half'));
+    backend.sockets[0]![end]();
+    await until(() => requests(gateway).length === 1);
+    if (end === 'resetAndDestroy') await closed(socket);
+    else await until(() => text().endsWith('\r\n0\r\n\r\n'));
+    assert.equal(text().endsWith('\r\n0\r\n\r\n'), end === 'end');
+    assert.equal(requests(gateway)[0].code, end === 'end' ? undefined : 'bad_backend_answer');
+  }
+});
 
 test('attack: smuggling a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t);
@@ -6593,7 +6602,7 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+test('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
     seen.push(req.url!);
@@ -6606,10 +6615,10 @@ relayTest('a backend behind TLS is believed if its certificate is, and else noth
   const gateway = await startGateway(t, { url });
   const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
   assert.equal(answer.status, 502, answer.text);
-  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.equal(answer.json.code, 'backend_unreachable');
   assert.deepEqual(seen, []);
   // The certificate of an authority of one's own is believed by what the runtime has for that.
-  if (!isNode || WAYS.has(t)) return;
+  if (!isNode) return;
   const file = join(folder(t), 'ca.pem');
   writeFileSync(file, CERTS[0].cert);
   const trusting = await startProcess(t, { backend: { url }, env: { NODE_EXTRA_CA_CERTS: file } });
@@ -6683,65 +6692,65 @@ test('WebSocket: a declining answer that breaks off is seen to, and one that is 
   }
 });
 
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
+// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
 
 interface HeldBackend extends Backend {
-  /** Answers the request that has come completely, and is not answered, for the longest time. */
+  /** Responds to the request that has come completely, and has no response, for the longest time. */
   answer(): void;
-  /** How many have come completely and are not answered; and how many there were at most. */
-  held: number;
+  /** How many requests it is at work on, whether their clients are still there or not; and how many at most. */
+  acting: number;
   most: number;
 }
 
-/** A backend that holds its answers back until it is told to give them. */
+/** A backend that responds when it is told to. Like the real one, it goes on when the gateway has hung up. */
 async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
   const waiting: http.ServerResponse[] = [];
-  const count = (): void => {
-    held.held = waiting.length;
-    held.most = Math.max(held.most, held.held);
-  };
   const backend = await startBackend(t, (req, res, seen) => {
     const chunks: Buffer[] = [];
     req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
       seen.body = Buffer.concat(chunks);
       seen.complete = true;
       waiting.push(res);
-      count();
-      req.socket.once('close', () => {
-        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
-        count();
-      });
+      held.most = Math.max(held.most, ++held.acting);
     });
   });
   const answer = (): void => {
+    held.acting--;
     waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
-    count();
   };
-  const held = Object.assign(backend, { answer, held: 0, most: 0 });
+  const held = Object.assign(backend, { answer, acting: 0, most: 0 });
   return held;
 }
 
-/** So many turns at a backend that is not waited for if it is down. */
-function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+/** So many slots at a backend that is not waited for while it is down. */
+function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-function send(gateway: Gateway, message: string): Promise<Answer> {
-  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+function send(gateway: Gateway, message: string, secret = SECRET): Promise<Answer> {
+  return ask(gateway, { body: { ...MESSAGE, message }, headers: { authorization: `Bearer ${secret}` } });
 }
 
 function messageOf({ body }: Seen): string {
   return JSON.parse(body.toString()).message;
 }
 
-/** Sends, one after the other is in the gateway, what will find no turn free. */
-async function queueUp(gateway: Gateway, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
+/** The messages that the backend has got completely. */
+function arrived(backend: Backend): string[] {
+  return backend.seen.filter(({ complete }) => complete).map(messageOf);
+}
+
+/** Everything that came to the gateway before this has been read. */
+async function settled(gateway: Gateway): Promise<void> {
+  await ask(gateway, { path: '/healthz' });
+}
+
+/** Sends one message after the other: each has reached the gateway before the next is sent. */
+async function queueUp(gateway: Gateway, messages: string[], secret = SECRET): Promise<Promise<Answer>[]> {
   const answers: Promise<Answer>[] = [];
   for (const message of messages) {
-    const before = started();
-    answers.push(send(gateway, message));
-    await until(() => started() > before);
-    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
+    answers.push(send(gateway, message, secret));
+    for (let i = 0; i < 3; i++) await settled(gateway);
   }
   return answers;
 }
@@ -6763,14 +6772,22 @@ async function statusFor(req: http.ClientRequest): Promise<number> {
   return res.resume().statusCode!;
 }
 
-relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
+/** A send whose client leaves once the backend acts on it. */
+async function sendAndLeave(t: TestContext, gateway: Gateway, backend: HeldBackend): Promise<void> {
+  const before = backend.seen.length;
+  const { socket } = open(t, gateway, SEND);
+  await until(() => backend.seen.length > before && backend.seen.at(-1)!.complete);
+  socket.destroy();
+}
+
+test('the backend acts on as many requests at a time as it has slots, and 0 is no limit', async (t) => {
   for (const parallel of [1, 2, 0]) {
     const backend = await startHeldBackend(t);
-    const gateway = await startGateway(t, backend, turns(backend, parallel));
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
     const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
-    await until(() => backend.held === (parallel || 6));
+    await until(() => backend.acting === (parallel || 6));
     for (let i = 0; i < 6; i++) {
-      await until(() => backend.held > 0);
+      await until(() => backend.acting > 0);
       backend.answer();
     }
     for (const answer of answers) assert.equal((await answer).status, 201);
@@ -6778,47 +6795,44 @@ relayTest('the backend acts on so many requests at a time, and 0 is no limit', a
   }
 });
 
-relayTest(
-  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
-  async (t) => {
-    const backend = await startHeldBackend(t);
-    let started = 0;
-    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
-    const names = ['a', 'b', 'c', 'd', 'e'];
-    const answers = await queueUp(gateway, names, () => started);
-    for (let i = 0; i < 3; i++) {
-      await until(() => backend.held === 1);
-      backend.answer();
-    }
-    await until(() => backend.held === 1);
-    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
-    gateway.reload(turns(backend, 2));
-    await until(() => backend.held === 2);
+test('who asks first gets the first slot, and a reload that gives more or fewer is obeyed', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, slots(backend, 1));
+  const names = ['a', 'b', 'c', 'd', 'e'];
+  const answers = await queueUp(gateway, names);
+  for (let i = 0; i < 3; i++) {
+    await until(() => backend.acting === 1);
     backend.answer();
-    backend.answer();
-    for (const answer of answers) assert.equal((await answer).status, 201);
-    // And less: what runs is not disturbed, and the next waits for both.
-    const both = [send(gateway, 'f'), send(gateway, 'g')];
-    await until(() => backend.held === 2);
-    gateway.reload(turns(backend, 1));
-    const [last] = await queueUp(gateway, ['h'], () => started);
-    backend.answer();
-    await Promise.race(both);
-    await ask(gateway, { path: '/healthz' });
-    assert.equal(backend.held, 1);
-    backend.answer();
-    await Promise.all(both);
-    await until(() => backend.held === 1);
-    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
-    backend.answer();
-    assert.equal((await last!).status, 201);
-  },
-);
+  }
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend), names.slice(0, 4));
+  gateway.reload(slots(backend, 2));
+  await until(() => backend.acting === 2);
+  backend.answer();
+  backend.answer();
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  // Fewer: what runs is not disturbed, and the next waits for both.
+  const both = [send(gateway, 'f'), send(gateway, 'g')];
+  await until(() => backend.acting === 2);
+  gateway.reload(slots(backend, 1));
+  const [last] = await queueUp(gateway, ['h']);
+  backend.answer();
+  await Promise.race(both);
+  await settled(gateway);
+  assert.equal(backend.acting, 1);
+  backend.answer();
+  await Promise.all(both);
+  await until(() => backend.acting === 1);
+  assert.equal(messageOf(backend.seen.at(-1)!), 'h');
+  backend.answer();
+  assert.equal((await last!).status, 201);
+  assert.equal(backend.connections > 0 && backend.connections <= 9, true, 'a reload keeps the connections');
+});
 
-relayTest('a turn is given back, once, wherever a request ends', async (t) => {
+test('a slot is released exactly once, however a request ends', async (t) => {
   const replies: Record<string, string | undefined> = {
     '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
-    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
+    '/v1/search': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
     '/v1/typing-indicator': '204 No Content\r\n\r\n',
     '/v1/reactions': '200 OK', // breaks off
     '/v1/receipts': '2000 OK\r\n\r\n',
@@ -6829,41 +6843,41 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
   const backend = await startBackend(t, (req) => {
     const reply = replies[req.url!.replace(`/${FROM}`, '')];
     req.resume().on('end', () => {
+      if (!reply) return;
       most = Math.max(most, ++acting);
       // In the next turn of the loop, so that those who come too early are seen.
-      if (reply) {
-        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
-      }
+      setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
     });
   });
-  const gateway = await startGateway(t, backend, {
-    ...turns(backend, 1, '500ms'),
-    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
-  });
+  const tokens = { test: { secret: SECRET, allow: ['messaging', 'info'] } };
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), tokens }, { slotTimeoutMs: 50 });
   const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
-  const leave = async (): Promise<void> => {
-    const before = backend.seen.length;
-    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
-    await until(() => backend.seen.length > before);
-    req.destroy();
-    await until(() => requests(gateway).at(-1)!.code === 'client_left');
-  };
+  const large = `${LARGE.slice(0, -1)},"number":"-x"}`;
+  const upgrade = ['Connection: Upgrade', 'Upgrade: websocket', `Authorization: Bearer ${SECRET}`];
   const ends: Record<string, () => Promise<unknown>> = {
     'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
-    'no body': () => ask(gateway, { headers: BEARER }),
-    'a wish to be upgraded': () =>
-      raw(
-        gateway,
-        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-      ),
-    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
-    'a timeout': () => ask(gateway, never),
-    'a client that leaves': leave,
+    'no body': () => ask(gateway, { path: '/v1/search', headers: BEARER }),
+    'a wish to be upgraded': () => rawRequest(gateway, '/v1/search', { headers: upgrade }),
+    'a late violation': () => ask(gateway, { body: large, headers: BEARER }),
+    'a timeout': async () => {
+      gateway.reload({ ...slots(backend, 1, '100ms'), tokens });
+      const answer = ask(gateway, never);
+      await until(() => backend.seen.at(-1)!.url.startsWith('/v1/groups'));
+      gateway.reload({ ...slots(backend, 1), tokens });
+      assert.equal((await answer).json.code, 'backend_timeout');
+    },
+    'a client that leaves': async () => {
+      const before = backend.seen.length;
+      const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
+      await until(() => backend.seen.length > before);
+      req.destroy();
+      await until(() => requests(gateway).at(-1)!.code === 'client_left');
+    },
   };
   for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
     const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      // An answer that breaks off breaks the client's connection.
+      // A response that breaks off breaks the client's connection.
       ends[`${name} ${body.length}`] = () =>
         ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
     }
@@ -6873,52 +6887,62 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
     assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
   }
   [acting, most] = [0, 0];
-  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
+  const fresh = await startGateway(t, backend, { ...slots(backend, 1), tokens });
+  const sends = Array.from({ length: 10 }, () => ask(fresh, { body: MESSAGE, headers: BEARER }));
   for (const answer of sends) assert.equal((await answer).status, 201);
   assert.equal(most, 1);
 });
 
-relayTest(
-  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
-  async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      if (req.url!.startsWith('/v1/receive')) return;
-      if (req.method === 'GET') return void res.writeHead(200).write('half');
-      req.resume().on('end', () => res.writeHead(201).end('[]'));
-    });
-    backend.server.on('upgrade', () => backend.connections++); // and says nothing
-    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
-    const upload = await beginLarge(gateway, backend);
-    open(t, gateway, ABOUT);
-    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    await until(() => backend.seen.length === 3);
-    const before = backend.connections;
-    openWebSocket(t, gateway);
-    await until(() => backend.connections > before);
-    assert.equal((await send(gateway, 'small')).status, 201);
-    upload.end(LARGE.slice(-1));
-    assert.equal(await statusFor(upload), 201);
-  },
-);
+test('uploads before their last byte, responses after their head, info, polls and WebSockets hold no slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    if (req.url!.startsWith('/v1/receive')) return;
+    if (req.method === 'GET') return void res.writeHead(200).write('half');
+    req.resume().on('end', () => res.writeHead(201).end('[]'));
+  });
+  backend.server.on('upgrade', () => backend.connections++); // and says nothing
+  const gateway = await startGateway(t, backend, { allow: ['messaging', 'info'], ...slots(backend, 1) });
+  const upload = await beginLarge(gateway, backend);
+  const head = (path: string): string => `GET ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  for (const path of ['/v1/search', '/v1/about', RECEIVE]) open(t, gateway, head(path));
+  await until(() => backend.seen.length === 4);
+  const before = backend.connections;
+  openWebSocket(t, gateway);
+  await until(() => backend.connections > before);
+  assert.equal((await send(gateway, 'small')).status, 201);
+  upload.end(LARGE.slice(-1));
+  assert.equal(await statusFor(upload), 201);
+});
 
-relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
+test('a health check and a poll do not wait for a slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => req.method === 'GET' ? res.writeHead(200).end('{}') : undefined);
+  const gateway = await startGateway(t, backend, { ...RECEIVING, ...slots(backend, 1) });
+  void send(gateway, 'hangs').catch(() => {});
+  await until(() => backend.seen.length === 1);
+  for (const path of ['/v1/about', '/v1/health', RECEIVE]) {
+    assert.equal((await ask(gateway, { path, headers: BEARER })).status, 200, path);
+  }
+});
+
+test('the last byte of a large body waits for its slot, and its client is not timed out meanwhile', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
+  const gateway = await startGateway(t, backend, slots(backend, 1), { stallTimeoutMs: 300 });
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   upload.end(LARGE.slice(-1));
-  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
+  await settled(gateway);
+  // Another client that makes no progress from now on is timed out.
+  assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /);
   assert.equal(backend.seen[0]!.complete, false);
   backend.answer();
   assert.equal((await first).status, 201);
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   assert.equal(backend.seen[0]!.body.toString(), LARGE);
   backend.answer();
   assert.equal(await statusFor(upload), 201);
 });
 
-relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
+test('a large body whose response comes while it waits for a slot needs none', async (t) => {
   let early: http.ServerResponse | undefined;
   const finish: (() => void)[] = [];
   const backend = await startBackend(t, (req, res, seen) => {
@@ -6926,16 +6950,16 @@ relayTest('a large body that is answered while it waits for its turn needs none'
     else finish.push(() => res.end('[]'));
     req.resume().on('end', () => (seen.complete = true));
   });
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
   await until(() => finish.length === 1);
   upload.end(LARGE.slice(-1));
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
   assert.equal(await statusFor(upload), 400);
   const second = send(gateway, 'second');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   assert.equal(finish.length, 1);
   finish[0]!();
   await until(() => finish.length === 2);
@@ -6943,90 +6967,212 @@ relayTest('a large body that is answered while it waits for its turn needs none'
   assert.deepEqual([(await first).status, (await second).status], [200, 200]);
 });
 
-relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
+test('who gets no slot within backend.timeout is 503 busy: nothing was sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), allow: ['messaging'] });
   const large = await beginLarge(gateway, backend); // under the old time
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '200ms'));
-  const answer = await send(gateway, 'second');
-  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
-  assert.match(answer.json.error, /nothing was sent/);
-  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
-  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
-  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
-  upload.end(LARGE);
-  assert.equal(await statusFor(upload), 503);
+  await until(() => backend.acting === 1);
+  gateway.reload({ ...slots(backend, 1, '200ms'), allow: ['messaging'] });
+  for (const request of [{ body: MESSAGE }, { body: LARGE }, { path: `/v1/groups/${FROM}` }]) {
+    const answer = await ask(gateway, { ...request, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
+    assert.match(answer.json.error, /nothing was sent/);
+  }
   backend.answer();
   assert.equal((await first).status, 201);
   large.end(LARGE.slice(-1));
-  await until(() => backend.held === 1);
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend).sort(), ['first', 'large']);
   backend.answer();
   assert.equal(await statusFor(large), 201);
 });
 
-relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
+// It counted from the request's arrival: requests were handed over in the last milliseconds, and then told 504.
+test('backend.timeout begins anew with the last byte: nobody is handed over with no time left', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  let handedOverMs = 0;
+  backend.server.on('request', () => (handedOverMs = performance.now()));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '2s'));
-  const startMs = performance.now();
+  await until(() => backend.acting === 1);
+  gateway.reload(slots(backend, 1, '2s'));
   const second = send(gateway, 'second');
-  await new Promise((resolve) => setTimeout(resolve, 1000));
+  await new Promise((resolve) => setTimeout(resolve, 700));
   backend.answer();
   assert.equal((await first).status, 201);
-  const answer = await second;
-  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
+  assert.equal((await second).json.code, 'backend_timeout');
+  const leftMs = performance.now() - handedOverMs;
+  assert.ok(leftMs > 1900, `it was given ${leftMs} ms`);
 });
 
-relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
+test('a client that leaves while it waits for its slot was not sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   const large = await beginLarge(gateway, backend);
   large.end(LARGE.slice(-1));
   const small = open(t, gateway, SEND);
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   large.destroy();
   small.socket.destroy();
   await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
   const last = send(gateway, 'last');
   backend.answer();
-  await until(() => backend.held === 1 && backend.seen.length === 3);
+  await until(() => arrived(backend).length === 2);
   backend.answer();
   assert.deepEqual([(await first).status, (await last).status], [201, 201]);
-  const complete = backend.seen.filter((seen) => seen.complete);
-  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
+  assert.deepEqual(arrived(backend), ['first', 'last']);
 });
 
-relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
+// 40 clients that left after 40 ms had 40 requests at work behind a limit of 1.
+test('a client that leaves after its last byte releases no slot, and the log says how the backend answered', async (t) => {
+  for (const parallel of [1, 2]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
+    const clients = Array.from({ length: 40 }, () => open(t, gateway, SEND));
+    await until(() => backend.acting === parallel);
+    await settled(gateway);
+    for (const { socket } of clients) socket.destroy();
+    await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 40 - parallel);
+    const last = send(gateway, 'last');
+    await settled(gateway);
+    assert.equal(backend.acting, parallel);
+    for (let i = 0; i < parallel; i++) backend.answer();
+    await until(() => arrived(backend).includes('last'));
+    backend.answer();
+    assert.equal((await last).status, 201);
+    assert.deepEqual([backend.most, backend.seen.length], [parallel, parallel + 1]);
+    const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
+    assert.deepEqual(reasons, [...Array(40 - parallel).fill(undefined), ...Array(parallel).fill('answered_201')]);
+  }
+});
+
+test('a request without a client is aborted when its slot is overdue, and at once where there are no slots', async (t) => {
+  for (const [parallel, slotTimeoutMs] of [[1, 100], [0, 1e6]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), { slotTimeoutMs });
+    const hungUp = once(backend.server, 'request').then(([req]) => closed(req.socket));
+    await sendAndLeave(t, gateway, backend);
+    await hungUp;
+    await until(() => requests(gateway).some(({ status }) => status === 499));
+    assert.equal(requests(gateway)[0].reason, undefined);
+    void send(gateway, 'next').catch(() => {});
+    await until(() => arrived(backend).includes('next'));
+  }
+});
+
+test('a request without a client does not delay the end of the gateway, which logs it', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
+  await sendAndLeave(t, gateway, backend);
+  await gateway.close();
+  assert.deepEqual(logLines(gateway.log).slice(-2).map(({ message, status }) => [message, status]), [
+    ['request', 499],
+    ['stopped', undefined],
+  ]);
+});
+
+// The daemon was killed with 4 sends in flight: for 144 s nobody else was served.
+test('a slot that is overdue is lent to the next, and its request still gets a late response', async (t) => {
+  for (const parallel of [1, 4]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), {
+      slotTimeoutMs: 100,
+      stallTimeoutMs: 400,
+    });
+    const hanging = await queueUp(gateway, Array.from({ length: parallel }, (_, i) => `hangs ${i}`));
+    await until(() => backend.acting === parallel);
+    const next = send(gateway, 'next');
+    await until(() => arrived(backend).at(-1) === 'next');
+    // A backend that hangs for good has at most twice as many requests as there are slots.
+    const more = Array.from({ length: 3 * parallel }, (_, i) => send(gateway, `more ${i}`));
+    await until(() => backend.acting === 2 * parallel);
+    assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /); // later than another slot would be overdue
+    assert.equal(backend.most, 2 * parallel);
+    for (let i = 0; i < 4 * parallel + 1; i++) {
+      await until(() => backend.acting > 0);
+      backend.answer();
+    }
+    for (const answer of [...hanging, next, ...more]) assert.equal((await answer).status, 201);
+    assert.equal(backend.most, 2 * parallel);
+  }
+});
+
+const [TWO_TOKENS, THREE_TOKENS] = [['a', 'b'], ['a', 'b', 'c']];
+const LAST = 'a-third-secret-of-one';
+
+/** Tokens by name, each with a secret of its own. */
+function several(names: string[]): Pick<GatewayConfig, 'tokens'> {
+  const secrets = [SECRET, OTHER, LAST];
+  return { tokens: Object.fromEntries(names.map((name, i) => [name, { secret: secrets[i]! }])) };
+}
+
+// "The token that holds the fewest goes first" would let two busy tokens keep a third out.
+test('a free slot goes to the token that got one longest ago, and a reload forgets nothing of that', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), ...several(THREE_TOKENS) });
+  const numbered = (name: string, count: number): string[] => Array.from({ length: count }, (_, i) => `${name}${i}`);
+  const answers = await queueUp(gateway, numbered('a', 4));
+  answers.push(...await queueUp(gateway, numbered('b', 4), OTHER));
+  gateway.reload({ ...slots(backend, 1), ...several(THREE_TOKENS) });
+  answers.push(...await queueUp(gateway, numbered('c', 1), LAST));
+  for (let i = 0; i < answers.length; i++) {
+    await until(() => backend.acting === 1);
+    // One that comes late, of a token that was served long ago, goes before those that were served since.
+    if (i === 6) answers.push(...await queueUp(gateway, ['c1'], LAST));
+    backend.answer();
+  }
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  assert.deepEqual(arrived(backend), ['a0', 'b0', 'c0', 'a1', 'b1', 'a2', 'b2', 'c1', 'a3', 'b3']);
+});
+
+test('where there are several tokens and several slots, no token holds all of them', async (t) => {
+  for (const [names, parallel, most] of [[TWO_TOKENS, 4, 3], [TWO_TOKENS, 1, 1], [['a'], 4, 4]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, { ...slots(backend, parallel), ...several([...names]) });
+    const flood = Array.from({ length: 120 }, (_, i) => send(gateway, `flood ${i}`));
+    await until(() => backend.acting === most);
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    assert.equal(backend.acting, most);
+    if (most < parallel) { // and so another token's send is served at once
+      const other = send(gateway, 'other', OTHER);
+      await until(() => arrived(backend).includes('other'));
+      assert.equal(backend.acting, parallel);
+      for (let i = 0; i < parallel; i++) backend.answer();
+      assert.equal((await other).status, 201);
+    }
+    const pump = setInterval(() => backend.acting > 0 && backend.answer(), 1);
+    for (const answer of flood) assert.equal((await answer).status, 201);
+    clearInterval(pump);
+    assert.equal(backend.most, most < parallel ? parallel : most);
+  }
+});
+
+test('closing refuses at once who waits for a slot, and lets who has one finish', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
   const late = await beginLarge(gateway, backend);
   const large = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   large.end(LARGE.slice(-1));
   const uploads = [large, late].map(statusFor);
   const small = send(gateway, 'small');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   const closing = gateway.close();
   const answer = await small;
   assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
-  late.end(LARGE.slice(-1)); // asks for its turn only now
+  late.end(LARGE.slice(-1)); // asks for its slot only now
   assert.deepEqual(await Promise.all(uploads), [503, 503]);
   backend.answer();
   assert.equal((await first).status, 201);
   await closing;
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
+  assert.deepEqual(arrived(backend), ['first']);
 });
 
-/** A port of which nobody listens. */
+/** A port on which nobody listens. */
 async function sparePort(): Promise<number> {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
@@ -7055,7 +7201,24 @@ function linesOf(gateway: Gateway, pattern: RegExp): LogLine[] {
   return logLines(gateway.log).filter(({ message }) => pattern.test(message));
 }
 
-relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+/** The gateway knows that the backend is down. */
+async function isDown(gateway: Gateway): Promise<void> {
+  await until(() => linesOf(gateway, /no connection/).length > 0);
+}
+
+/** A backend behind TLS of which no connection comes about. Each try is seen, and ends when the test wants it to. */
+async function startMuteBackend(t: TestContext): Promise<{ url: string; sockets: net.Socket[]; most: number }> {
+  const { url, sockets } = await startRawBackend(t, () => {});
+  const mute = { url: url.replace('http', 'https'), sockets, most: 0 };
+  const count = (): void => {
+    mute.most = Math.max(mute.most, sockets.filter(({ destroyed }) => !destroyed).length);
+  };
+  const timer = setInterval(count, 1);
+  t.after(() => clearInterval(timer));
+  return mute;
+}
+
+test('a backend that goes down in the middle of twenty sends: none is lost, none doubled', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const server = await listenAgain(t, backend, port);
@@ -7064,79 +7227,145 @@ relayTest('a backend that is down in the middle of twenty sends: none is lost, n
   });
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
-  const answers = names.map((name) => send(gateway, name));
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  const answers = await queueUp(gateway, names);
+  await isDown(gateway);
   assert.equal(backend.sent.length, 8);
-  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
+  const refused = await ask(gateway, { headers: BEARER }); // what is no send does not wait
+  assert.deepEqual([refused.status, refused.json.code], [502, 'backend_unreachable']);
   await listenAgain(t, backend, port);
   for (const answer of answers) assert.equal((await answer).status, 201);
-  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
-  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
-  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
-  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
+  // In the order in which they were sent: message 12 came behind message 27.
+  assert.deepEqual(backend.sent.map(({ message }) => message), names);
+  const url = `http://127.0.0.1:${port}`;
+  assert.deepEqual(
+    linesOf(gateway, /no connection|connected to again/).map((line) => [line.level, line.backend, line.waiting]),
+    [['warn', url, 1], ['warn', url, 12]],
+  );
 });
 
-relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
+test('a large body waits for a backend that restarts, before its first byte was asked for', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const answer = ask(gateway, { body: LARGE, headers: BEARER });
-  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
-    assert.equal((await answer).status, 502);
-    return;
-  }
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  await isDown(gateway);
   await listenAgain(t, backend, port);
   assert.equal((await answer).status, 201);
   assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
 });
 
-relayTest(
-  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
-  async (t) => {
-    const backend = await startBackend(t);
-    const port = await sparePort();
-    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
-    const startMs = performance.now();
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      const timely = await ask(gateway, { body, headers: BEARER });
-      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
-      assert.match(timely.json.error, /nothing was sent/);
-    }
-    assert.ok(performance.now() - startMs > 250, 'it did not wait');
-    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
-    // The time of the backend holds too; and what is no send does not wait at all.
-    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
-    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
-      const early = await ask(gateway, { ...ask1, headers: BEARER });
-      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
-    }
-    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
-    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
-    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
-    const left = open(t, gateway, SEND);
-    await ask(gateway, { path: '/healthz' });
-    left.socket.destroy();
-    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
-    const server = await listenAgain(t, backend, port);
-    assert.equal((await send(gateway, 'last')).status, 201);
-    await new Promise((resolve) => server.close(resolve));
-    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
-    await ask(gateway, { path: '/healthz' });
-    await gateway.close();
-    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
-    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
-  },
-);
+test('while the backend is down, one request at a time tries to connect', async (t) => {
+  const mute = await startMuteBackend(t);
+  const gateway = await startGateway(t, mute, { backend: { url: mute.url, wait: '1h', parallel: 1 } });
+  for (let i = 0; i < 24; i++) void send(gateway, `number ${i}`).catch(() => {});
+  for (let tries = 1; tries < 6; tries++) {
+    await until(() => mute.sockets.length === tries);
+    await settled(gateway);
+    assert.equal(mute.sockets.length, tries);
+    mute.sockets.at(-1)!.destroy();
+  }
+  assert.equal(mute.most, 1);
+  assert.deepEqual(linesOf(gateway, /no connection/).map((line) => line.waiting), [24]);
+});
 
-relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
+// They were 502 in waves, each after `backend.wait`: 24 sends took 24 times as long.
+test('all sends that wait for the backend are 502 after backend.wait, and not one after the other', async (t) => {
+  const gateway = await startGateway(t, { url: '' }, waiting(await sparePort(), '1s'));
+  const startMs = performance.now();
+  const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => send(gateway, `number ${i}`)));
+  for (const answer of answers) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.ok(performance.now() - startMs > 900, 'they did not wait');
+  assert.ok(performance.now() - startMs < 12_000, 'they waited one after the other');
+});
+
+test('a reload to another address begins without an outage, and who waits keeps the old address', async (t) => {
+  const [backend, old] = [await startBackend(t), await startBackend(t)];
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const waits = await queueUp(gateway, ['old 1', 'old 2']);
+  await isDown(gateway);
+  gateway.reload({ backend: { url: backend.url, wait: '1h', parallel: 1 } });
+  assert.equal((await send(gateway, 'new')).status, 201);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  await listenAgain(t, old, port);
+  for (const answer of waits) assert.equal((await answer).status, 201);
+  assert.deepEqual(old.sent.map(({ message }) => message), ['old 1', 'old 2']);
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['new']);
+  assert.equal(linesOf(gateway, /no connection/).length, 1);
+});
+
+test('a backend is found again by any request where nobody waits for it', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '0'), ...RECEIVING });
+  for (const request of [{ path: RECEIVE }, { body: MESSAGE }]) {
+    assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 502);
+  }
+  await listenAgain(t, backend, port);
+  let status = 0;
+  for (let i = 0; i < 1000 && status !== 200; i++) { // until the pause is over
+    ({ status } = await ask(gateway, { path: RECEIVE, headers: BEARER }));
+  }
+  assert.equal(status, 200);
+  assert.equal(linesOf(gateway, /connected to again/).length, 1);
+});
+
+test('a client that leaves while it tries is no outage, and hands the try on', async (t) => {
+  const mute = await startMuteBackend(t);
+  const config = { backend: { url: mute.url, wait: '1h', parallel: 1 } };
+  const gateway = await startGateway(t, mute, config);
+  const first = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 1);
+  first.socket.destroy();
+  await until(() => requests(gateway).length === 1);
+  assert.deepEqual(linesOf(gateway, /no connection/), []);
+  const second = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 2);
+  mute.sockets[1]!.destroy(); // now it is down
+  await until(() => mute.sockets.length === 3);
+  void send(gateway, 'third').catch(() => {});
+  await settled(gateway);
+  second.socket.destroy();
+  await until(() => mute.sockets.length === 4);
+});
+
+test('a wait for the backend ends with its time, with its client and with the gateway', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
+  for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+    const startMs = performance.now();
+    const timely = await ask(gateway, { body, headers: BEARER });
+    assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
+    assert.match(timely.json.error, /nothing was sent/);
+    assert.ok(performance.now() - startMs > 250, 'it did not wait');
+  }
+  // The time of the backend holds too.
+  gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
+  for (const body of [MESSAGE, LARGE]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).json.code, 'backend_unreachable');
+  }
+  gateway.reload(waiting(port, '1h'));
+  const left = open(t, gateway, SEND);
+  await settled(gateway);
+  left.socket.destroy();
+  await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
+  const server = await listenAgain(t, backend, port);
+  assert.equal((await send(gateway, 'last')).status, 201);
+  await new Promise((resolve) => server.close(resolve));
+  const waits = await queueUp(gateway, ['waits for the backend', 'waits too']);
+  await gateway.close();
+  for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
+});
+
+test('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
   // Not reset at once: that is no connection, not even for the system.
   const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
     'data',
     'resetAndDestroy',
   ]] as const;
   for (const [when, end] of cases) {
-    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
       const sockets: net.Socket[] = [];
       const server = net.createServer((socket) => {
@@ -8783,6 +9012,75 @@ test('--demo survives a client that leaves in the middle', async (t) => {
   );
   await until(() => output().includes('client_left'));
   assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+});
+
+test('the command line asks the backend once at start, and after a reload to another, and says what it heard', async (t) => {
+  const asked: string[] = [];
+  const replies: Record<string, [status: number, body: string, headers?: http.OutgoingHttpHeaders]> = {
+    '/401': [401, 'who are you?'],
+    '/500': [500, '{}'],
+    '/text': [200, 'hello'],
+    '/list': [200, '[]'],
+    '/moved': [301, '', { location: '/ok/v1/about' }],
+    '/ok': [200, '{"version":"0.100","mode":"json-rpc","more":[1]}'],
+  };
+  const backend = http.createServer((req, res) => {
+    const { 'user-agent': agent = '', authorization } = req.headers;
+    asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
+    const [status, body, headers] = replies[req.url!.replace('/v1/about', '')]!;
+    res.writeHead(status, headers).end(body);
+  }).listen(0, '127.0.0.1');
+  await once(backend, 'listening');
+  t.after(() => void backend.close().closeAllConnections());
+  const host = `127.0.0.1:${(backend.address() as AddressInfo).port}`;
+  const file = join(folder(t), 'gateway.json');
+  const write = (url: string): void =>
+    writeFileSync(file, JSON.stringify({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } }));
+  write(`http://api:password-of-backend@${host}/ok/`);
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
+  await until(() => lines().length === 1);
+  const heard = async (url: string): Promise<LogLine> => {
+    const before = lines().length;
+    write(url);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => lines().length > before);
+    return lines().at(-1)!;
+  };
+  const { time: _, ...first } = lines()[0]!;
+  assert.deepEqual(first, {
+    ...{ level: 'info', message: 'the backend answers' },
+    ...{ backend: `http://${host}/ok`, version: '0.100', mode: 'json-rpc' },
+  });
+  const wrong = 'the backend does not answer as it should';
+  const spare = await sparePort();
+  const rows: [url: string, level: string, message: string, said: RegExp][] = [
+    [`http://${host}/401`, 'info', 'the backend answers', /"status":401/],
+    [`http://${host}/500`, 'warn', wrong, /"reason":"status 500"/],
+    [`http://${host}/text`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/list`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/moved`, 'warn', wrong, /"reason":"status 301"/],
+    [`http://127.0.0.1:${spare}`, 'warn', wrong, /refused/i],
+    ['http://127.0.0.1:6000', 'warn', wrong, /port|refused/i], // a port that fetch refuses, on Node and Bun
+    ['http://nowhere.invalid', 'warn', wrong, /ENOTFOUND|EAI_AGAIN|lookup|dns|connect/i],
+  ];
+  for (const [url, level, message, said] of rows) {
+    const line = await heard(url);
+    assert.deepEqual([line.level, line.message], [level, message], url);
+    assert.match(JSON.stringify(line), said);
+  }
+  assert.deepEqual(
+    asked,
+    ['ok', '401', '500', 'text', 'list', 'moved'].map((path) => `GET /${path}/v1/about true undefined`),
+  );
+  assert.ok(!gateway.output().includes('password-of-backend'));
+  await gateway.close();
+});
+
+test('an embedded gateway asks the backend nothing at start', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  await settled(gateway);
+  assert.equal(backend.server.listenerCount('connection') > 0 && backend.connections, 0);
 });
 
 // ── CLIENTS ──────────────────────────────────────────────────────────────────────────────────────

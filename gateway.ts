@@ -44,7 +44,6 @@ import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
-import { ReadableStream } from 'node:stream/web';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -205,11 +204,6 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /**
-   * Reaches the backend. On Node, fetch waits 300 s for headers at most.
-   * @default node:http's client on Node, the global fetch on Deno and Bun
-   */
-  fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
   /** Receives each finished log line, without its line feed. @default standard output */
@@ -222,6 +216,8 @@ interface GatewayOptions {
    * @default 30_000
    */
   stallTimeoutMs?: number;
+  /** How long a request may hold a slot before it is lent; and how long it outlives its client. @default 30_000 */
+  slotTimeoutMs?: number;
 }
 
 /** What `createGateway` returns. Nothing happens before `listen`. */
@@ -385,6 +381,12 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
+
+/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+const SLOT_TIMEOUT_MS = 30_000;
+
+/** How long the question to the backend at start may take. */
+const ASK_TIMEOUT_MS = 5000;
 
 /** The first pause of a send that waits for a backend to connect to; each is twice the one before, up to the second. */
 const RETRY_PAUSE_MS = 100;
@@ -765,8 +767,16 @@ function startGateway(settings: Settings, options: GatewayOptions) {
     listen: () => openPort(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
-    reload: (next: GatewayConfig) => applySettings(core, server, embeddedSettings(next)),
+    reload: (next: GatewayConfig) => void applySettings(core, server, embeddedSettings(next)),
   };
+}
+
+/** The queue of the backend that requests are sent to now. */
+function queueOf(core: Core): BackendQueue {
+  const { queues, rules: { backend } } = core;
+  const known = queues.get(backend) ?? new BackendQueue(core);
+  queues.set(backend, known);
+  return known;
 }
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
@@ -774,11 +784,10 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
     rules: makeRules(settings),
-    /** Undefined where node:http's client is the faster way. */
-    fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
+    slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     /**
@@ -793,8 +802,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
      */
     running: [] as Exchange[],
-    /** The turns at the backend: how many are taken, and who has asked for the next. */
-    turns: { taken: 0, queue: [] as Exchange[] },
+    /** Who waits for which backend: after a reload, running requests keep their own. */
+    queues: new WeakMap<Backend, BackendQueue>(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
     /** What is held of bodies that sends are made of. */
@@ -988,26 +997,32 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 
 /**
  * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * @returns whether requests go to another backend from now on.
  * @throws {ConfigError} if that would open a gateway that had tokens.
  */
-function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
+function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError([
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
+  // The same address keeps its connections, its slots and its outage.
+  const [backend, next] = [core.settings['backend.url'], settings['backend.url']];
+  const isSame = next.href === backend.href;
+  if (isSame) settings = { ...settings, 'backend.url': backend };
   const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) =>
     JSON.stringify(settings[path]) !== JSON.stringify(started[path])
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  passTurns(core); // there may be more of them now
+  queueOf(core).serve(); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
+  return !isSame;
 }
 
 /** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
@@ -1071,7 +1086,7 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const x of core.running) if (x.isWaiting) x.end(new Problem('shutting_down'));
+  for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -1088,15 +1103,30 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
+  // What is left has no client any more, and is logged.
+  for (const x of core.running) x.end(new Problem('client_left'));
+  for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
 /** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
 function endRunning(core: Core): void {
-  for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
+  for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * How far a request has come:
+ *
+ *   received ──► sending ──► sent ──► answered ──► tunnel
+ *                 │   ▲
+ *                 ▼   │      `sending`: a connection is made, or a large body goes out without its last byte
+ *                waiting     `waiting`: for a slot, for a backend that is down, for a WebSocket's handshake
+ *
+ * Before `sent` the backend cannot act on it: the gateway's end refuses at once what waits.
+ */
+type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 
 /**
  * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
@@ -1126,19 +1156,15 @@ class Exchange {
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
-  /** It waits, and nothing is lost if it is refused now: the gateway's end does not wait for it. */
-  isWaiting = false;
-  /** Once its answer has begun, or when there will be none, it needs none any more. */
-  needsTurn = true;
-  hasTurn = false;
-  /** Its body, a large one, is being read for the backend, and kept nowhere: it cannot be sent anew. */
-  streams = false;
-  /** The backend was given its last byte, and may have acted on it. */
-  sent = false;
+  stage: Stage = 'received';
+  /** Who waits for the same backend. */
+  readonly queue: BackendQueue;
+  /** Where it stands in that queue. */
+  place: Place | undefined;
+  /** The client has left, and the gateway stays until the backend has responded: see `leave`. */
+  hasLeft = false;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
   answerRest: Uint8Array | string | undefined;
-  /** It is an open WebSocket: nothing of HTTP is written any more. */
-  isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   endedBy: Problem | undefined;
   /**
@@ -1150,13 +1176,13 @@ class Exchange {
   wake: (() => void) | undefined;
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
-  #sinceMs = 0;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
     this.req = req;
     this.res = res;
+    this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
     this.ownHeaders = corsHeaders(req, core.rules.cors);
@@ -1183,10 +1209,21 @@ class Exchange {
     this.heldBytes = bytes;
   }
 
+  /**
+   * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
+   * goes on without its client until the head of the response, for as long as a slot may be held.
+   */
+  leave(): void {
+    const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
+    if (!isActing) return this.end(new Problem('client_left'));
+    this.hasLeft = true;
+    this.setHeld(0);
+  }
+
   /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
-    this.endedBy = reason;
+    this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
     this.underway?.destroy();
     this.wake?.();
     for (const listener of this.#listeners) listener();
@@ -1204,13 +1241,7 @@ class Exchange {
 
   /** The backend's time begins. */
   waitForBackend(): void {
-    this.#sinceMs = performance.now();
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
-  }
-
-  /** What is left of the backend's time: waiting for a turn, for a connection and for an answer all take from it. */
-  get leftMs(): number {
-    return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
   }
 
   /**
@@ -1219,14 +1250,14 @@ class Exchange {
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.isWaiting = true;
+    this.stage = 'waiting';
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    this.isWaiting = false;
+    if (this.stage === 'waiting') this.stage = 'sending';
     if (this.endedBy) throw this.endedBy;
   }
 
-  /** All is written, or nothing is awaited any more. */
-  waitForNobody(): void {
+  /** Nothing is awaited any more. */
+  stopTimer(): void {
     clearTimeout(this.#timer);
   }
 }
@@ -1283,7 +1314,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
     }
   } catch (error) {
     refuse(x, error);
@@ -1304,7 +1335,7 @@ function begin(x: Exchange): void {
   running.push(x);
   const connection = accepted(x.req.socket);
   x.res.once('close', () => {
-    if (!x.res.writableFinished) x.end(new Problem('client_left'));
+    if (!x.res.writableFinished) x.leave();
     if (connections.has(connection)) strangers.add(connection);
   });
 }
@@ -1823,6 +1854,8 @@ class MessageReader {
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
+  /** The message has broken off, whatever it says of itself. */
+  isBroken = false;
 
   /** @param broken what it means if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
@@ -1842,8 +1875,9 @@ class MessageReader {
       if (this.#x.endedBy) throw this.#x.endedBy;
       const chunk = message.read() as Buffer | null;
       if (chunk !== null) return chunk;
-      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
-      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
+      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
+      if (isEnded && !this.isBroken) return undefined;
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
       // What came in one packet with the head is handed over by the parser when this function returns.
       if (isFirst) await undefined;
       else {
@@ -1978,8 +2012,8 @@ class RequestBody {
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     this.#head = []; // it is counted no longer
-    this.#x.waitForNobody();
-    if (this.#x.isTunnel) return;
+    this.#x.stopTimer();
+    if (this.#x.stage === 'tunnel') return;
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
@@ -2098,7 +2132,6 @@ class RequestBody {
 
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#isComplete) {
@@ -2109,14 +2142,14 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
         this.#x.waitForBackend();
-        if (this.#isComplete) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
       // Its last byte goes out now: the backend may act on it.
-      this.#x.sent = this.#isComplete;
+      if (this.#isComplete && this.#x.stage === 'sending') this.#x.stage = 'sent';
       for (const piece of pieces) yield piece;
     }
   }
@@ -3099,52 +3132,49 @@ interface BackendRequest {
   /** Name and value in turn, without a length, which the content says. */
   readonly headers: readonly string[];
   readonly content: Content;
+  /** The client asks for a WebSocket. */
+  readonly isUpgrade: boolean;
 }
 
-/** The backend's answer: its head, and the way to read the rest. */
-interface BackendAnswer {
-  readonly status: number;
-  readonly statusText: string;
-  /** Name and value in turn, as they came. */
-  readonly headers: readonly string[];
+/** The head of the backend's response, and the way to read the rest. */
+interface BackendResponse {
+  readonly incoming: http.IncomingMessage;
+  readonly reader: MessageReader;
   /** Set where the backend speaks another protocol from here on. */
   readonly upgraded: Side | undefined;
-  /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
-  next(): Promise<Uint8Array | undefined>;
-  /** Lets go of it after the last byte of its body. */
-  finish(): void;
-  /** Breaks it off. Its connection is not used again. */
-  destroy(): void;
 }
 
 /**
- * Sends the request to the backend, once, and its answer to the client.
+ * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side of a WebSocket that is to be.
- * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
+ * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
   const { core, rules, res } = x;
   const headers = outboundHeaders(x);
   if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  const request = { x, method: target.method, path: backendPath(rules.backend, target), headers, content };
   const early = upgrade && listenEarly(x, upgrade);
-  let answer: BackendAnswer | undefined;
+  const group = target.route?.group;
+  let response: BackendResponse | undefined;
   try {
-    x.isWaiting = upgrade !== undefined; // one that is not open yet loses nothing
-    const { fetch } = core;
-    const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
-    answer = await sendInTurn(request, target.route?.group, send);
-    x.isWaiting = false;
-    const head = readAnswerHead(answer, upgrade && 'websocket');
-    x.status = answer.status;
-    if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? rules.backendWaitMs : 0);
+    const path = backendPath(rules.backend, target);
+    response = await sendWhenUp({ x, method: target.method, path, headers, content, isUpgrade: upgrade !== undefined });
+    if (x.endedBy) throw x.endedBy;
+    const { incoming, upgraded } = response;
+    const head = readAnswerHead(incoming, upgrade && 'websocket');
+    x.status = incoming.statusCode!;
+    if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
     if (core.draining) res.shouldKeepAlive = false;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
     head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
-    res.writeHead(answer.status, answer.statusText, head.headers);
-    await relayAnswer(x, answer, head.length);
+    res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
+    await relayAnswer(x, response.reader, head.length);
+    // Its end has to be read, or its connection is not used again.
+    incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    answer?.destroy();
+    if (response) breakOff(response);
     throw backendProblem(error);
   }
 }
@@ -3208,116 +3238,102 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends it when it is its turn, which ends with the head of the answer, or when there will be none.
- * @param group of its route; only a send may wait for a backend that restarts.
+ * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
+ * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendInTurn(
-  { x, content }: BackendRequest,
-  group: Group | undefined,
-  send: () => Promise<BackendAnswer>,
-): Promise<BackendAnswer> {
-  const isLarge = content !== undefined && 'chunks' in content;
-  x.waitForBackend();
+async function sendWhenUp(request: BackendRequest): Promise<BackendResponse> {
+  const { x, content } = request;
+  const { queue } = x;
   try {
-    // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
-    if (!isLarge && group !== 'receive') await takeTurn(x);
-    // From here on it may have been sent; a large one only with its last byte.
-    x.sent = !isLarge;
-    return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
-  } finally {
-    giveTurn(x);
-  }
-}
-
-/**
- * Where no connection came about, because the backend restarts, nothing can have been sent, and it is tried again. This
- * repeats nothing: a large body has not been read yet.
- * @param waitMs how long, from the first time on.
- */
-async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
-  let giveUpMs: number | undefined;
-  for (let pauseMs = RETRY_PAUSE_MS;; pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
-    try {
-      const answer = await send();
-      if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
-      return answer;
-    } catch (error) {
-      const problem = x.endedBy ?? backendProblem(error);
-      giveUpMs ??= performance.now() + waitMs;
-      const leftMs = giveUpMs - performance.now();
-      if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
-      const fields = { backend: x.rules.backend.origin, reason: problem.details.reason };
-      warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
-      // Whatever is left of the backend's time ends the wait too, and then nothing was sent.
-      x.waitFor(x.leftMs, 'backend_unreachable');
-      setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
-      await x.standBy();
-      x.waitFor(x.leftMs, 'backend_timeout');
+    for (;;) {
+      await queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      try {
+        return await connectAndSend(request);
+      } catch (error) {
+        // A client that leaves while the connection is made looks like a refused one.
+        if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
+        queue.refused(x, error);
+      }
     }
+  } finally {
+    queue.release(x);
   }
 }
 
+/** Whether a body is larger than what is read before the backend hears of it. */
+function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+  return content !== undefined && 'chunks' in content;
+}
+
 /**
- * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
- * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
+ * Sends the request by node:http's client, which never sends it again and never follows a redirect.
+ * @returns the response, when its head has come.
+ * @throws {Problem} backend_unreachable if no connection came about.
  */
-function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
-  const { backend } = x.rules;
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
+function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
+  const { x, method, path, headers, content } = request;
+  const { backend, backendTimeoutMs } = x.rules;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
+    if (x.endedBy) return reject(x.endedBy);
+    x.stage = 'sending';
     const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
+    x.underway = outgoing;
     let isConnected = false;
-    let isAnswered = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): void => {
-      isAnswered = true;
-      resolve(answerByHttp(x, incoming, upgraded));
+    let response: BackendResponse | undefined;
+    const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
+      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+      // The client has left, and nobody needs the body: the log says what became of the request.
+      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      x.stage = 'answered';
+      resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // An answer may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may come before the request is through, and end before it: nobody reads the rest then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      answer(incoming);
+      onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
-    // Before the connection has come about, nothing can have been sent: a large body is not even read before.
-    outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
-    outgoing.on('close', () => isAnswered || reject(new Error('closed')));
+    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
+    const fail = (error: Error): void => reject(isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', (error) => {
+      // Without a length, a body that ends by a reset would look complete.
+      if (response && !response.incoming.complete) response.reader.isBroken = true;
+      fail(error);
+    });
+    outgoing.on('close', () => response || fail(new Error('closed')));
     const onConnect = (): void => {
       isConnected = true;
-      if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
+      x.queue.connected(x);
+      writeRequest(request, outgoing).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
+      socket.off('data', destroyThis); // see readBackend
       if (!socket.connecting) return onConnect(); // one that was kept
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs), 'backend_unreachable', (problem) => {
         reject(problem);
         outgoing.destroy();
       });
-      socket.once(isTls ? 'secureConnect' : 'connect', () => {
-        x.waitFor(x.leftMs, 'backend_timeout');
-        onConnect();
-      });
+      socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
-    x.underway = outgoing;
-    if (!chunks) outgoing.end(content);
   });
 }
 
-/** @param upgraded the backend's side, where it speaks another protocol from here on. */
-function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
-  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
-  return {
-    status: incoming.statusCode ?? 0,
-    statusText: incoming.statusMessage ?? '',
-    headers: incoming.rawHeaders,
-    upgraded,
-    next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
-    // Its end has to be read, or the connection is not used again.
-    finish: () => incoming.removeAllListeners('readable').resume(),
-    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
-    destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
-  };
+/** Writes the request on its connection. The backend may act on it from the last byte on, and so needs a slot then. */
+async function writeRequest(request: BackendRequest, outgoing: http.ClientRequest): Promise<void> {
+  const { x, content, isUpgrade } = request;
+  if (isLarge(content)) return await upload(x, outgoing, content.chunks());
+  await x.queue.enter(x, true); // a try has no slot yet
+  x.waitForBackend();
+  x.stage = isUpgrade ? 'waiting' : 'sent'; // a WebSocket that is not open yet loses nothing
+  outgoing.end(content);
+}
+
+/** Breaks a response off. Its connection is not used again. */
+function breakOff({ incoming, upgraded }: BackendResponse): void {
+  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
@@ -3326,7 +3342,7 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-/** Writes a large body at the backend's pace. It just returns where the backend has ended: its answer says why. */
+/** Writes a large body at the backend's pace. It just returns where the backend has ended: its response says why. */
 async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = x.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of chunks) {
@@ -3337,58 +3353,6 @@ async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGe
 }
 
 /**
- * By `fetch`: on Deno and Bun, whose own it is, and wherever a program brings one. The backend never has to redirect a
- * canonical target; and in any other mode Node's fetch keeps the whole body, in case that it has to send it again.
- */
-async function sendByFetch(
-  fetch: typeof globalThis.fetch,
-  { x, method, path, headers, content }: BackendRequest,
-): Promise<BackendAnswer> {
-  const abort = new AbortController();
-  x.underway = { destroy: () => abort.abort() };
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
-  const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
-  const response = await fetch(x.rules.backend.origin + path, {
-    method,
-    headers: all.flatMap((name, i) => i % 2 === 0 ? [[name, all[i + 1]!] as [string, string]] : []),
-    redirect: 'error',
-    signal: abort.signal,
-    ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-    ...(chunks && { body: ReadableStream.from(chunks) as NonNullable<RequestInit['body']>, duplex: 'half' as const }),
-  });
-  const reader = response.body?.getReader();
-  return {
-    status: response.status,
-    statusText: response.statusText,
-    headers: [...response.headers].flat(),
-    upgraded: undefined,
-    next: async () => {
-      x.waitForBackend();
-      return (await reader?.read())?.value;
-    },
-    finish: () => void reader?.read().catch(() => {}),
-    destroy: () => {
-      abort.abort();
-      // Else Deno 2.9 keeps the connection until it collects garbage, half a minute later.
-      void reader?.cancel().catch(() => {});
-    },
-  };
-}
-
-/**
- * Deno 2.9's fetch sends a request again, POST too, if a re-used connection ends before the whole head of the answer is
- * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. The test "nothing is sent
- * twice" asks each of them; this goes when they leave it to the caller.
- * @returns undefined on Node, where node:http's client is the way.
- */
-function fetchOnce(): typeof globalThis.fetch | undefined {
-  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
-  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
-  if (client) return (url, init) => fetch(url, { ...init, client } as RequestInit);
-  return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
-}
-
-/**
  * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
  * answer for those of another, or lose its credential on another way.
  * @param protocol that the client has asked to change to.
@@ -3396,7 +3360,7 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
  *   length of the body, if it was said, or if there is none.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
+function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3413,7 +3377,7 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none, and fetch may have decoded it
+    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3425,11 +3389,11 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | undefined): Promise<void> {
-  const { res, core } = x;
+async function relayAnswer(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+  const { res, core, rules } = x;
   let room: (() => Promise<void>) | undefined;
   while (x.bytesOut !== length) {
-    const chunk = await answer.next();
+    const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
     x.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
@@ -3443,7 +3407,6 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
   }
-  answer.finish();
 }
 
 /**
@@ -3455,75 +3418,208 @@ function collectSoon(chunk: Uint8Array | undefined): void {
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
-/** What a failure at the backend means to the client. Only what is known to have sent nothing is told so. */
-function backendProblem(error: unknown): Problem {
-  if (error instanceof Problem) return error;
-  const reason = failureCode(error);
-  // A time-out can also end a read.
-  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string };
-  if (UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)) return unreachable(error);
-  // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
-  return new Problem(code, { reason, cause: error });
-}
-
-/** Connection never made (Node's and undici's codes, Bun's, Deno's), or a port that fetch refuses to ask. */
-const UNREACHABLE =
-  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
-
-/** No connection came about: the only failure of which it is certain that nothing was sent. */
-function unreachable(error: unknown): Problem {
-  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
-}
-
-/** What fetch failed with, in one word and without an address or a path. */
-function failureCode(error: unknown): string {
-  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
-  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
-  // Deno has no codes, but a word in its message, which may quote the address.
-  const text = inner.message ?? '';
-  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
-}
-
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
-
 /**
- * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
- * requests, each of which reads and writes an unguarded map.
- * @throws {Problem} busy, and what else ended the exchange meanwhile.
+ * What a failure at the backend means to the client.
+ * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
-async function takeTurn(x: Exchange): Promise<void> {
-  if (!x.needsTurn) return; // the answer came before the body's end
-  const { queue } = x.core.turns;
-  queue.push(x);
-  passTurns(x.core);
-  if (x.hasTurn) return;
-  x.waitFor(x.leftMs, 'busy');
-  await x.standBy();
-  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
+  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
+  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
 }
 
-/** Gives a turn back, or the place among those that wait for one. Twice does no harm. */
-function giveTurn(x: Exchange): void {
-  const { turns } = x.core;
-  const place = turns.queue.indexOf(x);
-  if (place >= 0) turns.queue.splice(place, 1);
-  if (x.hasTurn) turns.taken--;
-  x.hasTurn = x.needsTurn = false;
-  x.wake?.();
-  passTurns(x.core);
+// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
+
+/** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
+interface Place {
+  readonly needsSlot: boolean;
+  /** When the request was ready to be sent, by performance.now(). The queue has this order. */
+  readonly readyMs: number;
+  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
+  readonly untilMs: number;
+  isConnected: boolean;
+  isAdmitted: boolean;
+  /** Set while the request waits for a slot. */
+  wantsSlot: boolean;
+  /** Set while it holds one. */
+  timer: NodeJS.Timeout | undefined;
+  /** It has held its slot for `slotTimeoutMs`. */
+  isOverdue: boolean;
+}
+
+/** From a refused connection until one comes about. */
+interface Outage {
+  reason: string;
+  /** The one request that tries to connect. */
+  trier: Exchange | undefined;
+  /** How long nobody tries after a try has failed. */
+  pauseMs: number;
+  pause: NodeJS.Timeout | undefined;
 }
 
 /**
- * Gives the turns that are free to those that wait, in the order in which they asked: a client that sends much waits
- * behind one that has asked before. Called whenever one may be free: given back, asked for, or after a reload.
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
+ * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
+ *
+ *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
+ *     ▲    a slot          │
+ *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
+ *
+ * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
+ * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
+ * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
-function passTurns({ turns, rules }: Core): void {
-  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
-    const x = turns.queue.shift()!;
-    turns.taken++;
-    x.hasTurn = true;
+class BackendQueue {
+  readonly #core: Core;
+  readonly #origin: string;
+  /** Who holds a slot, first the one that acquired it first. */
+  #holders: Exchange[] = [];
+  #waiting: Exchange[] = [];
+  /** By the name of the token, the number of its last slot: the smallest is next. */
+  readonly #lastSlots = new Map<string, number>();
+  #slotCount = 0;
+  #outage: Outage | undefined;
+
+  constructor(core: Core) {
+    this.#core = core;
+    this.#origin = core.rules.backend.origin;
+  }
+
+  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  join(x: Exchange, needsSlot: boolean, waitMs: number): void {
+    const readyMs = performance.now();
+    const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
+    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...state };
+  }
+
+  /**
+   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
+   * backend is up goes on without.
+   * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
+   */
+  async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
+    const place = x.place!;
+    const isLimited = this.#core.rules.backendParallel < Infinity;
+    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
+    if (x.stage === 'answered' || (place.isConnected && !place.wantsSlot)) return;
+    place.isAdmitted = false;
+    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
+    this.serve();
+    if (place.isAdmitted) return;
+    // While the backend is down the end of a try decides who has waited for too long.
+    if (this.#isInLine(x)) x.stopTimer();
+    else x.waitFor(x.rules.backendTimeoutMs, 'busy');
+    await x.standBy();
+  }
+
+  /** A connection came about: the backend is up. */
+  connected(x: Exchange): void {
+    x.place!.isConnected = true;
+    if (!this.#outage) return;
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    clearTimeout(this.#outage.pause);
+    this.#outage = undefined;
+    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting: line.length });
+    for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
+    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+  }
+
+  /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
+  refused(x: Exchange, problem: Problem): void {
+    const { reason = '' } = problem.details;
+    const isNews = this.#outage === undefined;
+    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
+    outage.reason = reason;
+    if (outage.trier === x) {
+      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
+      outage.pause = setTimeout(() => {
+        outage.pause = undefined;
+        this.serve();
+      }, outage.pauseMs).unref();
+    }
+    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    this.release(x);
+    if (isNews) {
+      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
+      const fields = { backend: this.#origin, reason, waiting };
+      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
+    }
+    if (isLate(x)) throw problem;
+  }
+
+  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  release(x: Exchange): void {
+    const place = x.place!;
+    clearTimeout(place.timer);
+    place.timer = undefined;
+    place.isOverdue = false;
+    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    if (this.#outage?.trier === x) this.#outage.trier = undefined;
+    x.wake?.(); // an upload may wait for a slot that it needs no longer
+    this.serve();
+  }
+
+  /**
+   * Admits who may go on. A free slot goes to the token that got one longest ago, and within a token to the request that
+   * was ready first; where there are several tokens and several slots, no token holds all of them.
+   */
+  serve(): void {
+    if (this.#waiting.length === 0) return;
+    const outage = this.#outage;
+    if (outage) this.#serveLine(outage);
+    else for (const x of this.#waiting.filter(({ place }) => !place!.wantsSlot)) this.#admit(x);
+    const { rules: { backendParallel: parallel, tokens }, slotTimeoutMs } = this.#core;
+    const most = tokens.size > 1 && parallel > 1 ? parallel - 1 : parallel;
+    for (;;) {
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, parallel);
+      const held = this.#holders.filter((x) => !lent.includes(x));
+      const isFull = ({ token }: Exchange): boolean => held.filter((y) => y.token!.name === token!.name).length >= most;
+      const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+      const able = this.#waiting.filter((x) => x.place!.wantsSlot && !this.#isInLine(x) && !isFull(x));
+      if (held.length >= parallel || able.length === 0) return;
+      const next = able.reduce((first, x) => lastSlot(x) < lastSlot(first) ? x : first);
+      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#holders.push(next);
+      next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      this.#admit(next);
+    }
+  }
+
+  /**
+   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
+   * out that the backend is back. What does not wait is refused.
+   */
+  #serveLine(outage: Outage): void {
+    const line = this.#waiting.filter((x) => this.#isInLine(x));
+    const waits = ({ place }: Exchange): boolean => place!.untilMs > place!.readyMs;
+    if (!outage.trier && !outage.pause) {
+      outage.trier = line.find(waits) ?? line[0];
+      if (outage.trier) this.#admit(outage.trier);
+    }
+    for (const x of line) {
+      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
+    }
+  }
+
+  /** Whether the request waits for a backend that is down. */
+  #isInLine({ place }: Exchange): boolean {
+    return this.#outage !== undefined && !place!.isConnected;
+  }
+
+  #admit(x: Exchange): void {
+    this.#waiting.splice(this.#waiting.indexOf(x), 1);
+    x.place!.isAdmitted = true;
     x.wake?.();
+  }
+
+  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  #passTime(x: Exchange): void {
+    x.place!.isOverdue = true;
+    if (x.hasLeft) x.end(new Problem('client_left'));
+    else this.serve();
   }
 }
 
@@ -3562,7 +3658,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
  */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.isTunnel = true;
+  x.stage = 'tunnel';
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
@@ -4161,6 +4257,10 @@ function readTemplate(value: unknown): Template {
   return attempt(() => new Template(value), (error) => error.message);
 }
 
+function destroyThis(this: Socket): void {
+  this.destroy();
+}
+
 /** The backend, as requests need it. */
 type Backend = ReturnType<typeof readBackend>;
 
@@ -4173,8 +4273,15 @@ function readBackend(value: unknown) {
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
-  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
+  // it again, POST too (test "nothing is sent twice").
+  const keepAlive = !('Deno' in globalThis);
+  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
+    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    href: url.href,
     /** Without userinfo. */
     origin: url.origin,
     /** Of the path, without a slash at the end. */
@@ -4484,6 +4591,7 @@ async function main(): Promise<void> {
   if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
   await gateway.listen();
+  void askBackend(gateway, settings);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
   return stopOnSignal(gateway);
 }
@@ -4659,6 +4767,34 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
+/**
+ * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
+ * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ */
+async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
+  const backend = origin + prefix;
+  try {
+    const response = await fetch(`${backend}/v1/about`, {
+      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
+      redirect: 'manual',
+      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
+    });
+    const { status } = response;
+    if (status === 401) return log('info', 'the backend answers', { backend, status });
+    ensure(response.ok, `status ${status}`);
+    const about = await response.json().catch(() => undefined);
+    ensure(isObject(about), 'no JSON object');
+    const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
+    log('info', 'the backend answers', { backend, version, mode });
+  } catch (error) {
+    const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
+    log('warn', 'the backend does not answer as it should', {
+      backend,
+      reason: cause?.code ?? cause?.message ?? message,
+    });
+  }
+}
+
 /** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
 async function stopOnSignal(gateway: Gateway): Promise<void> {
   await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
@@ -4688,7 +4824,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
     try {
       const settings = load();
-      gateway.apply(settings);
+      if (gateway.apply(settings)) void askBackend(gateway, settings);
       settingsFiles(settings).forEach(watch);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
