@@ -3,13 +3,13 @@
  *
  *   gateway          with `backend.parallel` 0, because the other servers limit nothing
  *   parallel N       the gateway with another `backend.parallel`; 4 is the default
- *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent; on Deno without
- *                    re-used connections, as the gateway has it there
+ *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent; on Deno
+ *                    without re-used connections, as the gateway has it there
  *   bare 401         a bare node:http server that says 401 and reads nothing
  *
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
- * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names another
- * file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
+ * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
+ * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
  * `--only TEXT` measures only the rows of requests whose names contain the text.
  *
  * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
@@ -26,8 +26,9 @@
  * gateway's processor time (or milliseconds, or memory), or that the gateway has 0.55 of the server's throughput. Below
  * 1 the gateway is the worse one. Beside some ratios stands a goal of this runtime.
  *
- * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as journald
- * or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not logged then.
+ * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as
+ * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
+ * logged then.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
  * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system
