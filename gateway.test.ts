@@ -5888,6 +5888,31 @@ test('the syntax of a document of any size is checked without its keys, and pass
   );
 });
 
+test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
+  const cases: [before: string, after: string, special: string, refusal: RegExp][] = [
+    ['{"a":"', '\n"}', '\x1f', /a string holds a control character, at byte (\d+)/],
+    ['{"a":"', '\\"}', '\\@', /an unknown escape, at byte (\d+)/],
+    ['{"a":"', '"}', '"@', /comma or the end of the object or array is expected, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', '\0', /a string holds a control character, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', ',', /may have "," and ";" only before its data/],
+    ['{"base64_attachment":"base64,', '\n"}', ';', /may have "," and ";" only before its data/],
+  ];
+  for (const [before, after, special, refusal] of cases) {
+    for (let at = 0; at < 300; at++) {
+      for (const address of [0, 1]) {
+        const text = `${before}${'A'.repeat(at)}${special}${'A'.repeat(299 - at)}${after}`;
+        const bytes = Buffer.alloc(text.length + 2).subarray(address, address + text.length);
+        bytes.write(text);
+        assert.throws(() => scanAll([bytes]), ({ message }: Error) => {
+          const [, where] = refusal.exec(message) ?? assert.fail(message);
+          if (where !== undefined) assert.equal(Number(where), before.length + at + special.length - 1);
+          return true;
+        });
+      }
+    }
+  }
+});
+
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
 /** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
