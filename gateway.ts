@@ -1640,10 +1640,9 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  * @returns whether it was such a question.
  */
 function answerPreflight(x: Exchange): boolean {
-  const { headers, method } = x.req;
-  const isAsked = method === 'OPTIONS' && headers['access-control-request-method'] !== undefined;
-  if (!isAsked || !x.rules.cors.has(headers.origin ?? '')) return false;
-  const asked = (headers['access-control-request-headers'] ?? '').toLowerCase().split(/[\s,]+/);
+  const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
+  if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
+  const asked = names.toLowerCase().split(/[\s,]+/);
   x.status = 204;
   x.res.writeHead(204, {
     ...x.ownHeaders,
@@ -1663,18 +1662,17 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (rules.cors.has(origin ?? '')) return undefined;
+  if (rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
-  const from = site ??
-    (origin === undefined ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
   // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
   // a typed address that another site redirects.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
