@@ -2291,6 +2291,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
       const { text } = open(headers);
       await until(() => text().includes('\r\n\r\n'));
       assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+      assert.match(text(), /^x-request-id: [\w-]{36}\r$/im);
     }
   }
 });
@@ -2615,7 +2616,7 @@ test('a preflight of an origin on cors is answered without a credential, and rea
     for (
       const target of [
         ...['/no/such/thing', '/v1/accounts', RECEIVE, `/@auth=${OTHER}/v2/send`, `/@auth=${OTHER}/@auth=x/`],
-        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send', '*'],
+        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send'],
       ]
     ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
     assert.equal(backend.connections, 0);
@@ -3514,6 +3515,7 @@ test('headers that do not arrive end in 408, and a body that makes no progress d
   );
   const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
   assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
+  assert.match(slowHeaders, /^x-request-id: [\w-]{36}\r$/im);
   for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
     const slowBody = await raw(
       both.gateway,
