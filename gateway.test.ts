@@ -435,6 +435,8 @@ function assertDenied(
   assert.match(answer.text, /^\{.*\}\n$/); // a line of its own on a terminal
   assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
   assert.equal(answer.json.code, code);
+  const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
+  assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
   const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
   assert.equal(line?.status, status);
   assert.equal(line?.code, code);
@@ -1426,13 +1428,24 @@ test('at the deadline a request that the backend has is 504, any other is 503, a
   assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
 });
 
-test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
-  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
+test('every response has a new X-Request-Id, which is in the log and in the request to the backend', async (t) => {
+  const { backend, gateway } = await startBoth(t, { cors: ['https://dash.example'] });
+  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const ids: unknown[] = [];
+  for (
+    const request of [
+      { headers: BEARER },
+      { headers: { ...BEARER, 'x-request-id': 'forged' } },
+      { headers: BEARER, body: MESSAGE },
+      { path: '/healthz' },
+      { path: '/..' },
+      { method: 'OPTIONS', headers: preflight },
+      {},
+    ]
+  ) ids.push((await ask(gateway, request)).headers['x-request-id']);
   assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
-  assert.equal(new Set(ids).size, 2);
+  assert.equal(new Set(ids).size, 7);
+  assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
 });
 
 test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
@@ -2126,11 +2139,11 @@ const CHROME = {
     'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
 };
 
-/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+/** The headers of a raw answer, sorted, less what is about the connection and the time, and the request's id. */
 function fieldsOf(response: string): string[] {
   const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
   return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding|x-request-id):/.test(line)).sort();
 }
 
 const SWITCHED: GatewayConfig = {
@@ -2164,6 +2177,13 @@ const FROM_ELSEWHERE: Ask[] = [
   { path: '/v2/send?message=x', headers: CHROME },
   { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
   { path: '/v1/accounts', headers: CHROME },
+  // Speculation rules of any page, and a typed address that another site redirects.
+  ...[RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/@auth=/v1/accounts'].flatMap((path): Ask[] => [
+    { path, headers: { ...CHROME, 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch;anonymous-client-ip' } },
+    { path, headers: { 'sec-fetch-site': 'none', 'sec-fetch-mode': 'navigate' } },
+    { path, headers: { ...CHROME, ...STRANGE_PAGE } },
+    { path, headers: { ...CHROME, 'origin': 'http://gateway.lan:8880', 'sec-fetch-site': 'none' } },
+  ]),
 ];
 const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
 
@@ -2182,7 +2202,7 @@ attack(
   FROM_ELSEWHERE.map(withHost),
 );
 
-test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
+test('a page of the gateway itself, an origin on cors and a program are served, and the address bar what does nothing', async (t) => {
   const backend = await startBackend(t);
   for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
     const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
@@ -2190,8 +2210,8 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const headers of [
         {},
         { 'user-agent': 'curl/8.14.1' },
+        { 'user-agent': 'node', 'sec-fetch-mode': 'cors' }, // Node's fetch
         { ...CHROME, 'sec-fetch-site': 'same-origin' },
-        { ...CHROME, 'sec-fetch-site': 'none' },
         { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
         { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
         { ...CHROME, 'origin': 'https://dash.example:8443' },
@@ -2207,9 +2227,10 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
       assert.equal(answer.status, 201, answer.text);
     }
-    // A GET that does nothing.
-    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
-    assert.equal(about.status, 200);
+    for (const headers of [CHROME, { ...CHROME, 'sec-fetch-site': 'none' }]) {
+      const request = { path: '/v1/about', headers: { ...credential, ...headers } };
+      assert.equal((await ask(gateway, withHost(request))).status, 200);
+    }
   }
 });
 
@@ -2244,10 +2265,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
         headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
       });
     const before = backend.connections;
-    // Chromium sends no Sec-Fetch-Site with a WebSocket: even a page of the gateway's own needs a bearer token.
-    for (
-      const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, { origin: 'http://gateway' }, {}]
-    ) {
+    for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
       const { socket, text } = open(headers);
       await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
       assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
@@ -2255,7 +2273,8 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
     assert.equal(backend.connections, before);
     for (
       const headers of [
-        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
+        { origin: 'http://gateway' }, // of the gateway's own page: Chromium sends no Sec-Fetch-Site with a WebSocket
+        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' }, // the same from Firefox
         { ...wss, origin: 'https://dash.example:8443' },
         { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
       ]
@@ -2263,6 +2282,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
       const { text } = open(headers);
       await until(() => text().includes('\r\n\r\n'));
       assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+      assert.match(text(), /^x-request-id: [\w-]{36}\r$/im);
     }
   }
 });
@@ -2480,16 +2500,76 @@ test('what the backend says of pages reaches nobody; the rest of its answer does
     'set-cookie: a=1',
     'set-cookie: b=2',
     'vary: Accept',
-    'x-request-id: of the backend',
-  ];
+    ...INERT,
+  ].sort();
   const bearer = `Authorization: Bearer ${SECRET}`;
   for (const origin of NOT_LISTED) {
     const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
     assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
+    assert.doesNotMatch(answer, /of the backend/);
   }
   const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
   assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
 });
+
+/** What a relayed response to a GET says besides, so that what it holds does nothing and is kept nowhere. */
+const CSP = "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; sandbox";
+const INERT = ['cache-control: no-store', CSP, 'x-content-type-options: nosniff'];
+
+relayTest(
+  'what the backend answers to a GET runs no script, asks for nothing and is kept nowhere, but for swagger',
+  async (t) => {
+    const own: Record<string, string[]> = {
+      'html': ['Content-Type', 'text/html; charset=utf-8'],
+      'svg': ['content-type', 'image/svg+xml'],
+      'nothing': [],
+      'sound': ['Content-Type', 'audio/aac'],
+      'film': ['content-type', 'Video/mp4; codecs="avc1"'],
+      'both': ['Content-Type', 'audio/aac, text/html'],
+      'like': ['Content-Type', 'text/html; audio/aac'],
+      'kept': ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
+      'sniffed': ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
+    };
+    const backend = await startBackend(t, (req, res) => {
+      const name = req.url!.split('/').at(-1)!;
+      req.resume().on(
+        'end',
+        () => res.writeHead(name === 'html' ? 404 : 200, [...own[name] ?? [], 'Content-Length', '2']).end('hi'),
+      );
+    });
+    const gateway = await startGateway(t, backend, {
+      ...ALL_FORMS,
+      allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
+      tokens: { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } },
+    });
+    const [caching, csp, sniffing] = INERT as [string, string, string];
+    const cases: [request: { method?: string; body?: string; secret?: string }, path: string, added: string[]][] = [
+      ...['html', 'svg', 'nothing', 'both', 'like'].flatMap((name): typeof cases => [
+        [{}, `/v1/attachments/${name}`, INERT],
+        [{}, `/v3/${name}`, INERT],
+      ]),
+      [{}, `/v1/groups/${FROM}/${GROUP}/avatar`, INERT],
+      [{}, `/v1/plugins/x`, INERT],
+      [{ secret: OTHER }, '/v2/send?message=x', INERT],
+      [{}, '/v1/attachments/sound', [caching, sniffing]],
+      [{}, '/v1/attachments/film', [caching, sniffing]],
+      [{}, '/v1/attachments/kept', [csp, sniffing]],
+      [{}, '/swagger/index.html', []],
+      [{ method: 'DELETE' }, '/v1/attachments/html', []],
+      [{ method: 'POST', body: JSON.stringify(MESSAGE) }, '/v2/send', []],
+    ];
+    for (const [{ secret = SECRET, ...request }, path, added] of cases) {
+      const answer = await rawRequest(gateway, `/@auth=${secret}${path}`, request);
+      const pairs = own[path.split('/').at(-1)!] ?? [];
+      const passed = pairs.flatMap((name, i) => i % 2 === 0 ? [`${name.toLowerCase()}: ${pairs[i + 1]}`] : []);
+      assert.deepEqual(fieldsOf(answer), [...passed, ...added, 'content-length: 2'].sort(), path);
+    }
+    // Of several X-Content-Type-Options browsers obey the first, and of policies all.
+    const sniffed = await rawRequest(gateway, `/@auth=${SECRET}/v1/attachments/sniffed`);
+    assert.ok(sniffed.indexOf('nosniff') > 0 && sniffed.indexOf('nosniff') < sniffed.indexOf('none\r\n'));
+    assert.ok(fieldsOf(sniffed).includes(csp));
+  },
+);
 
 test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
   for (
@@ -2518,30 +2598,73 @@ test('a preflight of an origin on cors is answered without a credential, and rea
         [
           `access-control-allow-headers: ${allowed}`,
           'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
-          'access-control-max-age: 600',
+          'access-control-max-age: 60',
           ...FOR_PAGES,
         ].sort(),
       );
     }
-    // Of what is no route it says the same: who asks holds no token.
+    // Of what is no route, or no target, it says the same: a page can read the refusal that follows.
     const first = await preflight('/v2/send');
-    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
-      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
-    }
-    assert.equal(statusOf(await preflight('/../v2/send')), 400);
+    for (
+      const target of [
+        ...['/no/such/thing', '/v1/accounts', RECEIVE, `/@auth=${OTHER}/v2/send`, `/@auth=${OTHER}/@auth=x/`],
+        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send'],
+      ]
+    ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
     assert.equal(backend.connections, 0);
     assert.ok(!gateway.log.join().includes(OTHER));
-    const { method, route, token, status, level } = requests(gateway)[0];
-    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    const { method, token, status } = requests(gateway)[0];
+    assert.deepEqual([method, token, status], ['OPTIONS', undefined, 204]);
     const headers = { ...BEARER, origin: DASHBOARD };
     assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
   }
 });
 
-test('a preflight from an address that may not connect is refused', async (t) => {
+test('a page of an origin on cors can read why its address is refused', async (t) => {
   const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
   const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
+  assert.equal((await ask(both.gateway, { method: 'OPTIONS', headers })).status, 204);
+  const refused = await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, origin: DASHBOARD } });
+  assertDenied(refused, 403, 'client_not_allowed', both);
+  assert.equal(refused.headers['access-control-allow-origin'], DASHBOARD);
+  assertDenied(
+    await ask(both.gateway, { method: 'OPTIONS', headers: { ...headers, origin: 'https://x.example' } }),
+    403,
+    'client_not_allowed',
+    both,
+  );
+});
+
+test('an origin that is not on cors is named in the log where a credential is missing, and forges no line there', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD] });
+  const asked = { 'access-control-request-method': 'POST' };
+  const cases: [origin: string | undefined, reason: string, logged?: string][] = [
+    ['https://new.example:8443', 'origin_not_listed', 'https://new.example:8443'],
+    ['null', 'origin_not_listed', 'null'],
+    [`https://${'x'.repeat(200)}`, 'origin_not_listed', `https://${'x'.repeat(92)}`],
+    [`http://api:${OTHER}@new.example`, 'no_credential'], // and no credential gets into the log
+    ['https://a\x9b2J.example', 'no_credential'],
+    ['https://a"b,level=info', 'origin_not_listed', 'https://a"b,level=info'],
+    ['a"b level=info \x9b2J\t\xe0', 'no_credential'], // nothing that a browser sends
+    [DASHBOARD, 'no_credential'],
+    [undefined, 'no_credential'],
+  ];
+  for (const [origin, reason, logged] of cases) {
+    const own = origin === undefined ? {} : { origin };
+    for (const request of [{ method: 'OPTIONS', headers: own }, { headers: own }, { body: MESSAGE, headers: own }]) {
+      const answer = await ask(both.gateway, request);
+      assertDenied(answer, 401, 'unauthorized', both);
+      const line = requests(both.gateway).at(-1)!;
+      assert.deepEqual([line.reason, line.origin], [reason, logged]);
+    }
+    if (logged === undefined) continue;
+    const preflight = await ask(both.gateway, { method: 'OPTIONS', headers: { ...own, ...asked } });
+    assertDenied(preflight, 401, 'unauthorized', both);
+    const answer = await ask(both.gateway, { headers: { ...own, authorization: `Bearer ${OTHER}` } });
+    assertDenied(answer, 401, 'unauthorized', both);
+    const [before, after] = requests(both.gateway).slice(-2);
+    assert.deepEqual([before!.reason, after!.reason, after!.origin], ['origin_not_listed', 'unknown_token', undefined]);
+  }
 });
 
 test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
@@ -3382,6 +3505,7 @@ test('headers that do not arrive end in 408, and a body that makes no progress d
   );
   const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
   assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
+  assert.match(slowHeaders, /^x-request-id: [\w-]{36}\r$/im);
   for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
     const slowBody = await raw(
       both.gateway,
@@ -4178,7 +4302,7 @@ test('the answer to a GET may be kept by nobody, whatever the backend says of th
   const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
   assert.equal(answer.status, 201);
   assert.match(answer.headers['cache-control']!, /no-store/);
-  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Accept, Origin', ['a=1', 'b=2']]);
+  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Origin, Accept', ['a=1', 'b=2']]);
 });
 
 test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
@@ -4303,6 +4427,10 @@ attack('have a browser send by a GET with the password that it remembers', BY_GE
   {
     path: '/v2/send?message=x',
     headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' },
+  },
+  {
+    path: '/v2/send?message=x',
+    headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch' },
   },
 ]);
 

@@ -28,7 +28,7 @@
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
+ *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
  *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
  *
  * @module
@@ -419,7 +419,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 const SILENCE_MS = 30_000;
 
 /** How long a browser may remember what a preflight has said; what it sends then is judged all the same. */
-const PREFLIGHT_MS = 600_000;
+const PREFLIGHT_MS = 60_000;
 
 /**
  * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
@@ -459,10 +459,7 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [
-    403,
-    'A browser does this for a page of any site: use a bearer token, or list its origin in CORS_ORIGINS.',
-  ],
+  cross_site: [403, 'Any page could send this: use curl, a bearer token or the path form, or add it to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -1142,8 +1139,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** They go with every answer: those for a page of an origin on `cors`, and what is said of a send by GET. */
-  ownHeaders: Record<string, string> | undefined;
+  /** Headers of every response: its request id, and what lets a page of an origin on `cors` read it. */
+  readonly ownHeaders: Record<string, string>;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -1185,7 +1182,7 @@ class Exchange {
     this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.ownHeaders = corsHeaders(req, core.rules.cors);
+    this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
   /**
@@ -1276,6 +1273,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
+    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    if (answerPreflight(x)) return;
+
     // Before any decision: all later steps judge this one canonical form, and it is what is sent.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
@@ -1283,9 +1283,6 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
-
-    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
-    if (answerPreflight(x)) return;
 
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
@@ -1375,17 +1372,19 @@ function refuse(x: Exchange, thrown: unknown): void {
 
 /**
  * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows.
+ * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
-  const { code, details: { reason } = {} } = x.problem ?? {};
+  const { code, details = {} } = x.problem ?? {};
+  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
   // A flood of wrong credentials must not fill a small computer's card.
   const isQuiet = route === '/healthz' || code === 'too_many_failures';
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
-  const fields = { requestId, client, method, route, token, form, status, code, reason, bytesIn, bytesOut, ms };
+  const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
 
@@ -1642,14 +1641,22 @@ function failureKey(address: string): string {
  * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
  * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
  */
-function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
-  const { origin } = req.headers;
-  if (origin === undefined || !cors.has(origin)) return undefined;
-  return {
+function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+  const { origin = '' } = req.headers;
+  return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
     'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
     'Vary': 'Origin',
   };
+}
+
+/**
+ * The origin of a page that is not on `cors`, for the log: a person whose page does not work finds there what to add.
+ * Undefined for what no browser sends: it may hold a secret.
+ */
+function unlistedOrigin({ req, rules }: Exchange): string | undefined {
+  const { origin = '' } = req.headers;
+  return rules.cors.has(origin) ? undefined : /^(?:null|[\w+.-]+:\/\/[!-.0->A-~]+)$/.exec(origin)?.[0].slice(0, 100);
 }
 
 /**
@@ -1660,12 +1667,12 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 
 /**
  * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
- * path: what exists here is nobody's business who holds no token.
+ * target, a malformed one too: what exists here is nobody's business who holds no token.
  * @returns whether it was such a question.
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || !x.ownHeaders || method === undefined) return false;
+  if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
   const asked = names.toLowerCase().split(/[\s,]+/);
   x.status = 204;
   x.res.writeHead(204, {
@@ -1686,24 +1693,22 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    return new Problem('cross_site', {
-      reason: 'public_host',
-      detail:
-        'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
-    });
+    const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
+    return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (origin !== undefined && rules.cors.has(origin)) return undefined;
+  if (rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
+  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
+  // a typed address that another site redirects.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isStranger = site === undefined
-    ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
-    : site !== 'same-origin' && site !== 'none';
-  return isStranger ? new Problem('cross_site') : undefined;
+  const isTaken = from === 'none' && !(isActing && (site !== undefined || agent?.startsWith('Mozilla/')));
+  return isTaken || from === 'same-origin' ? undefined : new Problem('cross_site');
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
@@ -2207,14 +2212,13 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer.
+ * What a GET says. HTTP libraries repeat one on a kept connection that broke.
  * @returns undefined for a POST, whose query is not read.
  * @throws {Problem} bad_field if somebody is named there, and would be lost.
  */
 function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
   if (isSendByGet(target)) {
     x.res.shouldKeepAlive = false;
-    x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
     return readFields(target.parameters);
   }
   const [lost] = target.parameters.find(([name]) => NEVER_DROPPED.test(name)) ?? [];
@@ -3123,7 +3127,7 @@ const NOT_FORWARDED = [
 ];
 
 /** What is not taken over from an answer, and from a request. */
-const NOT_INBOUND = new Set(HOP_BY_HOP);
+const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
 /** A request as the backend gets it. */
@@ -3167,10 +3171,10 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     const { incoming, upgraded } = response;
     const head = readAnswerHead(incoming, upgrade && 'websocket');
     x.status = incoming.statusCode!;
+    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
+    head.headers.unshift(...addedHeaders(x, head.headers));
     if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
     if (core.draining) res.shouldKeepAlive = false;
-    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
     res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
     await relayAnswer(x, response.reader, head.length);
     // Its end has to be read, or its connection is not used again.
@@ -3716,17 +3720,17 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 // ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
-function describeProblem(
-  { message, code, status, details: { allow, retryAfterMs } }: Problem,
-  requestId: string,
-  req?: http.IncomingMessage,
-): { headers: http.OutgoingHttpHeaders; body: string } {
+function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
+  const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   return {
     body,
     headers: {
       'Content-Type': 'application/json',
       'Content-Length': Buffer.byteLength(body),
+      'X-Content-Type-Options': 'nosniff',
+      'Cache-Control': 'no-store',
+      'X-Request-Id': requestId,
       // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
       // password, remember it, and add it to the requests of any page.
       ...(status === 401 &&
@@ -3735,6 +3739,28 @@ function describeProblem(
       ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
   };
+}
+
+/**
+ * The headers that a relayed response gets besides the backend's, name and value in turn. They stand before those: of
+ * several X-Content-Type-Options browsers obey the first.
+ *
+ * Attack: the backend serves an attachment as the HTML or SVG that it is, and who has sent it knows its URL. Its script
+ * would run as a page of the gateway's own, and even its <img> would ask the gateway with the token of the path. So no
+ * response to a GET may do anything, but for the pages of swagger. With a policy Chromium plays neither sound nor
+ * video, and neither of them can run a script.
+ */
+function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
+  const added = Object.entries(ownHeaders).flat();
+  if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
+  const own = new Map<string, string>();
+  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  added.push('X-Content-Type-Options', 'nosniff');
+  // Browsers keep received messages on disk; and a send by GET is never answered by a cache.
+  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
+  return added;
 }
 
 /** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
