@@ -2516,7 +2516,7 @@ test('what the backend says of pages reaches nobody; the rest of its answer does
 const CSP = "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; sandbox";
 const INERT = ['cache-control: no-store', CSP, 'x-content-type-options: nosniff'];
 
-relayTest(
+test(
   'what the backend answers to a GET runs no script, asks for nothing and is kept nowhere, but for swagger',
   async (t) => {
     const own: Record<string, string[]> = {
