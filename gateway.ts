@@ -691,17 +691,9 @@ const NUMBER = /^\+[0-9]{5,15}$/;
  * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
  * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
-  [':number', [
-    (value) => NUMBER.test(value),
-    'the account in the path must be "+" and 5 to 15 digits',
-    '+15550100001',
-  ]],
-  [':groupid', [
-    isGroupId,
-    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
-    `group.${btoa(btoa('-'.repeat(32)))}`,
-  ]],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
+  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
+  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
 ]);
 
 /** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
@@ -4573,14 +4565,9 @@ function printCheck(settings: Settings): string {
 /** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  // A pattern that opens nothing is no danger, but its owner believes that it opens something.
-  const idle = token.allow.patterns.filter((pattern) =>
-    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
-  );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4591,26 +4578,6 @@ function describeToken(token: Token, nowMs: number): string {
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
-}
-
-/**
- * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
- * each.
- */
-function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
-  return ROUTES.some(({ method, parts }) => {
-    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
-      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
-      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
-    });
-    try {
-      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
-      return target.route !== undefined && findGrant(allow, target) !== undefined;
-    } catch {
-      return false;
-    }
-  });
 }
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
