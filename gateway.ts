@@ -26,10 +26,10 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
  *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
+ *   LOADING 150 · READERS 275 · DEMO 50 · COMMAND LINE 205 · EXPORTS 12
  *
  * @module
  */
@@ -447,6 +447,7 @@ const SETTLE_MS = 1200;
  * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
  */
 const PROBLEMS = {
+  bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
   bad_target: [400, 'The request target is not one that this gateway passes on.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
@@ -466,7 +467,7 @@ const PROBLEMS = {
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
-  too_many_headers: [431, 'The request has more than 200 header fields.'],
+  too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
@@ -803,6 +804,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+    requireHostHeader: false, // checkHead refuses it, in JSON
     shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
@@ -840,7 +842,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket)?.[0]));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
   // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -862,7 +864,7 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  * its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
-  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
       lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
@@ -945,34 +947,48 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 }
 
 /**
- * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
- * a wrong setting are seen in the log, the rest only by who looks for it.
- * @param current what is being answered on the connection, if anything is.
+ * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
+ * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
+ * connection, it does nothing.
+ * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
   core: Core,
-  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
+  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
   socket: Socket,
-  current: http.ServerResponse | undefined,
+  [current, next]: http.ServerResponse[],
 ): void {
-  const { remoteAddress } = accepted(socket);
-  const client = remoteAddress && normalizeAddress(remoteAddress);
-  const { code = '' } = error;
-  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
-    ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
-    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
-    : undefined;
-  if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: code });
+  const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
+  if (isGone) return void socket.destroy();
+  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  const code = /TIMEOUT/.test(reason)
+    ? 'request_timeout'
+    : /OVERFLOW/.test(reason)
+    ? 'too_many_headers'
+    : 'bad_request';
+  const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
+  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
+    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  else core.log('debug', 'client error', fields);
 
-  const isMidAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
-  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
-  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
-  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
-  socket.write(headBytes(timeout?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
+  if (!socket.writable) return; // TLS is not agreed on
+  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
+  const problem = new Problem(code);
+  if (current === undefined) {
+    const { headers, body } = describeProblem(problem, randomUUID());
+    socket.write(headBytes(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)));
+    return void close(body);
+  }
+  // The requests behind the first one get no response, and nothing acts on them.
+  const x = core.running.find(({ res }) => res === current);
+  const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && !x.sent && next === undefined;
+  if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
+  else if (current.shouldKeepAlive) current.once('close', () => close());
+  current.shouldKeepAlive = false;
 }
 
 /** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
@@ -1327,7 +1343,7 @@ function refuse(x: Exchange, thrown: unknown): void {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
   x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
@@ -1381,8 +1397,13 @@ interface Target {
   readonly querySecret: string | undefined;
 }
 
-/** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
+/**
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
+ * another. Node and Deno let other versions of HTTP through as far as here.
+ */
 function checkHead(req: http.IncomingMessage): void {
+  const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
+  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
   if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1918,7 +1939,7 @@ class RequestBody {
     scan.takeFields().forEach(judge);
     const isEmpty = this.#x.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
     // would have to be relayed or thrown away unread, and neither is right.
