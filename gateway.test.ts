@@ -1090,6 +1090,13 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   writeFileSync(secretFile, 'fresh-secret-of-good-length');
   await until(() => logged('reloaded').length > reloaded);
   assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
+
+  // What comes at once is one reload: two signals, as a signal and the change of a file.
+  for (const [i, signals] of [2, 1].entries()) {
+    for (let n = 0; n < signals; n++) process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => logged('reloaded').length > reloaded + 1 + i);
+  }
+  assert.equal(logged('reloaded').length, reloaded + 3);
   assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => gateway.output().includes(secret)));
   await gateway.close();
 });
@@ -7730,7 +7737,21 @@ const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   ],
   [{ tokens: {} }, 'tokens: holds no token; leave it out to run without tokens'],
   [{ tokens: [] }, 'tokens: must be an object, name to settings'],
-  [{ tokens: null }, 'tokens: must be an object, name to settings'],
+  [
+    { tokens: null, clients: null, backend: null, tls: { cert: null } },
+    ...['tokens', 'clients', 'backend', 'tls.cert'].map((at) => `${at}: null is no value; leave the line out`),
+  ],
+  [
+    { tokens: { a: null, b: { secret: null }, c: { secret: SECRET, rate: null, defaults: { number: null } } } },
+    ...['[0]', '.b.secret', '.c.rate', '.c.defaults.number'].map((at) =>
+      `tokens${at}: null is no value; leave the line out`
+    ),
+  ],
+  // A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
+  [
+    { 'a b': 1, 'a\n': 1, log: { '\u001b[2J': 1 }, ...tokenA({ secret: SECRET, 'ü': 1 }) },
+    ...['the file[0]', 'the file[1]', 'log[0]', 'tokens.a[0]'].map((at) => `${at}: is not a setting`),
+  ],
   [{ tokens: { a: SECRET } }, 'tokens[0]: must be an object with "secret" or "secretFile"'],
   [tokenA({}), 'tokens.a: needs either "secret" or "secretFile"'],
   [tokenA({ secret: SECRET, secretFile: '/x' }), 'tokens.a: needs either "secret" or "secretFile"'],
@@ -7924,8 +7945,10 @@ test('a configuration file that is missing, empty, half-written or not an object
   assert.deepEqual(problemsOf(() => loadSettings({ file })), [
     `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
   ]);
-  writeFileSync(file, '[]');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
+  for (const text of ['[]', 'null', '5']) {
+    writeFileSync(file, text);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
+  }
 });
 
 test('a token in a file takes its secret from another, and settings of its own', (t) => {
@@ -8168,6 +8191,7 @@ test('when a source of tokens could not be read, nobody is told to let everybody
   ]);
 });
 
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 const RESTRICTIONS = [
   'API_TOKENS',
   'API_TOKENS_FILE',
@@ -8191,7 +8215,8 @@ test('a variable that differs by one letter or underscore from a restriction is 
         ]
       ) {
         if (name === known) continue;
-        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+        const cure = name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`;
+        assert.deepEqual(problems(name), [`${name}: is not a setting; ${cure}`]);
       }
     }
   }
@@ -8199,11 +8224,17 @@ test('a variable that differs by one letter or underscore from a restriction is 
     const [name, known] of [
       ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
       ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-      ['API__TOKENS', 'API_TOKENS'],
       ['TLS_CRT', 'TLS_CERT'],
     ] as const
   ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+  for (
+    const name of [
+      ...['API__TOKENS', 'API__TOKEN', 'API__TOKENS__0', 'API__AUTH__METHODS', 'SERVICE__HOSTNAMES', 'SETTINGS__'],
+      ...['SETTINGS__ACCESS__IPFILTER__ALLOWED', 'SETTINGS__MESSAGE__VARIABLES__NUMBER'],
+    ]
+  ) assert.deepEqual(problems(name), [`${name}: is not a setting; ${MIGRATING}`]);
   const others = [
+    ...['SETTINGS_', 'SETTINGS', 'MY_SETTINGS__A', 'API_', 'SERVICE_PORT', 'service__port', 'RATE_LIMITS', 'SENDER'],
     ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
     ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
   ];
@@ -8213,15 +8244,16 @@ test('a variable that differs by one letter or underscore from a restriction is 
 });
 
 test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
-  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
+  const cures = {
+    RATE_LIMIT: 'did you mean "RATE"?',
+    SENDERS: 'it belongs to a token in the file',
+    RECIPIENTS: 'it belongs to a token in the file',
+    ...Object.fromEntries(['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING])),
+  };
+  const env = { ...Object.fromEntries(Object.keys(cures).map((name) => [name, 'x'])), API_TOKENS: SECRET };
   const { code, stdout } = await cli(['--check'], { env });
   assert.equal(code, 0);
-  const warnings = [
-    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
-    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
-    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
-    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
-  ];
+  const warnings = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
 
   const [line] = logLines((await startProcess(t, { env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
   assert.equal(line.level, 'warn');
@@ -8471,6 +8503,8 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
       'render NAME',
       'API_TOKENS_FILE',
       'GATEWAY_CONFIG',
+      'SIGHUP',
+      'the same signal again cuts it off',
       'senders',
       'defaults',
       'message',
@@ -8520,7 +8554,9 @@ test('a port that is taken exits with 1', async (t) => {
   const backend = await startBackend(t);
   const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
   assert.equal(result.code, 1);
-  assert.match(result.stderr, /^gateway: cannot run: .*in use.*\n$/);
+  assert.match(result.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
+  const demo = await cli(['--demo', '--listen', `127.0.0.1:${backend.port}`]);
+  assert.deepEqual([demo.code, demo.stderr], [1, result.stderr]);
 });
 
 test('token makes a secret that hash and the gateway agree on', async (t) => {
@@ -8757,6 +8793,24 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     assert.equal((await running).status, 200);
     await closing;
     await until(() => gateway.output().includes('"stopped"'));
+  }
+});
+
+// The handlers of signals came a moment after the line that says "listening".
+test('a SIGTERM in the moment in which it listens ends it with 0, and so does a demonstration', {
+  skip: !isNode && 'only Node loads a module before the program',
+}, async (t) => {
+  const kill = `if (String(text).includes('"listening"')) process.kill(process.pid, 'SIGTERM');`;
+  const preload = script(
+    t,
+    `const { stdout } = process, { write } = stdout;
+     stdout.write = (text, ...more) => { ${kill} return write.call(stdout, text, ...more); };`,
+  ).at(-1)!;
+  for (const args of [[], ['--demo']]) {
+    const program: Program = [process.execPath, ...LOADER, '--import', preload, fileURLToPath(FILE)];
+    const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json' }, program);
+    assert.deepEqual(await once(child, 'exit'), [0, null], child.output());
+    assert.match(child.output(), /"listening"/);
   }
 });
 

@@ -3831,6 +3831,7 @@ function noteFileAt(sources: Sources, file: string): void {
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
+    ensure(isObject(config), 'is not a JSON object');
     sources.collect('the file', () => noteFile(sources, config));
     if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
       sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
@@ -3895,20 +3896,20 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-/** Further off than one letter, and still meant as one: without it the gateway would be more open. */
-const MISSPELT = new Map(
-  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
-);
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 /**
- * Names that secured-signal-api, or whoever guesses, has for a setting. They may be another program's, so only a
- * warning.
+ * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
+ * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
  */
-const DOUBTFUL = new Map(Object.entries({
-  RATE_LIMIT: '"RATE"',
-  SENDERS: '"senders" of a token in the file',
-  RECIPIENTS: '"recipients" of a token in the file',
-  API__URL: '"BACKEND_URL"',
-}));
+const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+  [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
+  [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/, true, MIGRATING],
+  [/^(?:API|SERVICE)__/, false, MIGRATING],
+  [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
+  [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
+];
 
 /** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
@@ -3921,12 +3922,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     // A file that cannot be read counts as given: without it there would seem to be no tokens.
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
-  // Two letters off would meet other programs' names too.
-  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
-    const other = DOUBTFUL.get(name);
-    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+  for (const name of Object.keys(env)) {
+    // Two letters off would meet other programs' names too.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
+    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
+    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
 
@@ -4047,9 +4049,15 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
-    return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
+}
+
+/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+function refuseNull(value: unknown): unknown {
+  ensure(value !== null, 'null is no value; leave the line out');
+  return value;
 }
 
 /** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
@@ -4345,7 +4353,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4417,7 +4425,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 }
 
 /** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
@@ -4428,6 +4436,7 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients } } },
   });
+  stopOnSignal(gateway);
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
@@ -4447,7 +4456,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
-  return gateway;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
@@ -4488,7 +4496,7 @@ async function main(): Promise<void> {
     const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+    return runDemo(values.listen ?? LISTEN, print);
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -4496,9 +4504,9 @@ async function main(): Promise<void> {
   if (values.check) return print(printCheck(settings));
   if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
+  stopOnSignal(gateway);
   await gateway.listen();
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4531,6 +4539,8 @@ Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
 their variable and [default]; of file, environment and flags, the later wins.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let what
+runs finish; the same signal again cuts it off.
 
 ${rows.join('\n')}
 
@@ -4647,30 +4657,36 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-/** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
-async function stopOnSignal(gateway: Gateway): Promise<void> {
-  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-  await gateway.close();
-  // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-  // running.
-  setTimeout(() => process.exit(), FLUSH_MS);
-  writeOut('', () => process.exit());
+/**
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
+ * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ */
+function stopOnSignal(gateway: Gateway): void {
+  gateway.server.once('listening', async () => {
+    await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+    await gateway.close();
+    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
+    // running.
+    setTimeout(() => process.exit(), FLUSH_MS);
+    writeOut('', () => process.exit());
+  });
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
+ * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
  * (editors and secret mounts replace them), and those named in a new configuration with it.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
+  const reloadSoon = (): void => {
+    clearTimeout(settled);
+    settled = setTimeout(reload, SETTLE_MS).unref();
+  };
   const watched = new Set<string>();
   const watch = (file: string | undefined): void => {
     if (file === undefined || watched.has(file)) return;
     watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
-      clearTimeout(settled);
-      settled = setTimeout(reload, SETTLE_MS).unref();
-    });
+    watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
     // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
@@ -4684,9 +4700,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     }
   };
   files.forEach(watch);
-  process.on('SIGHUP', reload);
+  process.on('SIGHUP', reloadSoon);
   gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reload);
+    process.off('SIGHUP', reloadSoon);
     watched.forEach((file) => unwatchFile(file));
   });
 }
@@ -4720,7 +4736,10 @@ if (isEntryPoint()) {
   main().catch((error: Error) => {
     // Of `render`: what the webhook would be told.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
+    const cure = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
+      ? '; --listen HOST:PORT takes another port'
+      : '';
+    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}${cure}`}\n`);
     process.exitCode = error instanceof UsageError ? 2 : 1;
   });
 }
