@@ -26,10 +26,10 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
+ *   POLICY 75 · BODY SCAN 280 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
+ *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
  *
  * @module
  */
@@ -449,6 +449,7 @@ const SETTLE_MS = 1200;
  * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
  */
 const PROBLEMS = {
+  bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
   bad_target: [400, 'The request target is not one that this gateway passes on.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
@@ -465,7 +466,7 @@ const PROBLEMS = {
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
-  too_many_headers: [431, 'The request has more than 200 header fields.'],
+  too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
@@ -690,17 +691,9 @@ const NUMBER = /^\+[0-9]{5,15}$/;
  * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
  * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
-  [':number', [
-    (value) => NUMBER.test(value),
-    'the account in the path must be "+" and 5 to 15 digits',
-    '+15550100001',
-  ]],
-  [':groupid', [
-    isGroupId,
-    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
-    `group.${btoa(btoa('-'.repeat(32)))}`,
-  ]],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
+  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
+  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
 ]);
 
 /** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
@@ -817,6 +810,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+    requireHostHeader: false, // checkHead refuses it, in JSON
     shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
@@ -854,7 +848,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket)?.[0]));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
   // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -876,7 +870,7 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  * its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
-  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
       lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
@@ -959,34 +953,48 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 }
 
 /**
- * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
- * a wrong setting are seen in the log, the rest only by who looks for it.
- * @param current what is being answered on the connection, if anything is.
+ * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
+ * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
+ * connection, it does nothing.
+ * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
   core: Core,
-  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
+  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
   socket: Socket,
-  current: http.ServerResponse | undefined,
+  [current, next]: http.ServerResponse[],
 ): void {
-  const { remoteAddress } = accepted(socket);
-  const client = remoteAddress && normalizeAddress(remoteAddress);
-  const { code = '' } = error;
-  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
-    ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
-    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
-    : undefined;
-  if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: code });
+  const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
+  if (isGone) return void socket.destroy();
+  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  const code = /TIMEOUT/.test(reason)
+    ? 'request_timeout'
+    : /OVERFLOW/.test(reason)
+    ? 'too_many_headers'
+    : 'bad_request';
+  const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
+  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
+    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  else core.log('debug', 'client error', fields);
 
-  const isMidAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
-  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
-  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
-  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
-  socket.write(headBytes(timeout?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
+  if (!socket.writable) return; // TLS is not agreed on
+  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
+  const problem = new Problem(code);
+  if (current === undefined) {
+    const { headers, body } = describeProblem(problem, randomUUID());
+    socket.write(headBytes(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)));
+    return void close(body);
+  }
+  // The requests behind the first one get no response, and nothing acts on them.
+  const x = core.running.find(({ res }) => res === current);
+  const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && x.stage !== 'sent' && next === undefined;
+  if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
+  else if (current.shouldKeepAlive) current.once('close', () => close());
+  current.shouldKeepAlive = false;
 }
 
 /** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
@@ -1363,7 +1371,7 @@ function refuse(x: Exchange, thrown: unknown): void {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
   x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
@@ -1419,8 +1427,13 @@ interface Target {
   readonly querySecret: string | undefined;
 }
 
-/** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
+/**
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
+ * another. Node and Deno let other versions of HTTP through as far as here.
+ */
 function checkHead(req: http.IncomingMessage): void {
+  const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
+  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
   if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1965,7 +1978,7 @@ class RequestBody {
     scan.takeFields().forEach(judge);
     const isEmpty = this.#x.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
     // would have to be relayed or thrown away unread, and neither is right.
@@ -3942,6 +3955,7 @@ function noteFileAt(sources: Sources, file: string): void {
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
+    ensure(isObject(config), 'is not a JSON object');
     sources.collect('the file', () => noteFile(sources, config));
     if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
       sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
@@ -4006,20 +4020,20 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-/** Further off than one letter, and still meant as one: without it the gateway would be more open. */
-const MISSPELT = new Map(
-  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
-);
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 /**
- * Names that secured-signal-api, or whoever guesses, has for a setting. They may be another program's, so only a
- * warning.
+ * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
+ * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
  */
-const DOUBTFUL = new Map(Object.entries({
-  RATE_LIMIT: '"RATE"',
-  SENDERS: '"senders" of a token in the file',
-  RECIPIENTS: '"recipients" of a token in the file',
-  API__URL: '"BACKEND_URL"',
-}));
+const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+  [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
+  [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/, true, MIGRATING],
+  [/^(?:API|SERVICE)__/, false, MIGRATING],
+  [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
+  [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
+];
 
 /** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
@@ -4032,12 +4046,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     // A file that cannot be read counts as given: without it there would seem to be no tokens.
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
-  // Two letters off would meet other programs' names too.
-  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
-    const other = DOUBTFUL.get(name);
-    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+  for (const name of Object.keys(env)) {
+    // Two letters off would meet other programs' names too.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
+    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
+    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
 
@@ -4158,9 +4173,15 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
-    return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
+}
+
+/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+function refuseNull(value: unknown): unknown {
+  ensure(value !== null, 'null is no value; leave the line out');
+  return value;
 }
 
 /** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
@@ -4467,7 +4488,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4539,7 +4560,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 }
 
 /** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
@@ -4550,6 +4571,7 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients } } },
   });
+  stopOnSignal(gateway);
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
@@ -4569,7 +4591,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
-  return gateway;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
@@ -4610,7 +4631,7 @@ async function main(): Promise<void> {
     const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+    return runDemo(values.listen ?? LISTEN, print);
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -4618,10 +4639,10 @@ async function main(): Promise<void> {
   if (values.check) return print(printCheck(settings));
   if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
+  stopOnSignal(gateway);
   await gateway.listen();
   void askBackend(gateway, settings);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4654,6 +4675,8 @@ Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
 their variable and [default]; of file, environment and flags, the later wins.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let what
+runs finish; the same signal again cuts it off.
 
 ${rows.join('\n')}
 
@@ -4709,14 +4732,9 @@ function printCheck(settings: Settings): string {
 /** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  // A pattern that opens nothing is no danger, but its owner believes that it opens something.
-  const idle = token.allow.patterns.filter((pattern) =>
-    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
-  );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4727,26 +4745,6 @@ function describeToken(token: Token, nowMs: number): string {
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
-}
-
-/**
- * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
- * each.
- */
-function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
-  return ROUTES.some(({ method, parts }) => {
-    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
-      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
-      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
-    });
-    try {
-      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
-      return target.route !== undefined && findGrant(allow, target) !== undefined;
-    } catch {
-      return false;
-    }
-  });
 }
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
@@ -4823,30 +4821,36 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, pr
   }
 }
 
-/** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
-async function stopOnSignal(gateway: Gateway): Promise<void> {
-  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-  await gateway.close();
-  // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-  // running.
-  setTimeout(() => process.exit(), FLUSH_MS);
-  writeOut('', () => process.exit());
+/**
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
+ * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ */
+function stopOnSignal(gateway: Gateway): void {
+  gateway.server.once('listening', async () => {
+    await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+    await gateway.close();
+    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
+    // running.
+    setTimeout(() => process.exit(), FLUSH_MS);
+    writeOut('', () => process.exit());
+  });
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
+ * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
  * (editors and secret mounts replace them), and those named in a new configuration with it.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
+  const reloadSoon = (): void => {
+    clearTimeout(settled);
+    settled = setTimeout(reload, SETTLE_MS).unref();
+  };
   const watched = new Set<string>();
   const watch = (file: string | undefined): void => {
     if (file === undefined || watched.has(file)) return;
     watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
-      clearTimeout(settled);
-      settled = setTimeout(reload, SETTLE_MS).unref();
-    });
+    watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
     // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
@@ -4860,9 +4864,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     }
   };
   files.forEach(watch);
-  process.on('SIGHUP', reload);
+  process.on('SIGHUP', reloadSoon);
   gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reload);
+    process.off('SIGHUP', reloadSoon);
     watched.forEach((file) => unwatchFile(file));
   });
 }
@@ -4896,7 +4900,10 @@ if (isEntryPoint()) {
   main().catch((error: Error) => {
     // Of `render`: what the webhook would be told.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
+    const cure = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
+      ? '; --listen HOST:PORT takes another port'
+      : '';
+    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}${cure}`}\n`);
     process.exitCode = error instanceof UsageError ? 2 : 1;
   });
 }
