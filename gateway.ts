@@ -3539,7 +3539,8 @@ class BackendQueue {
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
-    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting: line.length });
+    const waiting = [x, ...line].filter(waits).length;
+    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
     for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
     queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
   }
@@ -3613,7 +3614,6 @@ class BackendQueue {
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
-    const waits = ({ place }: Exchange): boolean => place!.untilMs > place!.readyMs;
     if (!outage.trier && !outage.pause) {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
@@ -3640,6 +3640,11 @@ class BackendQueue {
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve();
   }
+}
+
+/** Whether the request is one that waits for a backend that is down. */
+function waits({ place }: Exchange): boolean {
+  return place!.untilMs > place!.readyMs;
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
