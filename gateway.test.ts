@@ -4847,6 +4847,7 @@ attack(
     { body: { message: 'hi', 'recipients.0': '+15550100003' } },
     { body: { message: 'hi', 'recipients\u0000': ['+15550100003'] } },
     { body: 'hi', path: '/v2/send?@recipients=%2B15550100003' },
+    { body: 'hi', path: '/v2/send?send_at=5' },
   ],
 );
 
@@ -5098,7 +5099,7 @@ attack(
   ],
 );
 
-test('a refused send names thirty of its keys, however many there are, each as far as 60 characters', async (t) => {
+test('a refused send names thirty of its keys, however many there are, each cut at 60 characters', async (t) => {
   const both = await startWebhook(t);
   const keys = Array.from({ length: 90_000 }, (_, i) => `k${i}`);
   const answer = await ask(both.gateway, {
@@ -5106,7 +5107,7 @@ test('a refused send names thirty of its keys, however many there are, each as f
     headers: BEARER,
   });
   assertDenied(answer, 400, 'bad_field', both);
-  const shown = ['y'.repeat(60), ...keys.slice(0, 29)].map((key) => JSON.stringify(key)).join(', ');
+  const shown = ['y'.repeat(60) + '…', ...keys.slice(0, 29)].map((key) => JSON.stringify(key)).join(', ');
   assert.ok(answer.json.error.includes(`top-level keys are ${shown}, ….`), answer.text);
 });
 
@@ -7965,6 +7966,8 @@ function tokenA(settings: object): object {
 const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   [{ lisen: ':1', ...tokenA({ secret: SECRET }) }, 'lisen: is not a setting; did you mean "listen"?'],
   [{ zzz: 1 }, 'zzz: is not a setting'],
+  // A key is shown as one word, so that none forges a second line or setting.
+  [{ 'zz z': 1, 'z\n': 1, 'z\x1b': 1, 'a:b': 1 }, ...[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`)],
   [{ backend: { ulr: 'x' } }, 'backend.ulr: is not a setting; did you mean "url"?'],
   [{ backend: 'http://x' }, 'backend: must be an object'],
   [[], 'the file: must be an object'],

@@ -2225,12 +2225,10 @@ const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
-const FORM_DATA = `[ \\t]*form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*`;
-const DISPOSITION = new RegExp(`^content-disposition:${FORM_DATA}$`, 'imu');
+const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
 
 /** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
-const PART_HEADER =
-  /^(?!content-transfer-encoding:(?![ \t]*(?:7bit|8bit|binary)[ \t]*$)|content-type:[ \t]*multipart\/)([\w-]+):.*$/i;
+const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
 /**
  * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
@@ -2249,7 +2247,7 @@ function readMultipart(body: Buffer, contentType: string): [name: string, value:
 function readPart(part: string): [name: string, value: string] {
   const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
   const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
-  const headers = head.split('\r\n').map((line) => (PART_HEADER.exec(line) ?? failMultipart())[1]!.toLowerCase());
+  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
   const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
   if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
   if (file === undefined) return [name, bytes.toString()];
@@ -2316,7 +2314,8 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? JSON.stringify(key.slice(0, 60)) : '…');
+  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
     keys.join(', ') || 'none'
   }.`;
@@ -2334,7 +2333,8 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
   for (const [key, value] of Object.entries(payload)) {
     const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
     if (isEmpty || (isData && SEND_AT.test(key))) continue;
-    if (SEND_FIELDS.has(key)) fields[key] = value;
+    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
     else if (NEVER_DROPPED.test(key)) {
       const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
       throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
@@ -2343,9 +2343,6 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
   // A number that is no text is another program's, such as a pull request's.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
-  for (const key of ['recipients', 'base64_attachments']) {
-    if (typeof fields[key] === 'string') fields[key] = [fields[key]];
-  }
   return fields;
 }
 
