@@ -1700,6 +1700,9 @@ const REFUSED_TARGETS = [
   '/-v1/about',
   '/v1/attachments/-rf/x',
   '/v1/attachments/%2e%2e%2fetc',
+  // Some programs see another name here, or another extension.
+  '/v1/attachments/a%2ejpg',
+  '/v1/attachments/a%2Ejpg',
   // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 less, unused bits, spaces.
   '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
   '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
@@ -1937,19 +1940,33 @@ test('the first credential in the order header, path, query, body decides, and a
   }
 });
 
-test('a password may hold colons and UTF-8, in every form that can carry it', async (t) => {
-  const secret = 'pass:wörd:with:colons';
-  const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
-  const encoded = encodeURIComponent(secret);
+test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
+  // The last byte of à and of Р is A0, of … A6, and of Ѕ 85: a space or a line break in Latin-1.
   for (
-    const request of [
-      { headers: { authorization: basic(`api:${secret}`) } },
-      { headers: { authorization: Buffer.from(`Bearer ${secret}`).toString('latin1') } },
-      { path: `/v2/send?@auth=${encoded}` },
-      { path: `/@auth=${encoded}/v2/send` },
-      { body: { auth: secret, ...MESSAGE } },
+    const secret of [
+      'pass:wörd:with:colons',
+      'sésame-ouvre-toi-à',
+      'пароль-для-всех-Р',
+      'three-dots-and-more…',
+      'ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ',
     ]
-  ) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
+  ) {
+    const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+    const encoded = encodeURIComponent(secret);
+    const bearer = Buffer.from(`Bearer ${secret}`).toString('latin1');
+    for (
+      const request of [
+        { headers: { authorization: basic(`api:${secret}`) } },
+        { headers: { authorization: bearer } },
+        { headers: { authorization: ` \t${bearer.replace(' ', ' \t ')}\t ` } },
+        { path: `/v2/send?@auth=${encoded}` },
+        { path: `/@auth=${encoded}/v2/send` },
+        { body: { auth: secret, ...MESSAGE } },
+      ]
+    ) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
+    const response = await rawRequest(gateway, '/v1/about', { headers: [`Authorization: \t${bearer}\t `] });
+    assert.equal(statusOf(response), 200);
+  }
 });
 
 test('two credentials in one place are 400, and the backend sees nothing', async (t) => {
@@ -3097,6 +3114,15 @@ attack(
     { method: 'PATCH', path: `/v1/groups/${FROM}` },
   ],
 );
+for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
+  attack(
+    `use a route that nobody knows with a token that has only ${Object.keys(rule)}`,
+    { allow: ['* /*', 'POST /v1/plugins/*'], tokens: { half: { secret: SECRET, ...rule } } },
+    403,
+    'endpoint_not_allowed',
+    [{ body: MESSAGE, path: '/v3/send' }, { body: MESSAGE, path: '/v1/plugins/mine' }, { path: `/v1/new/${FROM}` }],
+  );
+}
 
 attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
   ...[
@@ -3219,6 +3245,12 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
   assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
   assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
+  for (let i = 0; i < 30; i++) await wrong(`2001:db8::b:${i.toString(16)}:d:e:f`);
+  assert.equal((await wrong('2001:db8:0:b::')).status, 429);
+  assert.equal((await wrong('2001:db8:b::')).status, 401);
+  for (let i = 0; i < 30; i++) await wrong(`::c:b:${i}:d:e:f`);
+  assert.equal((await wrong('0:0:c:b::')).status, 429);
+  assert.equal((await wrong('c:b::')).status, 401);
 });
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
@@ -3952,7 +3984,7 @@ for (
     [
       'all of it is encoded, and one name is a field of a send',
       "temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26",
-      { message: 'x\r\n\x1b[y z&' },
+      { message: 'x\n\x1b[y z&' },
     ],
     ['its first name is one that the template reads', 'when=now or so', { message: 'at now or so, ' }, WHEN],
     ['one name is one that the template reads', 'x=1&when=now', { message: 'at now, ' }, WHEN],
@@ -4019,7 +4051,7 @@ test('a multipart form is the object of its fields, and its files are attachment
   const json = 'data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9';
   for (
     const [fields, send] of [
-      [[['message', 'a=b&c\r\n{"ü":1}']], { message: 'a=b&c\r\n{"ü":1}' }],
+      [[['message', 'a=b&c\r\n{"ü":1}']], { message: 'a=b&c\n{"ü":1}' }],
       [[['message', 'x'], file('snap.png')], { message: 'x', base64_attachments: [snap] }],
       [[file('snap.png'), ['base64_attachments', 'QUJD'], text], { base64_attachments: [snap, 'QUJD', textUri] }],
       // A browser sends this where no file was chosen.
@@ -4064,7 +4096,7 @@ test("a multipart form's recipients are found however their part is written, or 
     const disposition of [
       'Content-Disposition: form-data; name=recipients', // .NET
       'content-disposition:form-data;name="recipients"',
-      'CONTENT-DISPOSITION: form-data ; NAME="recipients"; x=y',
+      'CONTENT-DISPOSITION: form-data ; NAME="recipients"',
       'Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"',
     ]
   ) {
@@ -4116,7 +4148,7 @@ test('a POST that names somebody in its query, which is not read, is not sent to
   }
 });
 
-test('a text loses what only a terminal understands; JSON and forms lose nothing', async (t) => {
+test('a text loses what only a terminal understands; JSON loses nothing, a form the CR of its line breaks', async (t) => {
   const { backend, gateway } = await startWebhook(t);
   for (
     const [text, message] of [
@@ -4137,7 +4169,8 @@ test('a text loses what only a terminal understands; JSON and forms lose nothing
     }
     for (const request of [{ body: { message: text } }, { body: `message=${encodeURIComponent(text)}` }]) {
       assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
-      assert.equal(gotJson(backend).message, text);
+      const isForm = typeof request.body === 'string';
+      assert.equal(gotJson(backend).message, isForm ? text.replaceAll('\r\n', '\n') : text);
     }
   }
 });
@@ -4990,6 +5023,307 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
   }
   assert.deepEqual([...new Set(backend.sent.map(({ message }) => message))], ['…']);
   assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
+});
+
+/** A form in each of its encodings, and as the query of a GET: the names and values are the same in all of them. */
+function inEachForm(fields: [name: string, value: string][]): Ask[] {
+  const pairs = new URLSearchParams(fields).toString();
+  return [{ body: pairs }, multipart(fields), { path: `/v2/send?${pairs}` }];
+}
+
+const BY_FORM: GatewayConfig = {
+  ...ALL_FORMS,
+  tokens: { hook: { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS } },
+};
+
+attack(
+  'send from the default number what names two, or to the default person what another spelling names',
+  BY_FORM,
+  400,
+  'bad_field',
+  [
+    ...([
+      [['number', '+15550100003'], ['number', '+15550100004']],
+      [['number', FROM], ['number', FROM]],
+      ...[
+        'recipients.0',
+        'recipients.0.number',
+        'number.1',
+        '@recipients',
+        '@number',
+        'recipients\0',
+        ' recipient\u2003',
+      ]
+        .map((name) => [[name, '+15550100003']]),
+    ] as [string, string][][]).flatMap((fields) =>
+      // A control character is no part of a name in a multipart form or a URL at all.
+      inEachForm([['message', 'hi'], ...fields]).slice(0, fields[0]![0].includes('\0') ? 1 : 3)
+    ),
+    { body: { message: 'hi', 'recipients.0': '+15550100003' } },
+    { body: { message: 'hi', 'recipients\u0000': ['+15550100003'] } },
+    { body: 'hi', path: '/v2/send?@recipients=%2B15550100003' },
+    { body: 'hi', path: '/v2/send?send_at=5' },
+  ],
+);
+
+test('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{note}}|{{message}}' });
+  const [message, note] = ['one\r\ntwo\r\n\r\n', 'a\r\nb\rc'];
+  for (const request of inEachForm([['message', message], ['note', note]]).slice(0, 2)) {
+    assert.equal((await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } })).status, 201);
+    assert.equal(gotJson(backend).message, 'a\nb\rc|one\ntwo\n\n');
+  }
+  for (const body of [{ message, note }, `payload=${encodeURIComponent(JSON.stringify({ message, note }))}`]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
+    assert.equal(gotJson(backend).message, `${note}|${message}`);
+  }
+});
+
+/** What asks for a later time, which the gateway would otherwise send at once. */
+const LATER: [name: string, token: TokenConfig, attempts: Ask[]][] = [
+  ['a send that is passed on', {}, [
+    ...[1, '2030-01-01', true, {}, [], [null], ''].map((at) => ({ body: { ...MESSAGE, send_at: at } })),
+    ...['Send_At', '\u017fend_at', 'SEND_AT'].map((key) => ({ body: { [key]: 1, ...MESSAGE } })),
+    { body: { ...MESSAGE, send_at: 1 }, path: '/v1/send' },
+    { body: `{"send_a\\u0074":1,${JSON.stringify(MESSAGE).slice(1)}` },
+    { body: { ...MESSAGE, more: 'x'.repeat(100_000), send_at: 1 } },
+    { body: { ...MESSAGE, auth: SECRET, send_at: 1 }, headers: { authorization: '' } },
+  ]],
+  ['a form, or JSON that is no data of a template', { allow: ['send', 'GET /v2/send'], defaults: DEFAULTS }, [
+    ...inEachForm([['message', 'hi'], ['send_at', '5']]),
+    ...inEachForm([['Send_at[]', '5'], ['message', 'hi']]),
+    { body: 'send_at=tomorrow at 5&message=hi' },
+    { body: { message: 'hi', send_at: 5 } },
+    { body: { 'Send_At': '5', message: 'hi' } },
+    { body: 'payload={"message":"hi","send_at":0}' },
+  ]],
+  ['a form that a template reads', { allow: ['send', 'GET /v2/send'], ...reading('{{text}}{{send_at}}') }, [
+    ...inEachForm([['text', 'hi'], ['send_at', '5']]),
+    ...inEachForm([['text', 'hi'], ['\u017fEND_AT', '5']]),
+  ]],
+];
+
+for (const [name, token, attempts] of LATER) {
+  test(`attack: have ${name} sent at once, though it asks for a later time`, async (t) => {
+    for (const attempt of attempts) {
+      const both = await startWebhook(t, { ...token, secret: SECRET });
+      const answer = await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
+      // The length of a large body is announced before its end is judged; what it misses then is its end.
+      const isLong = JSON.stringify(attempt.body ?? '').length > 65_536;
+      if (isLong) assert.deepEqual([answer.status, both.backend.sent.length], [400, 0]);
+      else assertDenied(answer, 400, 'bad_field', both);
+      assert.match(answer.json.error, /nothing is scheduled here/, JSON.stringify(attempt).slice(0, 200));
+    }
+  });
+}
+
+test('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', async (t) => {
+  const { backend, gateway } = await startBoth(t, {
+    allow: ['send', 'messaging', 'POST /v1/plugins/later'],
+    tokens: { plain: { secret: SECRET }, hook: { secret: OTHER, ...reading('at {{send_at}}{{Send_At}}') } },
+  });
+  const HOOK = { authorization: `Bearer ${OTHER}` };
+  for (
+    const [request, got] of [
+      [{ body: { send_at: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
+      [{ body: { Send_At: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
+      [{ body: 'payload={"send_at":[5]}', headers: HOOK }, { ...DEFAULTS, message: 'at [5]' }],
+      [{ body: { ...MESSAGE, send_at: null } }, { ...MESSAGE, send_at: null }],
+      [{ body: { ...MESSAGE, resend_at: 1, more: { send_at: 1 } } }, {
+        ...MESSAGE,
+        resend_at: 1,
+        more: { send_at: 1 },
+      }],
+      [{ body: { send_at: 1, Send_At: 2 }, path: '/v1/plugins/later' }, { send_at: 1, Send_At: 2 }],
+    ] as [Ask, object][]
+  ) {
+    const answer = await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } });
+    assert.deepEqual(gotJson(backend), got, answer.text);
+  }
+});
+
+/** The heads of parts as honest encoders write them, for a field and for a file. */
+const HONEST: [program: string, boundary: string, field: string, file: string][] = [
+  [
+    'curl',
+    '------------------------64c808f5fa53335a',
+    'name="recipients"',
+    'name="f"; filename="ü.png"\r\nContent-Type: image/png',
+  ],
+  [
+    'curl, with a type and a header',
+    'x',
+    'name="recipients"\r\nContent-Type: text/plain\r\nX-A: b',
+    'name="f"; filename="a%22b.png"',
+  ],
+  [
+    'browsers',
+    '----WebKitFormBoundary7MA4YWxkTrZu0gW',
+    'name="recipients"',
+    'name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png',
+  ],
+  [
+    'Node, and Java as in tutorials',
+    '===1795320007953===',
+    'name="recipients"\r\nContent-Type: text/plain; charset=UTF-8',
+    'name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary',
+  ],
+  ['Android as in tutorials', '*****', 'name="recipients"', 'name="größe"; filename="ü.png"'],
+  [
+    "Apache's HttpClient",
+    'IjV-_.9; charset=UTF-8',
+    'name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit',
+    'name="f"; filename="ü.png"',
+  ],
+  [
+    "PHP's Guzzle, and OkHttp",
+    'b',
+    'name="recipients"\r\nContent-Length: 12',
+    'name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png',
+  ],
+  [
+    '.NET',
+    '"7f0-a b"',
+    'name=recipients\r\nContent-Type: text/plain; charset=utf-8',
+    "name=f; filename=ü.png; filename*=utf-8''%C3%BC.png",
+  ],
+];
+
+test('a multipart form is read as honest programs write it: fields, files, and their headers in any order', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  for (const [program, boundary, field, file] of HONEST) {
+    const mark = `--${boundary.replace(/;.*/, '').replaceAll('"', '')}`;
+    for (const order of [1, -1]) {
+      const head = (more: string): string =>
+        [`Content-Disposition: form-data; ${more.split('\r\n')[0]}`, ...more.split('\r\n').slice(1)].slice()
+          .sort((a, b) => order * (a.startsWith('Content-D') ? -1 : b.startsWith('Content-D') ? 1 : 0)).join('\r\n');
+      const answer = await ask(gateway, {
+        body: [
+          mark,
+          head('name="message"'),
+          '',
+          'a',
+          mark,
+          head(field),
+          '',
+          '+15550100003',
+          mark,
+          head(file),
+          '',
+          '\n-- ',
+          `${mark}--`,
+          '',
+        ]
+          .join('\r\n'),
+        headers: { ...BEARER, 'content-type': `multipart/form-data; boundary=${boundary}` },
+      });
+      assert.equal(answer.status, 201, `${program} ${answer.text}`);
+      const { base64_attachments: [uri] = [], ...others } = gotJson(backend) as { base64_attachments: string[] };
+      assert.deepEqual(others, { ...DEFAULTS, message: 'a', recipients: ['+15550100003'] });
+      assert.match(uri!, /^data:(?:image\/png|application\/octet-stream);filename=(?:ü|a%22b)\.png;base64,Ci0tIA==$/);
+    }
+  }
+});
+
+const TO_SOMEBODY = 'Content-Disposition: form-data; name="recipients"';
+const TO_NOBODY = 'Content-Disposition: form-data; name="x"';
+attack(
+  'write a multipart form that two honest programs read differently',
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
+  400,
+  'bad_json',
+  [
+    ...[
+      `${TO_NOBODY}; name="recipients"`,
+      `${TO_NOBODY}; name*=utf-8''recipients`,
+      `${TO_NOBODY}; x=y`,
+      `${TO_NOBODY}; x-y="; name=recipients"`,
+      'Content-Disposition: form-data; x-y="; name=recipients"; name="x"',
+      `${TO_NOBODY} name="recipients"`,
+      `${TO_NOBODY};`,
+      `${TO_NOBODY}, ${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r\n${TO_SOMEBODY}`,
+      `${TO_SOMEBODY}\r\n${TO_SOMEBODY}`,
+      `${TO_NOBODY}\n${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r\n ; name="recipients"`,
+      `${TO_NOBODY}\r\n\t${TO_SOMEBODY}`,
+      `X-A: b\r\n ${TO_SOMEBODY}\r\n${TO_NOBODY}`,
+      `${TO_NOBODY}\r\nContent-Disposition : form-data; name="recipients"`,
+      TO_SOMEBODY.replace('form-data', 'attachment'),
+      TO_SOMEBODY.replace('form-data', 'form-data, form-data'),
+      TO_SOMEBODY.replace('form-data; ', ''),
+      ...[
+        'x\\" recipients',
+        'recipients\\',
+        '\\recipients',
+        'recip\\ients',
+        'recipients%00',
+        '%72ecipients',
+        'recipients\0',
+        'recipients\x1b',
+        'a"b',
+        '',
+      ]
+        .map((name) => TO_SOMEBODY.replace('recipients', name)),
+      'Content-Disposition: form-data; name=recipients x',
+      'Content-Disposition: form-data; name=recipients;x',
+      'Content-Disposition: form-data; name=reci\\pients',
+      'Content-Disposition: form-data; name=reci%70ients',
+      'Content-Disposition: form-data; name=recipients\u00a0',
+      `${TO_SOMEBODY}; filename*=utf-8''x`,
+      `${TO_NOBODY}; filename=x; name="recipients"`,
+      `${TO_NOBODY}; filename="x\\"; name="recipients"`,
+      `${TO_NOBODY}; filename="x"; filename="y"`,
+      ...['base64', 'quoted-printable', 'x', 'binary, base64', ''].flatMap((encoding) =>
+        [' ', '\t', ''].map((space) => `${TO_SOMEBODY}\r\nContent-Transfer-Encoding:${space}${encoding}`)
+      ),
+      `${TO_SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64`,
+      `${TO_SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain`,
+      `${TO_NOBODY}\r\nContent-Type: multipart/mixed; boundary=b`,
+    ].map((head) => rawMultipart(`--limit\r\n${head}\r\n\r\n+15550100003\r\n`)),
+    ...[
+      '; boundary=limit; boundary=other',
+      '; boundary=other; boundary=limit',
+      '; boundary="limit"; Boundary=limit',
+      "; boundary*=utf-8''limit",
+      '; x="; boundary=limit"',
+      '; boundary=limit x',
+      '; boundary=limit, multipart/form-data; boundary=other',
+      '; boundary=limit;x',
+      '; boundary="limit',
+      '; boundary="li\\mit"',
+      '; boundary=',
+      '; boundary=""',
+      ', boundary=limit',
+      ' boundary=limit',
+    ].map((more) => ({ ...rawMultipart(''), headers: { 'content-type': `multipart/form-data${more}` } })),
+    ...['\n--limit', '\n--limit--\r\n', '\n--limit\r\n'].map((text) =>
+      rawMultipart(`--limit\r\n${TO_NOBODY}\r\n\r\n${text}${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`)
+    ),
+    rawMultipart(`--limit \r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
+    rawMultipart(`--limit\r\n\r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
+    {
+      ...rawMultipart(''),
+      body: Buffer.from(String(rawMultipart('').body).replace('x\r\n--', 'caf\xe9\r\n--'), 'latin1'),
+    },
+    {
+      ...rawMultipart(''),
+      body: Buffer.from(String(rawMultipart('').body).replace('message', 'recipients\xe9'), 'latin1'),
+    },
+  ],
+);
+
+test('a refused send names thirty of its keys, however many there are, each cut at 60 characters', async (t) => {
+  const both = await startWebhook(t);
+  const keys = Array.from({ length: 90_000 }, (_, i) => `k${i}`);
+  const answer = await ask(both.gateway, {
+    body: JSON.stringify(Object.fromEntries(['y'.repeat(61), ...keys].map((key) => [key, 1]))),
+    headers: BEARER,
+  });
+  assertDenied(answer, 400, 'bad_field', both);
+  const shown = ['y'.repeat(60) + '…', ...keys.slice(0, 29)].map((key) => JSON.stringify(key)).join(', ');
+  assert.ok(answer.json.error.includes(`top-level keys are ${shown}, ….`), answer.text);
 });
 
 // ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
@@ -8109,6 +8443,8 @@ function tokenA(settings: object): object {
 const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   [{ lisen: ':1', ...tokenA({ secret: SECRET }) }, 'lisen: is not a setting; did you mean "listen"?'],
   [{ zzz: 1 }, 'zzz: is not a setting'],
+  // A key is shown as one word, so that none forges a second line or setting.
+  [{ 'zz z': 1, 'z\n': 1, 'z\x1b': 1, 'a:b': 1 }, ...[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`)],
   [{ backend: { ulr: 'x' } }, 'backend.ulr: is not a setting; did you mean "url"?'],
   [{ backend: 'http://x' }, 'backend: must be an object'],
   [[], 'the file: must be an object'],
@@ -8781,6 +9117,9 @@ test("a group in a token's recipients or defaults that can be none, and what can
     atob(inner),
     SECRET,
     'somebody',
+    'La.42',
+    '4ara.42',
+    'Lara.4',
     '-x',
     '+49 1555',
   ];
@@ -8788,7 +9127,18 @@ test("a group in a token's recipients or defaults that can be none, and what can
     assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
     assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
   }
-  for (const recipient of [GROUP, TO, randomUUID(), 'somebody.01', 'group_1.1234']) {
+  for (
+    const recipient of [
+      GROUP,
+      TO,
+      randomUUID(),
+      randomUUID().toUpperCase(),
+      'somebody.01',
+      'Lara.42',
+      '_L4.007',
+      'group_1.1234',
+    ]
+  ) {
     assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
   }
   assert.deepEqual(load({ recipients: ['group.*'] }), []);

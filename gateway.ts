@@ -26,9 +26,9 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 180 ·
- *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
+ *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 145 · TEMPLATES 125 ·
+ *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
  *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
  *
  * @module
@@ -1524,14 +1524,13 @@ function decodePart(text: string, isText = false): string {
  * @param isOfSend whether its `message` is a text of several lines.
  */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const cut = pair.indexOf('=');
-  const part = (text: string, isText = false): string => decodePart(text.replaceAll('+', ' '), isText);
-  const name = part(cut < 0 ? pair : pair.slice(0, cut));
+  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+  const name = decodePart(encoded);
   return {
     // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
-    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
+    value: decodePart(value, isOfSend && name === 'message'),
   };
 }
 
@@ -1576,7 +1575,7 @@ interface Token {
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
   // n8n's test of its credentials sends an empty one if it has no token.
-  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== ''));
+  const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1590,21 +1589,18 @@ function takeSecret(found: string[]): string | undefined {
 }
 
 /** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
-function headerValues(req: http.IncomingMessage, name: string): string[] {
-  const values: string[] = [];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    const field = req.rawHeaders[i]!;
-    if (field.length === name.length && field.toLowerCase() === name) values.push(req.rawHeaders[i + 1]!);
-  }
-  return values;
+function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
+  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
  * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
- * does: what comes out is compared by its digest, so that a wrong one is only wrong.
+ * does: what comes out is compared by its digest, so that a wrong one is only wrong. White space is SP and HTAB alone
+ * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
   if (scheme.toLowerCase() === 'basic') {
     // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
@@ -1686,7 +1682,7 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
   if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
-  const asked = names.toLowerCase().split(/[\s,]+/);
+  const asked = names.toLowerCase().split(/[ \t,]+/);
   x.status = 204;
   x.res.writeHead(204, {
     ...x.ownHeaders,
@@ -2082,7 +2078,7 @@ class RequestBody {
   /** Reads and scans the head, once: for the credential, and then for all that is judged. */
   async #scanHead(deadlineMs?: number): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan();
+    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
     // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
@@ -2114,7 +2110,7 @@ class RequestBody {
   #begin(): void {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
-    if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
+    if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
     if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
   }
 
@@ -2194,10 +2190,16 @@ const SEND_FIELDS = new Set(
 );
 
 /**
- * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
- * picture. With brackets jQuery, PHP and others write a list into a form; the first is from an "&" that was HTML.
+ * The fields that are refused in any spelling but their own. Dropped, or taken for text, they would send the message to
+ * somebody else, too early or without its picture. jQuery, PHP and axios write a list into a form with brackets or
+ * ".0". "amp;" is left of an "&" that was HTML, and secured-signal-api reads "@recipients" in a query.
  */
-const NEVER_DROPPED = /^(?:amp;)?(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
+const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+
+/** Of those, the one that secured-signal-api keeps a message by. In the payload of a template it is data. */
+const SEND_AT = /send_at/iu;
+const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 
 /** A credential, right or wrong, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2211,13 +2213,10 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
 const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
 
-const ESCAPE_BYTE = '\x1b';
+const ESC = '\x1b';
 /** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
-const TERMINAL_SEQUENCE = new RegExp(
-  `(?:${ESCAPE_BYTE}\\[|\\x9b)[0-?]*[ -/]*[@-~]|` +
-    `${ESCAPE_BYTE}\\][^\\x07${ESCAPE_BYTE}]*(?:\\x07|${ESCAPE_BYTE}\\\\)|${ESCAPE_BYTE}[ -/]+[0-~]`,
-  'g',
-);
+const SEQUENCES = `(?:${ESC}\\[|\\x9b)[0-?]*[ -/]*[@-~]|${ESC}\\][^\\x07${ESC}]*(?:\\x07|${ESC}\\\\)|${ESC}[ -/]+[0-~]`;
+const TERMINAL_SEQUENCE = new RegExp(SEQUENCES, 'g');
 
 /** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
 function makesSends({ defaults, message }: Token): boolean {
@@ -2245,18 +2244,14 @@ function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undef
  * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
  */
 function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
-  const type = contentType.split(';')[0]!.trim().toLowerCase();
+  const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) {
-    throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
-  }
-  const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
   const form = text.trim(); // also of the byte order mark and the line feed that files have
-  return readFields(
-    isUndeclared && isHtmlForm(token, form) ? new URLSearchParams(form) : [['message', cleanText(text)]],
-  );
+  const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
+  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
 
 /**
@@ -2272,43 +2267,50 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
+// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
+// .NET, which alone leaves quotes out and adds "filename*". Everything else is refused, because programs read it
+// differently: a second "name" or boundary, "name*", a backslash or a "%" in a name. A message would go to the default
+// recipients if only another program saw those that it names.
+const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
+const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
+const CHARSET = '(?: *; *charset=[\\w"-]+)?';
+const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
+const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
+
+/** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
+const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
+
 /**
- * A multipart form's fields (RFC 7578). Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read,
- * and without its recipients a message goes to the default ones.
+ * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
-  const boundary = parametersOf(contentType).get('boundary');
+  const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = boundary !== undefined && before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  if (!isWhole) throw badMultipart();
+  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
+  // After a lone line feed, some programs see a boundary too.
+  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
   return parts.map(readPart);
 }
 
-/** The parameters of a header, their names in lower case. */
-function parametersOf(header: string): Map<string, string> {
-  const found = header.matchAll(/;\s*([\w*]+)=(?:"([^"]*)"|([^\s;"'][^\s;"]*))/g);
-  return new Map(Array.from(found, ([, name = '', quoted, bare = '']) => [name.toLowerCase(), quoted ?? bare]));
-}
-
-/** A part's field; a file is an attachment, but never a number or a recipient that would be missing then. */
+/** A part's field. A file is an attachment, but never a number or a recipient, which would be missing then. */
 function readPart(part: string): [name: string, value: string] {
-  const [, head = '', content = ''] = /^[ \t]*\r\n((?:[^\r\n]+\r\n)+)\r\n([^]*)$/.exec(part) ?? [];
-  const parameters = parametersOf(/^content-disposition:.*$/im.exec(Buffer.from(head, 'latin1').toString())?.[0] ?? '');
-  const name = parameters.get('name');
-  if (name === undefined || /^content-transfer-encoding: *(?:base64|quoted)/im.test(head)) throw badMultipart();
-  const bytes = Buffer.from(content, 'latin1');
-  if (!parameters.has('filename') && !parameters.has('filename*')) return [name, bytes.toString()];
-  const [, type = 'application/octet-stream'] = /^content-type: *([\w.+/-]+)/im.exec(head) ?? [];
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, parameters.get('filename'))];
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
+  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
+  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
+  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
+  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
+  if (file === undefined) return [name, bytes.toString()];
+  const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, file)];
 }
 
-function badMultipart(): Problem {
-  return new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
+function failMultipart(): never {
+  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
 /** A file as the backend takes it, which ends a name at a semicolon. */
-function dataUri(bytes: Buffer, type: string, path = ''): string {
+function dataUri(bytes: Buffer, type: string, path: string): string {
   const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
   return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
 }
@@ -2317,7 +2319,7 @@ function dataUri(bytes: Buffer, type: string, path = ''): string {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const isKnown = (name: string): boolean =>
     SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
-  return isKnown(/^([^=]*)=/.exec(text)?.[1] ?? '') ||
+  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
     (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
 }
 
@@ -2327,22 +2329,27 @@ function cleanText(text: string): string {
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
-/** The fields of a form as an object, or the JSON that its only one holds. @throws {Problem} as readJson. */
+/**
+ * The fields of a form as an object, or the JSON that its only one holds.
+ * @throws {Problem} as readJson, and bad_field for what is not meant for now, or from two accounts.
+ */
 function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
     // Without a value it was not filled in; but a list of nobody is not everybody's.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // Not encoded, a "+" is read as a space.
-    const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
+    // A textarea's line ends are CR LF. Not encoded, a "+" is read as a space.
+    const text = value.replaceAll('\r\n', '\n');
+    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
     const values = fields.get(name);
+    if (name === 'number' && values) throw badField(name, 'may be given only once');
+    if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
     if (values) values.push(restored);
     else fields.set(name, [restored]);
   }
-  const members = Array.from(fields, ([name, values]) => [name, values.length === 1 ? values[0]! : values] as const);
-  const [[name, value] = []] = members;
-  const isPayload = members.length === 1 && PAYLOAD_FIELDS.has(name!) && typeof value === 'string';
-  return isPayload && BEGINS_OBJECT.test(value) ? readJson(Buffer.from(value)) : Object.fromEntries(members);
+  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
+  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
 }
 
 /**
@@ -2350,36 +2357,42 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
  * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
  */
 function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
+  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no words.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
-  const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
+  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
+    keys.join(', ') || 'none'
+  }.`;
   const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
-/** The fields of a send that a payload gives. @throws {Problem} bad_field. */
-function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
+/**
+ * The fields of a send that a payload gives.
+ * @param isData whether a template makes the message of it.
+ * @throws {Problem} bad_field.
+ */
+function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
   const fields: Record<string, unknown> = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null) continue;
-    if (SEND_FIELDS.has(key)) fields[key] = value;
-    else if (NEVER_DROPPED.test(key.trim()) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
-      throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
+    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
+    if (isEmpty || (isData && SEND_AT.test(key))) continue;
+    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    else if (NEVER_DROPPED.test(key)) {
+      const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
+      throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
     }
   }
   // A number that is no text is another program's, such as a pull request's.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
-  for (const key of ['recipients', 'base64_attachments']) {
-    if (typeof fields[key] === 'string') fields[key] = [fields[key]];
-  }
   return fields;
 }
 
@@ -2595,6 +2608,7 @@ const BODY_KEYS = {
   base64_attachments: { list: true, role: 'attachment' },
   link_preview: { list: false, role: 'object' },
   base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
+  send_at: { list: false, role: 'schedule' }, // of a send: secured-signal-api keeps it until then, the backend does not
 } as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
@@ -2709,8 +2723,9 @@ function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter: at the top level, or `within` the object of another. */
-const KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+/** The keys that matter in the body of a send, in that of any request, and in no body at all. */
+const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
 
 /** An object or array that is open, or around them all the document. */
 interface Scope {
@@ -2751,7 +2766,7 @@ class BodyScan {
   /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
   defers = false;
 
-  readonly #keys: typeof KEYS;
+  readonly #keys: typeof SEND_KEYS;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // null is none
   #fields: Field[] = [];
@@ -2774,16 +2789,16 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
-  constructor(keys: 'all' | 'none' = 'all') {
-    this.#keys = keys === 'all' ? KEYS : new Map();
+  /** @param keys which keys matter; with none, the syntax of any JSON object is checked. */
+  constructor(keys: keyof typeof KEYS = 'all') {
+    this.#keys = KEYS[keys];
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
@@ -2817,7 +2832,7 @@ class BodyScan {
    */
   end(): Uint8Array[] {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys === KEYS && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -3036,7 +3051,7 @@ class BodyScan {
     // At the top level there is no key outside, and no `within`.
     if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
-      if (name !== key) this.#refuse('must be spelled exactly so');
+      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
@@ -3087,6 +3102,7 @@ function wholeCharacters(bytes: Buffer): Buffer {
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
+  if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
   // refused as such. Clients send `"base64_attachments": null` for none.
@@ -3238,7 +3254,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
 /** The names that a Connection header declares to be for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
-  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
+  return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
 
 const NO_NAMES: ReadonlySet<string> = new Set();
