@@ -1996,6 +1996,7 @@ class RequestBody {
   #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
+    if (req.destroyed) return Promise.resolve(); // its "close" has been, and comes no more
     // One deadline for all of it, or single bytes would hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
