@@ -905,6 +905,46 @@ test('a wish for another protocol, or for a WebSocket with a body, is an ordinar
   assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
 });
 
+// One byte every nine seconds, on a thousand connections, and nobody else was served.
+test('where there are several tokens, one is served on half of limits.connections at most, in whatever way it holds them', async (t) => {
+  const tokens = { test: { secret: SECRET }, other: { secret: OTHER } };
+  const hold: [name: string, arrived: number, bytes: string][] = [
+    ['a send that waits for its answer', 4, SEND],
+    ['a body that does not end', 0, `${post(SECRET, 1000)}{"message":"`],
+    ['a refused request that goes on sending', 0, `${post(SECRET, 1_000_000_000)}{`],
+    [
+      'a WebSocket',
+      4,
+      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n` +
+      'Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+    ],
+  ];
+  for (const [name, arrived, bytes] of hold) {
+    for (const several of [true, false]) {
+      const backend = await startUpgradeBackend(t);
+      backend.server.prependListener('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+        if (req.url === '/v2/send') res.writeHead = res.end = () => res; // it never answers
+      });
+      const config = { ...RECEIVING, limits: { connections: 8 }, backend: { url: backend.url, parallel: 0 } };
+      const gateway = await startGateway(t, backend, { ...config, tokens: several ? tokens : { test: tokens.test } });
+      let met = 0;
+      for (const event of ['request', 'upgrade']) gateway.server.on(event, () => met++);
+      const held = Array.from({ length: 4 }, () => open(t, gateway, bytes));
+      await until(() => met === 4 && backend.seen.length === arrived);
+      const next = await ask(gateway, { headers: BEARER });
+      if (several) {
+        assert.deepEqual([next.status, next.json.code, next.headers['retry-after']], [503, 'busy', '10'], name);
+        assert.equal(requests(gateway).at(-1)!.reason, 'half_of_connections');
+        assert.equal(backend.seen.length, arrived);
+        assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+        held[0]!.socket.destroy(); // and its place is free again
+        for (let status = 503; status !== 200;) ({ status } = await ask(gateway, { headers: BEARER }));
+      } else assert.equal(next.status, 200, name);
+      for (const { socket } of held.slice(1)) assert.ok(!socket.destroyed, name);
+    }
+  }
+});
+
 test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
   let finish = (): void => {};
   const backend = await startBackend(t, (req, res) => {
@@ -2054,10 +2094,10 @@ attack(
 
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
-  for (let i = 0; i < 50_000; i++) {
-    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, written: '' }, i);
-  }
-  assert.equal(limiter.size, 10_000);
+  const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000, written: '' }, 0) > 0;
+  for (let i = 0; i < 50_000; i++) isKnown(i);
+  for (let i = 40_000; i < 50_000; i++) assert.ok(isKnown(i));
+  assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
@@ -3012,6 +3052,57 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
 });
 
+// 500 requests without a credential were 500 lines, on a card of a few gigabytes.
+test('a flood without a good token is 30 log lines a minute of each address, whatever is refused; then it is at debug', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const both = await startBoth(t, {
+    trustedProxies: ['127.0.0.1'],
+    clients: ['203.0.113.0/24', '2001:db8::/32'],
+    cors: ['https://dash.example'],
+  }, { now: () => nowMs });
+  const some: Ask[] = [
+    {},
+    { path: '/v1/accounts', body: MESSAGE },
+    { path: '/v1/about/%2e%2e' },
+    { headers: { authorization: `Bearer ${OTHER}` } },
+    { headers: { authorization: 'Digest x' } },
+    { body: 'x', headers: { 'content-encoding': 'gzip' } },
+    { method: 'OPTIONS', headers: { 'origin': 'https://other.example', 'access-control-request-method': 'POST' } },
+  ];
+  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const from = (client: string, { headers, ...rest }: Ask): Promise<Answer> =>
+    ask(both.gateway, { ...rest, headers: { ...headers, 'x-forwarded-for': client } });
+  const levels = async (count: number, ...attempts: (() => Promise<Answer>)[]): Promise<string[]> => {
+    const before = requests(both.gateway).length;
+    for (let i = 0; i < count; i++) await attempts[i % attempts.length]!();
+    return requests(both.gateway).slice(before).map((line) => line.level);
+  };
+  const flooded = [...Array<string>(30).fill('warn'), ...Array<string>(10).fill('debug')];
+  for (const [i, each] of some.entries()) {
+    assert.deepEqual(await levels(40, () => from(`203.0.113.${i + 1}`, each)), flooded, JSON.stringify(each));
+  }
+  assert.deepEqual(await levels(40, () => from('198.51.100.1', {})), flooded, 'an address that may not connect');
+  assert.deepEqual(await levels(40, ...some.map((each) => () => from('203.0.113.99', each))), flooded, 'all together');
+  let host = 0; // one household is one IPv6 /64
+  assert.deepEqual(await levels(40, () => from(`2001:db8::${(++host).toString(16)}`, {})), flooded);
+  assert.deepEqual(
+    [...new Set(await levels(5, () => from('203.0.113.1', { method: 'OPTIONS', headers: preflight })))],
+    [
+      'debug',
+    ],
+  );
+  assert.equal(both.backend.connections, 0);
+  // The count of wrong credentials is another one, and a good token's lines are logged as ever.
+  const wrong = { headers: { authorization: `Bearer ${OTHER}` } };
+  for (let i = 0; i < 30; i++) assert.equal((await from('203.0.113.1', wrong)).status, 401);
+  assert.equal((await from('203.0.113.1', wrong)).status, 429);
+  const right = () => from('203.0.113.1', { headers: BEARER });
+  const setup = () => from('203.0.113.1', { headers: BEARER, path: '/v1/accounts' });
+  assert.deepEqual(await levels(80, right, setup), Array(40).fill(['info', 'warn']).flat());
+  nowMs += 2000;
+  assert.deepEqual(await levels(2, () => from('203.0.113.1', {})), ['warn', 'debug']);
+});
+
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000, written: '' };
@@ -3023,6 +3114,22 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
   assert.ok(limiter.take('a', rate, 10_000) > 0);
   assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
+  assert.equal(limiter.take('a', rate, 143 - 1e12), 0, 'and the bucket fills from then on');
+  limiter.take('b', rate, 20_000);
+  for (let i = 0; i < 100; i++) assert.ok(limiter.take('b', { ...rate, count: 1 }, 19_000 + i) > 0);
+  assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
+});
+
+// A token was locked out for as long as the clock had been set back.
+test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const { gateway } = await startBoth(t, { rate: '3/1m' }, { now: () => nowMs });
+  const status = async (): Promise<number> => (await ask(gateway, { headers: BEARER })).status;
+  for (let i = 0; i < 3; i++) assert.equal(await status(), 200);
+  nowMs -= 3_600_000;
+  const got: number[] = [];
+  for (let i = 0; i <= 4; i++, nowMs += 5000) got.push(await status());
+  assert.deepEqual(got, [429, 429, 429, 429, 200]);
 });
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
@@ -3423,10 +3530,14 @@ test('nothing of a request stays in memory once its connection is gone', async (
       [SEND, 'whole'],
       [SEND + begun(SECRET, 99), 'whole'],
       [handshake, 'whole'],
+      [handshake, 'accepted'],
     ] as const
   ) {
     const held: http.ServerResponse[] = [];
-    const backend = await startUpgradeBackend(t, (socket) => void socket.on('end', () => socket.end()).resume());
+    const backend = await startUpgradeBackend(t, (socket) => {
+      if (arrives === 'accepted') socket.write(ACCEPTED);
+      socket.on('end', () => socket.end()).resume();
+    });
     backend.server.removeAllListeners('request').on('request', (req: http.IncomingMessage, res) => {
       req.on('error', () => {});
       held.push(res);
@@ -3491,6 +3602,40 @@ test('a body of an unknown sender may not trickle: its time is a total', async (
   assert.deepEqual([statusOf(text()), codeOf(text())], [408, 'request_timeout']);
   socket.destroy();
   assert.equal(both.backend.seen.length, 0);
+});
+
+// Each byte renewed the time of the rest.
+test('a body of which less than 30 KiB comes in the time for it is 408, and one that the backend reads slowly is not', async (t) => {
+  const held: http.IncomingMessage[] = [];
+  const backend = await startBackend(t, (req, res) => {
+    req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
+    if (!req.url!.includes('slow')) return void req.resume();
+    held.push(req);
+    setTimeout(() => req.resume(), 900); // it does not read for three times as long as a client may take
+  });
+  const tokens = { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } };
+  const gateway = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 300 });
+  const text = '{"message":"';
+  for (
+    const [name, bytes] of [
+      ['within the head', `${post(SECRET, 2_000_000)}${text}`],
+      ['behind the head', `${post(SECRET, 2_000_000)}${text}${'x'.repeat(100_000)}`],
+      ['chunked', `${post(SECRET, 'chunked')}ffffff\r\n${text}${'x'.repeat(100_000)}`],
+      ['of a webhook', `${post(OTHER, 1_000_000)}${text}`],
+      ['of a webhook, behind its head', `${post(OTHER, 1_000_000)}${text}${'x'.repeat(100_000)}`],
+    ] as const
+  ) {
+    const { socket, text: answer } = open(t, gateway, bytes);
+    const trickle = setInterval(() => socket.write('x'), 5);
+    t.after(() => clearInterval(trickle));
+    await until(() => answer() !== '');
+    clearInterval(trickle);
+    assert.deepEqual([statusOf(answer()), codeOf(answer())], [408, 'request_timeout'], name);
+    socket.destroy();
+  }
+  const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
+  const slow = await ask(gateway, { path: '/v2/send?slow', body: big, headers: BEARER });
+  assert.deepEqual([slow.status, held.length], [201, 1]);
 });
 
 test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
@@ -4418,6 +4563,31 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
     refused.destroy();
     await Promise.allSettled(answers);
   }
+});
+
+// One webhook's token filled all of it, again and again, with bodies that did not end.
+test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
+  const tokens = { hook: { secret: SECRET, defaults: DEFAULTS }, other: { secret: OTHER, defaults: DEFAULTS } };
+  const { backend, gateway } = await startBoth(t, { tokens });
+  const begin = (token: string): http.ClientRequest => {
+    const req = beginSend(gateway, { 'authorization': `Bearer ${token}`, 'content-length': MIB });
+    req.on('error', () => {}).write('x'.repeat(MIB - 1));
+    return req;
+  };
+  const all = Array.from({ length: 17 }, () => begin(SECRET));
+  const answers = all.map((req) => once(req, 'response') as Promise<[http.IncomingMessage]>);
+  const [refused] = await Promise.race(answers);
+  assert.deepEqual([refused.statusCode, refused.headers['retry-after']], [503, '10']);
+  assert.deepEqual([requests(gateway).length, requests(gateway)[0].code], [1, 'busy']);
+  const other = begin(OTHER);
+  other.end('x');
+  const [{ statusCode }] = await once(other, 'response') as [http.IncomingMessage];
+  assert.equal(statusCode, 201);
+  assert.equal(backend.sent.length, 1);
+  for (const req of all) req.destroy();
+  await until(() => requests(gateway).length === 18);
+  assert.equal((await ask(gateway, { body: 'x'.repeat(MIB), headers: BEARER })).status, 201, 'it is given back');
+  await Promise.allSettled(answers);
 });
 
 test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
