@@ -2612,7 +2612,7 @@ test('a preflight of an origin on cors is answered without a credential, and rea
     assert.equal(backend.connections, 0);
     assert.ok(!gateway.log.join().includes(OTHER));
     const { method, route, token, status, level } = requests(gateway)[0];
-    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'debug']);
     const headers = { ...BEARER, origin: DASHBOARD };
     assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
   }
@@ -3664,6 +3664,17 @@ test('a body of which less than 30 KiB comes in the time for it is 408, and one 
   const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
   const slow = await ask(gateway, { path: '/v2/send?slow', body: big, headers: BEARER });
   assert.deepEqual([slow.status, held.length], [201, 1]);
+  // One that is slow but steady takes longer than that in all.
+  const steady = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 2000 });
+  const req = beginSend(steady, BEARER);
+  req.write(`${JSON.stringify(MESSAGE).slice(0, -1)},"more":"`);
+  for (let i = 0; i < 25; i++) {
+    req.write('x'.repeat(31 * 1024));
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  req.end('"}');
+  const [{ statusCode }] = await once(req, 'response') as [http.IncomingMessage];
+  assert.equal(statusCode, 201);
 });
 
 test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
@@ -8591,13 +8602,13 @@ test("a certificate without its key, with another's, or that is none, is a mista
   for (const [name, text] of Object.entries({ ...others, ...cuts })) {
     const tls = { cert: file(name, text), key };
     assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
-      'tls: its "cert" is empty, cut, or not in PEM',
+      'tls: its "cert" is empty, cut, encrypted, or not in PEM',
     ], name);
   }
   for (const [name, text] of Object.entries({ rubbish: 'hello', empty: '', cert: chain, half: half(CERTS[0].key) })) {
     const tls = { cert, key: file(`${name}.key`, text) };
     assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
-      'tls: its "key" is empty, cut, or not in PEM',
+      'tls: its "key" is empty, cut, encrypted, or not in PEM',
     ], name);
   }
   for (const [name, text] of Object.entries({ second: chain, another: CERTS[0].cert })) {

@@ -4259,7 +4259,7 @@ function checkTls(settings: Settings): void {
   if (files === undefined) return;
   const parts = (text: string, kind: string): string[] =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
-  const broken = (name: string) => () => `its "${name}" is empty, cut, or not in PEM`;
+  const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // One by one: of a chain, X509Certificate reads the first alone.
   const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
