@@ -3577,7 +3577,7 @@ test('nothing of a request stays in memory once its connection is gone', async (
       backend,
       { ...RECEIVING, tokens, backend: { url: backend.url, parallel: 0 } },
       {
-        stallTimeoutMs: 600_000,
+        stallTimeoutMs: 90_000, // longer than a test waits
       },
     );
     const met: WeakRef<object>[] = [];
@@ -7843,7 +7843,7 @@ test('a gateway whose log nobody reads any more goes on, and ends with 0', async
 
 // Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
 test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
-  const gateway = await startProcess(t, { backend: await startBackend(t) });
+  const gateway = await startProcess(t, { backend: await startBackend(t), env: { LOG_LEVEL: 'debug' } });
   gateway.child.stdout!.pause();
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
