@@ -35,7 +35,7 @@
  */
 
 import { isUtf8 } from 'node:buffer';
-import crypto, { randomBytes, randomUUID } from 'node:crypto';
+import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
@@ -211,8 +211,8 @@ interface GatewayOptions {
   /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
   /**
-   * How long a client may make no progress with its body or its answer; also how long a body may take in all before its
-   * sender is known, with what is still sent after a refusal.
+   * How long a client may make no progress with its answer, or send less than 30 KiB of its body while it is read; also
+   * how long a body may take in all before its sender is known, with what is still sent after a refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
@@ -324,8 +324,10 @@ type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonl
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
 
-/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
+/** Without progress of an answer; and in all, for the body of somebody unknown. An option too. */
 const STALL_TIMEOUT_MS = 30_000;
+/** So much of a body must come in every STALL_TIMEOUT_MS of reading: single bytes would hold a connection for days. */
+const PACE_BYTES = 30 * 1024;
 
 /** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
 const HEADERS_LIMIT = 200;
@@ -335,7 +337,10 @@ const HEADERS_LIMIT = 200;
  */
 const PIPELINE_LIMIT = 16;
 
-/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
+/**
+ * Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. Also how
+ * many of its requests without a good token are logged at their level.
+ */
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
 /** For a warning of what a stranger can bring about as often as he likes: it must not fill the disk. */
@@ -780,13 +785,14 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
+    /** Counts the log lines of requests without a good token, by address. */
+    lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is
-     * agreed on.
+     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
+     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
+     * without showing a good token stands first.
      */
-    connections: new Map<Socket, Socket | undefined>(),
-    /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
-    strangers: new Set<Socket>(),
+    connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
      * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
@@ -796,8 +802,6 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     queues: new WeakMap<Backend, BackendQueue>(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
-    /** What is held of bodies that sends are made of. */
-    heldBytes: 0,
     draining: false,
   };
 }
@@ -900,22 +904,18 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
  * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
-  const forget = (socket: Socket): void => {
-    core.connections.delete(socket);
-    core.strangers.delete(socket);
-  };
+  const { connections } = core;
   server.on('connection', (socket: Socket) => {
     // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
-    core.connections.set(socket, 'setSecureContext' in server ? undefined : socket);
-    core.strangers.add(socket);
-    socket.once('close', () => forget(socket));
-    if (core.connections.size <= core.settings['limits.connections']) return;
-    const [longest] = core.strangers;
-    forget(longest!);
-    longest!.destroy();
+    connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
+    socket.once('close', () => connections.delete(socket));
+    if (connections.size <= core.settings['limits.connections']) return;
+    const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
+    connections.delete(longest);
+    longest.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
-  server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
+  server.on('secureConnection', (speaker: Socket) => connections.set(accepted(speaker), { speaker }));
 }
 
 /**
@@ -1098,7 +1098,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   server.closeIdleConnections();
   // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
   // counts no bytes, and closes it (test "a connection on which no request has begun").
-  for (const [socket, speaker] of core.connections) {
+  for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
   const { shutdown } = core.settings;
@@ -1157,7 +1157,7 @@ class Exchange {
   problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
-  /** How much of its body is held. */
+  /** How many bytes of its body are held. */
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
@@ -1208,12 +1208,6 @@ class Exchange {
       });
   }
 
-  /** Sets its share of what is held, for the limit of all requests together; 0 gives it back. */
-  setHeld(bytes: number): void {
-    this.core.heldBytes += bytes - this.heldBytes;
-    this.heldBytes = bytes;
-  }
-
   /**
    * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
    * goes on without its client until the head of the response, for as long as a slot may be held.
@@ -1222,7 +1216,7 @@ class Exchange {
     const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
     if (!isActing) return this.end(new Problem('client_left'));
     this.hasLeft = true;
-    this.setHeld(0);
+    this.heldBytes = 0;
   }
 
   /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
@@ -1299,7 +1293,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
-    core.strangers.delete(accepted(req.socket));
+    claimConnection(x, token);
 
     // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
     // endpoint: a page of another site learns nothing of it.
@@ -1325,7 +1319,6 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     refuse(x, error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
-    x.setHeld(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -1336,13 +1329,32 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
  * shows a good token.
  */
 function begin(x: Exchange): void {
-  const { connections, strangers, running } = x.core;
+  const { connections, running } = x.core;
   running.push(x);
-  const connection = accepted(x.req.socket);
+  const socket = accepted(x.req.socket);
   x.res.once('close', () => {
     if (!x.res.writableFinished) x.leave();
-    if (connections.has(connection)) strangers.add(connection);
+    const connection = connections.get(socket);
+    if (connection?.token === undefined) return;
+    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.set(socket, { speaker: connection.speaker });
   });
+}
+
+/**
+ * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
+ * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * @throws {Problem} busy.
+ */
+function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
+  const limit = Math.max(1, settings['limits.connections'] / 2);
+  // While there are fewer connections than that, nothing has to be counted.
+  if (rules.tokens.size > 1 && connections.size > limit) {
+    const others = [...connections.values()].filter(({ token }) => token === name);
+    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+  }
+  const connection = connections.get(accepted(req.socket));
+  if (connection) connection.token = name;
 }
 
 /** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
@@ -1389,8 +1401,10 @@ function logExchange(x: Exchange): void {
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood of wrong credentials must not fill a small computer's card.
-  const isQuiet = route === '/healthz' || code === 'too_many_failures';
+  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
+  // debug, and so are the refusals of an address beyond its 30 a minute.
+  const isQuiet = x.token === undefined &&
+    (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
@@ -1818,22 +1832,18 @@ interface Rate {
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** How many keys are kept. */
-  get size(): number {
-    return this.#fullAtMs.size;
-  }
-
   /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs) + rate.perMs / rate.count;
-    const waitMs = fullAtMs - nowMs - rate.perMs;
-    if (waitMs > 0.001) return waitMs; // the sum of fractions may be a hair too large
+    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out. A refusal must store
+    // that too, or every further request would find the bucket as empty.
+    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
+    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be a hair too large
     this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
-    this.#fullAtMs.set(key, fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
-    return 0;
+    return isTaken ? 0 : waitMs;
   }
 }
 
@@ -1910,6 +1920,8 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
+  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #leftMs: number;
   #head: Uint8Array[] = []; // as it came
   #passed: Uint8Array[] = []; // what of it may go on
   #scan: BodyScan | undefined;
@@ -1921,6 +1933,7 @@ class RequestBody {
     this.#x = x;
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
+    this.#leftMs = core.stallTimeoutMs;
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
@@ -1939,11 +1952,8 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
-    // refusal.
-    const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
     try {
-      const { auth } = await this.#scanHead(deadlineMs);
+      const { auth } = await this.#scanHead();
       return auth === undefined ? undefined : { form: 'body', secret: auth };
     } catch (error) {
       if (!this.#isNoObject(error)) throw error;
@@ -1998,24 +2008,24 @@ class RequestBody {
   async readWhole(limitBytes: number): Promise<Buffer> {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
-    // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
-    const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
-    await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
-    while (!this.#isComplete) {
-      const chunk = await this.#next(deadlineMs, smallerBytes);
-      if (chunk === undefined) break;
-      this.#countHeld(chunk);
-      gatherChunk(this.#head, chunk);
-    }
+    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
     return joinChunks(this.#head.splice(0));
   }
 
-  /** Counts what is held, until the request is over. */
+  /**
+   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * @throws {Problem} busy.
+   */
   #countHeld({ length }: Uint8Array): void {
-    const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
+    const { core: { running }, rules, token } = this.#x;
+    this.#x.heldBytes += length;
+    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
+    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const own = running.filter((x) => x.token?.name === token?.name);
+    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
     // Who is refused makes room at once, or those that are read in the same moment would be refused too.
-    this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
-    if (isTooMuch) throw new Problem('busy');
+    this.#x.heldBytes = 0;
+    throw new Problem('busy');
   }
 
   /**
@@ -2041,33 +2051,30 @@ class RequestBody {
   }
 
   /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
-  #discardRest(): Promise<void> {
+  async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
+    if (req.destroyed) return; // its "close" has been, and comes no more
     // One deadline for all of it, or single bytes would hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
-    return new Promise((resolve) => {
-      let timer: NodeJS.Timeout | undefined;
+    await new Promise<void>((resolve) => {
       const wait = (): void => {
-        clearTimeout(timer);
-        timer = setTimeout(resolve, Math.max(0, Math.min(patienceMs, deadlineMs - performance.now())));
-      };
-      const finish = (isComplete: boolean): void => {
-        this.#isComplete = isComplete;
-        clearTimeout(timer);
-        resolve();
+        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
+        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
       };
       wait();
-      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#isComplete));
+      req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
       req.on('data', (chunk: Buffer) => {
         leftBytes -= chunk.length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
     });
+    this.#isComplete = req.readableEnded;
+    this.#x.stopTimer();
   }
 
   /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
@@ -2076,12 +2083,12 @@ class RequestBody {
   }
 
   /** Reads and scans the head, once: for the credential, and then for all that is judged. */
-  async #scanHead(deadlineMs?: number): Promise<BodyScan> {
+  async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
     // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
     if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
@@ -2089,14 +2096,13 @@ class RequestBody {
   /**
    * Reads the head, or what is left of it.
    * @param take gets all of it, in chunks.
-   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
+   * @param upToBytes where the head ends; Infinity for the whole body.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs?: number): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
-      const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
-      const chunk = await this.#next(deadlineMs, undefined, room);
+    while (!this.#isComplete && this.#x.bytesIn < upToBytes) {
+      const chunk = await this.#next(limitBytes, upToBytes - this.#x.bytesIn);
       if (chunk === undefined) return;
       gatherChunk(this.#head, chunk);
       take(chunk);
@@ -2116,21 +2122,13 @@ class RequestBody {
 
   /**
    * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param deadlineMs by performance.now(), besides the time in which there must be progress.
    * @param roomBytes what is more than that is left for the next time.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(
-    deadlineMs = Infinity,
-    limitBytes = this.#x.rules.bodyLimitBytes,
-    roomBytes = Infinity,
-  ): Promise<Uint8Array | undefined> {
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
     let chunk = this.#rest;
     this.#rest = undefined;
-    if (chunk === undefined) {
-      const timeoutMs = Math.max(1, Math.min(this.#x.core.stallTimeoutMs, deadlineMs - performance.now()));
-      chunk = await this.#reader.next(timeoutMs, 'request_timeout');
-    }
+    chunk ??= await this.#read();
     if (chunk !== undefined && chunk.length > roomBytes) {
       this.#rest = chunk.subarray(roomBytes);
       chunk = chunk.subarray(0, roomBytes);
@@ -2141,6 +2139,22 @@ class RequestBody {
       this.#isComplete = true;
       this.#x.res.shouldKeepAlive = this.#keepAlive;
     }
+    return chunk;
+  }
+
+  /**
+   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
+   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
+   * the whole body has 30 s, less the time that the refusal may take.
+   */
+  async #read(): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token } = this.#x;
+    const sinceMs = performance.now();
+    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
+    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    this.#leftMs -= performance.now() - sinceMs;
+    this.#owedBytes -= chunk?.length ?? 0;
+    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     return chunk;
   }
 
@@ -4412,11 +4426,23 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
   return cert && key && { cert: cert.text, key: key.text };
 }
 
-/** Says what node:https would only say on the first connection, or on start. */
+/**
+ * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
+ * Node takes an empty file for no certificate.
+ */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
-  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
-  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
+  const files = tlsFiles(settings);
+  if (files === undefined) return;
+  const parts = (text: string, kind: string): string[] =>
+    text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
+  const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
+  // One by one: of a chain, X509Certificate reads the first alone.
+  const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
+  ensure(chain[0]!.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
+  attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
 /**
