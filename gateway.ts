@@ -29,7 +29,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
  *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
+ *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 235 · EXPORTS 5
  *
  * @module
  */
@@ -4450,42 +4450,62 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
-/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
+/** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
   // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
   // serving.
   process.stdout.on('error', () => {});
-  const print = (text: string): void => writeOut(`${text}\n`);
-  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  const { code, stdout, stderr, gateway } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
+  writeOut(stdout);
+  process.stderr.write(stderr);
+  process.exitCode = code;
+  if (gateway) await stopOnSignal(gateway);
+}
+
+/** Runs a command line. Returns the exit code and what to write, or the gateway that serves from now on. */
+async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
+  const ended = { code: 0, stdout: '', stderr: '', gateway: undefined };
+  try {
+    const done = await runCommand(args, env, stdin);
+    return typeof done === 'string' ? { ...ended, stdout: `${done}\n` } : { ...ended, gateway: done };
+  } catch (error) {
+    // A problem is one of `render`: what the webhook would be told.
+    const isAnswer = error instanceof UsageError || error instanceof Problem;
+    const stderr = `gateway: ${isAnswer ? '' : 'cannot run: '}${(error as Error).message}\n`;
+    return { ...ended, code: error instanceof UsageError ? 2 : 1, stderr };
+  }
+}
+
+/** Returns what a command prints, or the gateway that it has started. */
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | Gateway> {
+  const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // These need no configuration, and so work with a broken one.
-  if (values.help) return print(usage());
-  if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
-  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
+  if (values.help) return usage();
+  if (values.version) return VERSION;
+  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
+  if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  const isKnown = command === undefined || isRender;
-  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
+  ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
-  const file = values.config ?? process.env.GATEWAY_CONFIG;
+  const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
-    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
-  const load = (): Settings => loadSettings({ file, env: process.env, flags });
+  const flags = { 'listen': values.listen, 'backend.url': values.backend };
+  const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
-  if (values.check) return print(printCheck(settings));
-  if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
+  if (values.check) return printCheck(settings);
+  if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   await gateway.listen();
-  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
+  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return gateway;
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4493,7 +4513,7 @@ function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+    return `${isLong ? 'that is no option' : said}; see --help`;
   });
 }
 
@@ -4507,8 +4527,7 @@ function usage(): string {
   gateway.ts [FLAGS]        run
   gateway.ts --check        say all that is wrong, or what each token may do
   gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts render NAME    print the send that the token of that name makes
-                            of what a webhook posts, here on standard input
+  gateway.ts render NAME    print the send that a token makes of standard input
   gateway.ts token [NAME]   make a secret, and its digest
   gateway.ts hash           print the digest of a secret on standard input
 
@@ -4552,19 +4571,17 @@ function newSecret(): string {
 }
 
 /** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
-function hashStdin(): string {
-  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
-  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
+function hashSecret(line: string): string {
+  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** What `--check` says of a configuration that is good. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
-  const count = rules.tokens.size;
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
-    rules.anonymous ? OPEN_WARNING : `${count} token${count === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...rules.all.map((token) => describeToken(token, Date.now())),
   ].join('\n');
@@ -4615,11 +4632,9 @@ function canMatch(pattern: Pattern): boolean {
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeSends(token: Token): string {
-  const { number, recipients, text_mode: mode } = token.defaults ?? {};
-  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
-  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise${defaults}`);
+  if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
   try {
     const target = sendTarget(token);
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
@@ -4648,8 +4663,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
-  const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
-  ensure(makesSends(token), why);
+  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   // No Content-Type is known here, but a multipart form shows its boundary.
@@ -4725,14 +4739,7 @@ function isEntryPoint(): boolean {
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
 // To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
-export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };
+export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
-if (isEntryPoint()) {
-  main().catch((error: Error) => {
-    // Of `render`: what the webhook would be told.
-    const isAnswer = error instanceof UsageError || error instanceof Problem;
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
-    process.exitCode = error instanceof UsageError ? 2 : 1;
-  });
-}
+if (isEntryPoint()) main();
