@@ -27,9 +27,9 @@
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
- *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 235 · EXPORTS 5
+ *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 205 · SENDS 140 · TEMPLATES 130 ·
+ *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · MESSAGE READER 30 · ANSWERS 30 ·
+ *   ADDRESSES 25 · LOG 55 · LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 235 · EXPORTS 5
  *
  * @module
  */
@@ -1814,46 +1814,6 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
- */
-class MessageReader {
-  readonly #x: Exchange;
-  readonly #message: http.IncomingMessage;
-  readonly #broken: ProblemCode;
-  #changed: (() => Promise<void>) | undefined;
-
-  /** @param broken what it means if the message breaks off. */
-  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
-    this.#x = x;
-    this.#message = message;
-    this.#broken = broken;
-  }
-
-  /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
-   * @throws {Problem} what ended the exchange, or that the message broke off.
-   */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
-    const message = this.#message;
-    for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
-      if (chunk !== null) return chunk;
-      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
-      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
-      if (isFirst) await undefined;
-      else {
-        this.#x.waitFor(timeoutMs, code);
-        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
-      }
-    }
-  }
-}
-
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
 class RequestBody {
   readonly #x: Exchange;
@@ -2524,6 +2484,12 @@ function showTag(tag: string): string {
 /** @param at where in the template the mistake is. */
 function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
+}
+
+/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+function readTemplate(value: unknown): Template {
+  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
+  return attempt(() => new Template(value), (error) => error.message);
 }
 
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
@@ -3615,6 +3581,48 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   backend.once('close', () => socket.end());
 }
 
+// ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
+
+/**
+ * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
+ * there when they are asked for, and nothing is listened to then.
+ */
+class MessageReader {
+  readonly #x: Exchange;
+  readonly #message: http.IncomingMessage;
+  readonly #broken: ProblemCode;
+  #changed: (() => Promise<void>) | undefined;
+
+  /** @param broken what it means if the message breaks off. */
+  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
+    this.#x = x;
+    this.#message = message;
+    this.#broken = broken;
+  }
+
+  /**
+   * The next chunk, or undefined at the end.
+   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * @throws {Problem} what ended the exchange, or that the message broke off.
+   */
+  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+    const message = this.#message;
+    for (let isFirst = this.#changed === undefined;; isFirst = false) {
+      if (this.#x.endedBy) throw this.#x.endedBy;
+      const chunk = message.read() as Buffer | null;
+      if (chunk !== null) return chunk;
+      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
+      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
+      // What came in one packet with the head is handed over by the parser when this function returns.
+      if (isFirst) await undefined;
+      else {
+        this.#x.waitFor(timeoutMs, code);
+        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
+      }
+    }
+  }
+}
+
 // ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
@@ -4153,12 +4161,6 @@ function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
-}
-
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
-function readTemplate(value: unknown): Template {
-  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  return attempt(() => new Template(value), (error) => error.message);
 }
 
 /** The backend, as requests need it. */
