@@ -926,7 +926,7 @@ test('at limits.connections a new connection is taken, and the one that has gone
   await closed(known.socket);
   await answered(health);
   await closed(next.socket);
-  assert.ok(!served.socket.destroyed && !another.socket.destroyed);
+  assert.deepEqual([served.socket.destroyed, another.socket.destroyed], [false, false]);
   finish();
   await until(() => served.text().includes('[]'));
   const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
@@ -1044,7 +1044,7 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   writeFileSync(secretFile, 'fresh-secret-of-good-length');
   await until(() => logged('reloaded').length > reloaded);
   assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
-  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => gateway.output().includes(secret)));
+  assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|third-secret|fresh-secret`));
   await gateway.close();
 });
 
@@ -1054,7 +1054,7 @@ test('it listens on a unix socket, replaces one that a killed gateway has left, 
   // A server that was killed leaves its file: this one is told to.
   const leave = `net.createServer().listen(${JSON.stringify(path)}, () => process.kill(process.pid, 'SIGKILL'))`;
   await runProcess([], { program: script(t, `import net from 'node:net'; ${leave};`) });
-  assert.ok(statSync(path).isSocket());
+  assert.ok(statSync(path).isSocket(), path);
   const gateway = await startGateway(t, backend, { listen: `unix:${path}` });
   assert.equal(gateway.url, `unix:${path}`);
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -1141,16 +1141,18 @@ test('closing ends a connection on which no request has begun at once', async (t
     // Bun 1.4.5 says nothing of a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
     await Promise.all(sockets.map((socket) => closed(socket.resume())));
+    assert.match(gateway.log.at(-1)!, /"message":"stopped"/);
   }
 });
 
 // It was read as the beginning of another TLS handshake.
 test('a wish for another protocol over TLS is an ordinary request', async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) });
+  const { backend, gateway } = await startBoth(t, { tls: certificate(t) });
   const wish =
     `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`;
   const { text } = open(t, gateway, wish);
-  await until(() => statusOf(text()) === 200);
+  await until(() => text().includes('\r\n\r\n'));
+  assert.deepEqual([statusOf(text()), backend.seen[0]?.headers.upgrade], [200, undefined]);
 });
 
 // Nothing else ended it, and a thousand of them kept everybody else out.
@@ -1203,6 +1205,7 @@ test('a client that sends requests and never takes its answers loses its connect
   socket.on('drain', more);
   more();
   await closed(socket);
+  assert.equal(socket.bytesRead < socket.bytesWritten, true, 'it took no answer, and was closed');
 });
 
 test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
@@ -1251,7 +1254,7 @@ test('rubbish behind an answer that is half sent breaks the connection and write
   await until(() => text().endsWith('AAAA'));
   socket.write(`${ABOUT}rubbish\r\n\r\n`);
   await closed(socket);
-  assert.ok(text().endsWith('AAAA'));
+  assert.match(text(), /AAAA$/);
 });
 
 // A setting that needs a restart was taken over all the same, and then mistaken for what is.
@@ -1422,7 +1425,7 @@ test("one line per request, with the route's template and without numbers, token
   const { time, requestId, ms, bytesOut, ...first } = lines[0];
   assert.match(time, /^\d{4}-\d\d-\d\dT/);
   assert.match(requestId, /^[0-9a-f-]{36}$/);
-  assert.ok(ms >= 0 && bytesOut > 0);
+  assert.ok(ms >= 0 && bytesOut > 0, `${ms} ms, ${bytesOut} bytes`);
   assert.deepEqual(first, {
     level: 'info',
     message: 'request',
@@ -1440,7 +1443,7 @@ test("one line per request, with the route's template and without numbers, token
     'setup_blocked',
     '/v1/devices/*/*',
   ]);
-  assert.ok(!gateway.log.join('').includes('1555'));
+  assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
 test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
@@ -2049,7 +2052,7 @@ test('auth within the first 64 KiB is found, and one byte later it is not', asyn
     201,
   );
   assert.equal(backend.seen.length, 2);
-  assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
+  for (const seen of backend.seen) assert.doesNotMatch(seen.body.toString(), SECRETS);
 });
 
 attack(
@@ -2124,7 +2127,7 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t);
+  const both = await startBoth(t, {}, { now: () => 0 }); // a wrong one is forgotten every two seconds
   for (let i = 0; i < 200; i++) {
     const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
     assert.equal(status, i < 30 ? 401 : 429);
@@ -2453,7 +2456,7 @@ test('a browser is challenged for a bearer token alone, so that it asks for no p
   const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
   await closed(socket);
   assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
-  assert.ok(!text().includes('Basic'));
+  assert.doesNotMatch(text(), /Basic/);
 });
 
 const DASHBOARD = 'https://dash.example:8443';
@@ -2605,7 +2608,7 @@ test('a preflight of an origin on cors is answered without a credential, and rea
     }
     assert.equal(statusOf(await preflight('/../v2/send')), 400);
     assert.equal(backend.connections, 0);
-    assert.ok(!gateway.log.join().includes(OTHER));
+    assert.doesNotMatch(gateway.log.join(), SECRETS);
     const { method, route, token, status, level } = requests(gateway)[0];
     assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
     const headers = { ...BEARER, origin: DASHBOARD };
@@ -3079,12 +3082,12 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000, written: '' };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
-  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
+  assert.equal(Math.round(limiter.take('a', rate, 0) * 1000), Math.round(1_000_000 / 7));
   assert.equal(limiter.take('b', rate, 0), 0);
   assert.equal(limiter.take('a', rate, 143), 0);
-  assert.ok(limiter.take('a', rate, 143) > 0);
+  assert.notEqual(limiter.take('a', rate, 143), 0);
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
-  assert.ok(limiter.take('a', rate, 10_000) > 0);
+  assert.notEqual(limiter.take('a', rate, 10_000), 0);
   assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
 });
 
@@ -3249,7 +3252,7 @@ relayTest('a chunked body beyond the limit that is already on its way is cut off
   });
   assert.equal(answer.status, 413);
   assert.deepEqual(backend.sent, []);
-  assert.ok(backend.seen.every((seen) => !seen.complete));
+  assert.deepEqual(backend.seen.filter((seen) => seen.complete), []);
 });
 
 relayTest(
@@ -3276,7 +3279,7 @@ relayTest(
       assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
       assert.deepEqual(JSON.parse(seen.body.toString()), expected);
-      assert.ok(!seen.body.includes(SECRET));
+      assert.doesNotMatch(seen.body.toString(), SECRETS);
     }
   },
 );
@@ -3287,7 +3290,7 @@ relayTest('a large body without auth passes unchanged, byte for byte', async (t)
     `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
   );
   assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-  assert.ok(backend.seen[0]!.body.equals(body));
+  assert.deepEqual(backend.seen[0]!.body, body);
 });
 
 relayTest(
@@ -3337,7 +3340,7 @@ relayTest(
           '',
         );
         assert.throws(() => JSON.parse(document), SyntaxError);
-        assert.ok(!document.trimEnd().endsWith('}'));
+        assert.doesNotMatch(document, /\}\s*$/);
       });
     }
   },
@@ -3421,7 +3424,7 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
     await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
     finish();
     await until(() => text().includes('[]'));
-    assert.ok(!socket.destroyed);
+    assert.equal(socket.destroyed, false);
   }
 });
 
@@ -3854,7 +3857,7 @@ for (
         ...DEFAULTS,
         ...send,
       });
-      assert.ok(!`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`.includes(SECRET));
+      assert.doesNotMatch(`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`, SECRETS);
     }
   });
 }
@@ -4010,12 +4013,12 @@ test('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON an
     ] as const
   ) {
     assert.equal((await ask(gateway, { body: text, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === message);
+    assert.ok(gotJson(backend).message === message, 'the message arrived changed');
   }
   const long = 'x'.repeat(100 * KIB);
   for (const body of [{ message: long }, `message=${long}`]) {
     assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === long);
+    assert.ok(gotJson(backend).message === long, 'the long message arrived changed');
   }
 });
 
@@ -4219,7 +4222,7 @@ for (
       const seen = backend.seen.at(-1)!;
       assert.deepEqual([seen.method, seen.url, gotJson(backend)], ['POST', '/v2/send', { ...DEFAULTS, ...send }]);
       assert.equal(seen.headers['content-type'], 'application/json');
-      assert.ok(!`${seen.rawHeaders}${seen.body}${gateway.log}`.includes(SECRET));
+      assert.doesNotMatch(`${seen.rawHeaders}${seen.body}${gateway.log}`, SECRETS);
       const { method, route, status } = requests(gateway).at(-1)!;
       assert.deepEqual([method, route, status], ['GET', '/v2/send', 201]);
     }
@@ -4432,10 +4435,9 @@ test('what is missing in the end is named, with the top-level keys that there we
     const answer = await ask(both.gateway, { body, headers: BEARER });
     assertDenied(answer, 400, 'bad_field', both);
     assert.ok(answer.json.error.includes(words), answer.json.error);
-    assert.ok(
-      answer.json.error.length < 3000 && !answer.json.error.includes('key30') && !answer.json.error.includes(SECRET),
-    );
-    if (body === many) assert.ok(answer.json.error.includes('"key29xxx'));
+    assert.ok(answer.json.error.length < 3000, answer.json.error);
+    assert.doesNotMatch(answer.json.error, new RegExp(`key30|${SECRET}`));
+    if (body === many) assert.match(answer.json.error, /"key29xxx/);
     assert.equal(requests(both.gateway)[0].reason, reason);
     assert.ok(!both.gateway.log.join().includes('key1'), 'what a client sends is not logged');
   }
@@ -5242,7 +5244,7 @@ test('recipient_not_allowed says of which kind the refused one was, and never wh
       const answer = await ask(both.gateway, { ...request, headers: BEARER });
       assertDenied(answer, 403, 'recipient_not_allowed', both);
       assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
-      assert.ok(!answer.json.error.includes(value) && !both.gateway.log.join().includes(value));
+      assert.ok(!`${answer.json.error}${both.gateway.log}`.includes(value), value);
     }
   }
 });
@@ -5347,7 +5349,7 @@ test("a group's internal_id as a recipient is 400, and the sentence says which o
     const answer = await ask(both.gateway, { ...request, headers: BEARER });
     assertDenied(answer, 400, 'bad_field', both);
     assert.match(answer.json.error, /internal_id.*"group\.…"/);
-    assert.ok(!answer.json.error.includes(INTERNAL_ID));
+    assert.ok(!answer.json.error.includes(INTERNAL_ID), answer.json.error);
   }
 });
 
@@ -5910,7 +5912,8 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
   for (const piece of scan.end()) passed += piece.length;
   assert.equal(passed, 64 * 1024 * 1024 + 64);
   // Made for a native search and dropped at once; what is alive may wait for the collector.
-  assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
+  const grown = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
+  assert.ok(grown < 16 * MIB, `${grown} bytes more`);
 });
 
 // White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
@@ -7246,7 +7249,7 @@ for (
       headers['x-forwarded-for'],
       headers.host,
     ], ['websocket', 'Upgrade', 'dGhlIHNhbXBsZSBub25jZQ==', '127.0.0.1', `127.0.0.1:${backend.port}`]);
-    assert.ok(!JSON.stringify([url, rawHeaders]).includes(SECRET) && headers.authorization === undefined);
+    assert.doesNotMatch(JSON.stringify([url, rawHeaders, headers]), /authorization|correct-horse/i);
     let got = '';
     backend.sockets[0]!.on('data', (chunk) => {
       got += chunk;
@@ -7300,7 +7303,7 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     if (status === 401) {
       assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
     }
-    assert.ok(requests(gateway).some((line) => line.requestId === JSON.parse(body).requestId && line.code === code));
+    assert.equal(requests(gateway).find((line) => line.requestId === JSON.parse(body).requestId)?.code, code);
   }
   assert.equal(backend.connections, 0);
 });
@@ -7379,7 +7382,8 @@ test('WebSocket: bytes that come together with the handshake are not lost, on ei
   });
   const gateway = await startGateway(t, backend, RECEIVING);
   const { text } = openWebSocket(t, gateway, { more: 'early from the client' });
-  await until(() => got === 'early from the client' && text().endsWith('\r\n\r\nearly from the backend'));
+  await until(() => got.endsWith('client') && text().endsWith('backend'));
+  assert.deepEqual([got, text().split('\r\n\r\n')[1]], ['early from the client', 'early from the backend']);
 });
 
 test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
@@ -7409,7 +7413,7 @@ test('WebSocket: a side that ends its half still gets what the other has left to
   await until(() => text().startsWith('HTTP/1.1 101'));
   socket.end('bye');
   await closed(socket);
-  assert.ok(text().endsWith('last words'));
+  assert.match(text(), /last words$/);
 });
 
 test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
@@ -7424,7 +7428,9 @@ test('WebSocket: when the backend goes the client goes, and the other way round'
     (side === 'backend' ? other : socket).destroy();
     await gone;
   }
-  await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
+  const logged = (): LogLine[] => logLines(gateway.log).filter((line) => line.message === 'websocket closed');
+  await until(() => logged().length === 2);
+  assert.deepEqual(logged().map((line) => line.token), ['test', 'test']);
 });
 
 // Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
@@ -7774,7 +7780,7 @@ for (const [config, ...problems] of BAD_CONFIGS) {
   test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
     const found = problemsOf(() => createGateway(config as GatewayConfig));
     assert.deepEqual(found, problems);
-    assert.ok(!found.join('').includes(SECRET));
+    assert.doesNotMatch(found.join(''), SECRETS);
   });
 }
 
@@ -7875,9 +7881,7 @@ test('the environment never leaves the gateway open by mistake, and no message h
   for (const [env, ...problems] of cases) {
     const found = problemsOf(() => loadSettings({ env }));
     assert.deepEqual(found, problems);
-    assert.ok(
-      !found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'),
-    );
+    assert.doesNotMatch(found.join(''), new RegExp(`${SECRETS.source}|tooshort`));
   }
 });
 
@@ -8020,7 +8024,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     writeFileSync(file, text);
     return loadSettings({ file });
   };
-  assert.ok(SETTING_ROWS.length >= 18);
+  assert.ok(SETTING_ROWS.length >= 18, `only ${SETTING_ROWS.length} settings`);
   for (const S of CANARIES) {
     const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
@@ -8085,7 +8089,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
   assert.match(output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
-  assert.ok(!output().includes(OTHER));
+  assert.doesNotMatch(output(), SECRETS);
 });
 
 test('a token that has a secret as its name is refused: every log line would show it', () => {
@@ -8408,11 +8412,8 @@ test("a backend's password, or a secret in the place of a name, is not in any me
     assert.equal(found.length, 1, url);
     assert.ok(!found[0]!.includes(SECRET), found[0]!);
   }
-  assert.ok(
-    !problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig)).join('').includes(
-      SECRET,
-    ),
-  );
+  const named = problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig));
+  assert.doesNotMatch(named.join(''), SECRETS);
 });
 
 test('words that every object knows are no groups, and the 31st of February is no time', () => {
@@ -8459,7 +8460,7 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
     ...['send', 'info', 'receive', 'messaging', 'setup'],
   ]);
   const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
-  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
+  assert.ok(help.stdout.endsWith(`\n\n${manual}`), help.stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
@@ -8837,7 +8838,7 @@ test('--demo: every curl line that it prints does what it says, and the token do
   for (const form of ['bearer', 'query', 'path', 'body']) {
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
-  assert.ok(!after.includes(secret));
+  assert.ok(!after.includes(secret), after);
   assert.equal(after.match(/curl/g), null);
   await close('SIGINT');
 });
@@ -8901,7 +8902,7 @@ test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanage
       (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
       201,
     );
-    assert.ok(!('auth' in gotJson(backend)));
+    assert.equal(gotJson(backend).auth, undefined);
   }
   assert.equal(backend.sent.length, 5);
 });
@@ -9277,7 +9278,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
           ...(heading === 'Grafana' && { text_mode: 'styled' }),
           message: text,
         }, name);
-        assert.ok(!backend.seen.at(-1)!.url.includes('@auth'));
+        assert.doesNotMatch(backend.seen.at(-1)!.url, /@auth/);
       }
     }
   });
@@ -9496,7 +9497,7 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
       if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
       else assert.equal(message, texts[i]);
     }
-    assert.ok(!`${gateway.log}`.includes(SECRET) && !`${gateway.log}`.includes(OTHER));
+    assert.doesNotMatch(`${gateway.log}`, SECRETS);
   });
 }
 
@@ -9530,7 +9531,7 @@ test('every token of README.md and RECIPES.md is confined', () => {
     ...configs,
     ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
   ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
-  assert.ok(tokens.length >= 15);
+  assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
@@ -9609,7 +9610,7 @@ for (
         const idle = memoryOf(gateway, 'VmRSS');
         got = 0;
         assert.equal(await sendBig(gateway, how), 201);
-        assert.ok(got > BIG_BYTES - 1000);
+        assert.ok(got > BIG_BYTES - 1000, `${got} bytes`);
         return memoryOf(gateway, 'VmHWM') - idle;
       }),
   );
@@ -9700,7 +9701,7 @@ test('the README names every code of an error, with its status, and the settings
 test('every problem that there is has been provoked by a test before this one', (t) => {
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
-  assert.ok(codes.length > 20);
+  assert.ok(codes.length > 20, `only ${codes}`);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
   // Bun 1.4 answers more header fields than it has room for itself.
   const missing = codes.filter((code) => !PROVOKED.has(code) && !(code === 'too_many_headers' && 'Bun' in globalThis));
@@ -9714,15 +9715,13 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
   const configs = blocks('json').map((block) =>
     block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
   );
-  assert.ok(configs.length >= 15);
+  assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
-    assert.ok(
-      problemsOf(() => loadSettings({ file })).every((problem) =>
-        /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/.test(problem)
-      ),
-    );
+    for (const problem of problemsOf(() => loadSettings({ file }))) {
+      assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
+    }
     let made = 0;
     writeFileSync(
       file,
@@ -9838,13 +9837,13 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
     (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
   );
-  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('GATEWAY_CONFIG') && used.includes('TLS_KEY'));
+  for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
     (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
   );
-  assert.ok(commands.length > 10);
+  assert.ok(commands.length > 10, `only ${commands.length} commands`);
   for (const [command, major, args] of commands) {
     if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
@@ -9854,7 +9853,7 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
     assert.ok(PACKAGE.scripts[script!], script!);
   }
-  assert.ok(README.includes(`./${PACKAGE.name}-${PACKAGE.version}.tgz`));
+  assert.match(README, new RegExp(`\\./${PACKAGE.name}-${PACKAGE.version}\\.tgz`));
 });
 
 test("the README's docker run, its compose file and its unit start the gateway alike", () => {
@@ -9873,8 +9872,10 @@ test("the README's docker run, its compose file and its unit start the gateway a
   );
   const [, image] = /image: (.*)/.exec(gateway)!;
   const [, command] = /command: (.*)/.exec(gateway)!;
-  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`));
-  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) assert.ok(run!.includes(mount));
+  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`), command!);
+  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) {
+    assert.ok(run!.includes(mount), mount);
+  }
   const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
   for (const [key, option] of Object.entries(options)) assert.ok(gateway.includes(key) && run!.includes(option), key);
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
@@ -9892,7 +9893,7 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     ...['methods', 'allow', 'rate', 'clients', 'auth.methods', 'auth.anonymous', 'cors', 'trustedProxies'],
     ...['limits.body', 'limits.connections'],
   ];
-  assert.ok(restrictions.includes('senders') && restrictions.includes('expires'));
+  for (const name of ['senders', 'expires']) assert.ok(restrictions.includes(name), name);
   for (const name of restrictions) assert.ok(named.includes(`\`${name}\``), name);
 
   const [, troubles] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
@@ -9950,22 +9951,23 @@ function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
 test('gateway.ts keeps the budget that its header states', () => {
   const [, whole, forFunction, forClass] = /^ \* Budget: ([\d,]+) lines of code, (\d+) a function, (\d+) a class\./m
     .exec(SOURCE)!;
-  assert.ok(Number(whole!.replace(',', '')) <= 3100 && Number(forFunction) <= 45 && Number(forClass) <= 250);
-  assert.ok(codeLines(SOURCE).length <= Number(whole!.replace(',', '')), `${codeLines(SOURCE).length} lines of code`);
+  const [most, mostOfFunction, mostOfClass] = [whole!.replace(',', ''), forFunction, forClass].map(Number);
+  assert.ok(most! <= 3100 && mostOfFunction! <= 45 && mostOfClass! <= 250, `${whole}, ${forFunction}, ${forClass}`);
+  assert.ok(codeLines(SOURCE).length <= most!, `${codeLines(SOURCE).length} lines of code`);
   const functions = [
     ...bodiesOf(/^()(?:async )?function\*? (\w+)/),
     ...bodiesOf(/^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/),
   ];
   const classes = bodiesOf(/^()class (\w+)/);
-  assert.ok(functions.length > 200 && classes.length > 5);
-  assert.deepEqual(functions.filter(({ lines }) => lines > Number(forFunction)), []);
-  assert.deepEqual(classes.filter(({ lines }) => lines > Number(forClass)), []);
+  assert.ok(functions.length > 200 && classes.length > 5, `only ${functions.length}, ${classes.length}`);
+  assert.deepEqual(functions.filter(({ lines }) => lines > mostOfFunction!), []);
+  assert.deepEqual(classes.filter(({ lines }) => lines > mostOfClass!), []);
   const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
-  assert.ok(handle.split('\n').length <= 60);
+  assert.ok(handle.split('\n').length <= 60, handle);
   assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
 });
 
-test('the sections of gateway.ts stand as its contents say, within their budgets, and call only downward', () => {
+test('the sections of gateway.ts stand as its contents say, within their budgets, and use only what stands below', () => {
   const contents = /^ \* Contents[^]*?\n \*\n/m.exec(SOURCE)![0].replace(/\n \*\s+/g, ' ');
   const budgets = Array.from(contents.matchAll(/([A-Z]{2}[A-Z ]*) (\d+)/g), ([, name, lines]) => [name, Number(lines)]);
   const all = sections();
@@ -9977,11 +9979,13 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   const names = all.map(({ name }) => name);
   const inner = all.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
   const upward = inner.flatMap(({ name, text }, i) => {
-    const above = inner.slice(0, i).flatMap((other) =>
-      Array.from(other.text.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => called!)
-    );
     const code = codeLines(text).join('\n');
-    return above.filter((called) => new RegExp(`(?<![.#\\w'])${called}\\(`).test(code)).map((called) => [name, called]);
+    const above = inner.slice(0, i).map((other) => other.text).join('');
+    const uses = [
+      ...Array.from(above.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => `(?<![.#\\w'])${called}\\(`),
+      ...Array.from(above.matchAll(/^class (\w+)/gm), ([, made]) => `\\b(?:new|instanceof|extends) ${made}\\b`),
+    ];
+    return uses.flatMap((use) => new RegExp(use).exec(code)?.slice(0, 1) ?? []).map((used) => [name, used]);
   });
   assert.deepEqual(upward, []);
 });
@@ -9991,7 +9995,7 @@ test('the numbers of gateway.ts that are no settings stand in one section, and t
   const found = sections().flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
-  assert.ok(found.length > 20);
+  assert.ok(found.length > 20, `only ${found.length} numbers`);
   assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
   const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
     limit,
