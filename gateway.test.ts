@@ -3404,25 +3404,27 @@ test('a refusal that does not read the rest of the body says Connection: close, 
 });
 
 test('a refusal that says keep-alive keeps the connection, however slowly the rest of the small body comes', async (t) => {
-  let finish = (): void => {};
+  const answers: (() => void)[] = [];
   const backend = await startBackend(t, (req, res) => {
-    req.resume().on('end', () => {
-      finish = () => res.writeHead(201).end('[]');
-    });
+    req.resume().on('end', () => answers.push(() => res.writeHead(201).end('[]')));
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  for (const [path, status] of [['/v2/send', 401], ['/healthz', 200]] as const) {
-    const request = post(OTHER, 60_000).replace('POST /v2/send', path === '/healthz' ? 'GET /healthz' : '$&');
-    const { socket, text } = open(t, gateway, `${request}[`);
-    await until(() => text().endsWith('}\n') || text().endsWith('ok\n'));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const refused = `${post(OTHER, 60_000)}[`;
+  const kept = ([[401, refused], [200, refused.replace('POST /v2/send', 'GET /healthz')]] as const)
+    .map(([status, request]) => ({ status, ...open(t, gateway, request) }));
+  // They tell the time: one says "close" and goes soon, one says "keep-alive" and goes when the rest does not come.
+  const [soon, late] = [post(OTHER, 1_000_000), refused].map((begun) => open(t, gateway, begun).socket);
+  for (const { status, text } of kept) {
+    await until(() => /(?:\}|ok)\n$/.test(text()));
     assert.equal(statusOf(text()), status);
     assert.match(text(), /^connection: keep-alive\r$/im);
-    await new Promise((resolve) => setTimeout(resolve, 350)); // longer than who is told to go may take
-    const seen = backend.seen.length;
-    socket.write(`${' '.repeat(59_999)}${SEND}`);
-    await until(() => backend.seen.length > seen);
-    await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
-    finish();
+  }
+  await closed(soon!);
+  for (const { socket } of kept) socket.write(`${' '.repeat(59_999)}${SEND}`);
+  await until(() => answers.length === 2);
+  await closed(late!);
+  for (const answer of answers) answer();
+  for (const { socket, text } of kept) {
     await until(() => text().includes('[]'));
     assert.equal(socket.destroyed, false);
   }
