@@ -14,7 +14,7 @@
  * `run` for a command line; a process that a test starts runs compiled code.
  */
 
-import assert from 'node:assert/strict';
+import strict from 'node:assert/strict';
 import { type ChildProcess, execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
@@ -49,6 +49,9 @@ const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
 const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template } = await import(
   FILE.href
 ) as typeof import('./gateway.ts');
+
+/** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
+const assert: Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value } = strict;
 
 // ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -6011,7 +6014,7 @@ test('a path prefix of the backend is kept, and its userinfo becomes Basic', asy
   await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
   assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
   assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
-  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+  assert.doesNotMatch(gateway.log.join(''), /p@ss|p%40ss/);
 });
 
 relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
@@ -6127,7 +6130,8 @@ test('a header that holds a copy of the credential ends here, and what only look
       const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
       for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
       for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
-      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
+      const host = seen['x-forwarded-host'] as string;
+      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(host), host);
     }
   }
   // Every credential that was presented counts, not only the one that decided; one below 16 characters does not.
@@ -6171,6 +6175,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
     assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
     assert.ok(
       code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
+      response,
     );
   }
   assert.equal(both.backend.connections, 0);
@@ -6539,7 +6544,7 @@ relayTest('connections to the backend are used again, by whoever sends next', as
   for (
     const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
   ) {
-    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
+    for (let i = 0; i < 3; i++) assert.match(`${(await ask(gateway, { ...request, headers: BEARER })).status}`, /^2/);
   }
   // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
   if (isNode) assert.equal(backend.connections, 1);
@@ -6642,7 +6647,7 @@ test('attack: smuggling a second request into the first', async (t) => {
     ]
   ) {
     const response = await raw(gateway, bytes);
-    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
+    assert.doesNotMatch(response, / 201 [^]* 201 /);
   }
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
 });
