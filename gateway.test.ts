@@ -1611,7 +1611,7 @@ randomTest('random targets and headers: only allowed routes ever arrive at the b
     if (random(2) === 0) return ['POST', '/v2/send', [authorization], JSON.stringify(MESSAGE)];
     return ['GET', pick(['/v1/about', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]), [authorization], ''];
   };
-  for (let round = 0; round < 2000; round++) {
+  for (let round = 0; round < 1000; round++) {
     const isGood = round % 10 === 0;
     const [method, target, headers, body] = isGood ? drawGood() : drawAny();
     const before = backend.seen.length;
@@ -8471,13 +8471,13 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
-// Started as by hand, through the loader where the runtime needs one.
 test('the process ends with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
   const { port } = await startBackend(t);
   const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `127.0.0.1:${port}`], [2, 'hash', SECRET]];
   for (const [code, ...args] of rows) {
     const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
-    const ended = await runProcess(args, { ...given, program: AS_IT_IS });
+    // Once as it is started by hand: through the loader, where the runtime needs one.
+    const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
     assert.deepEqual(ended, await cli(args, given));
     assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
     if (code === 1) assert.match(ended.stderr, /^gateway: cannot run: .*in use.*\n$/);
@@ -10057,8 +10057,9 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await npm(source, 'pack', '--pack-destination', dir);
   await npm(home, 'install', join(dir, `${PACKAGE.name}-${PACKAGE.version}.tgz`));
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
-  assert.equal(await npm(home, 'exec', '--', PACKAGE.name, '--version'), `${PACKAGE.version}\n`);
-  const { first, close } = await startDemo(t, { env, program: [join(home, 'node_modules/.bin', PACKAGE.name)] });
+  const installed: Program = [join(home, 'node_modules/.bin', PACKAGE.name)];
+  assert.equal((await runProcess(['--version'], { env, program: installed })).stdout, `${PACKAGE.version}\n`);
+  const { first, close } = await startDemo(t, { env, program: installed });
   assert.equal((await askAsCurl(first)).status, 201);
   await close();
   await promisify(execFile)(process.execPath, ['-e', `import('${PACKAGE.name}').then((m) => m.createGateway({}))`], {
