@@ -2,6 +2,7 @@
  * The whole suite, after types, format and lint:  npm test
  * The tests alone:  node --import tsx --test gateway.test.ts           (Node 20; from 22.18 on without --import tsx)
  *                   deno test -A --no-check gateway.test.ts            bun test --timeout 60000 ./gateway.test.ts
+ *                   npx --yes -p node@26 node --test gateway.test.ts   (any Node; npx -p deno@2 and bun@1 likewise)
  * One section:      SECTION=RATE node --import tsx --test gateway.test.ts        (grep "^section(" lists them)
  * Some tests:       ONLY='keep-alive|trickles' node …                            (a regular expression for titles)
  * A random test:    SEED=310410416 ONLY='random targets' node …                  (a run shows its seed in the title)
@@ -57,6 +58,7 @@ const assert: Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string):
 
 const SECRET = 'correct-horse-battery-staple';
 const OTHER = 'another-secret-that-is-long';
+/** For what must hold neither of them. */
 const SECRETS = new RegExp(`${SECRET}|${OTHER}`);
 const FROM = '+15550100001';
 const TO = '+15550100002';
