@@ -247,7 +247,7 @@ function section(name: string): void {
 }
 
 /** Registers a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
-function test(title: string, ...rest: [Run] | [options: { skip: string | boolean }, Run]): void {
+function test(title: string, ...rest: [Run] | [options: { skip?: string | boolean; timeout?: number }, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
   registered++;
   const [options, run] = rest.length === 1 ? [{}, ...rest] : rest;
