@@ -1347,7 +1347,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
     for (const { ask: make } of FORMS) {
-      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
+      const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
+      for (const token of ['', 'x', ...broken].map((end) => canary + end)) {
         const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
         const { body, path, headers } = request;
         const json = typeof body === 'string' ? body : JSON.stringify(body);
