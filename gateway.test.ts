@@ -54,6 +54,9 @@ const TO = '+15550100002';
 const INTERNAL_ID = Buffer.from('a group has an id of 32 bytes...').toString('base64');
 const GROUP = `group.${Buffer.from(INTERNAL_ID).toString('base64')}`;
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
+/** The same as JSON, and with a token in it. */
+const HELLO = JSON.stringify(MESSAGE);
+const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
@@ -222,6 +225,8 @@ interface Running extends Address {
 
 interface Gateway extends Running {
   reload(config: GatewayConfig): void;
+  /** Reloads with other settings of the first token, as JSON; without them, with its own. */
+  useSettings(settings?: string): void;
 }
 
 /** Options of the tests that are run for both ways to the backend. */
@@ -271,7 +276,15 @@ async function startGateway(
   });
   const url = await gateway.listen();
   const reload = (next: GatewayConfig): void => gateway.reload({ ...base, ...next });
-  return { ...addressOf(url), url, log, close: () => gateway.close(), reload };
+  let used = '{}';
+  const useSettings = (settings = '{}'): void => {
+    if (settings === used) return;
+    used = settings;
+    const tokens = { ...base, ...config }.tokens!;
+    const [name, token] = Object.entries(tokens)[0]!;
+    reload({ ...config, tokens: { ...tokens, [name]: { ...token, ...JSON.parse(settings) } } });
+  };
+  return { ...addressOf(url), url, log, close: () => gateway.close(), reload, useSettings };
 }
 
 async function startBoth(
@@ -438,6 +451,7 @@ function assertDenied(
   status: number,
   code: string,
   { backend, gateway }: { backend: Backend; gateway: Gateway },
+  before = { seen: 0, connections: 0 },
 ): void {
   assert.equal(answer.status, status, answer.text);
   assert.match(answer.headers['content-type'] ?? '', /^application\/json/);
@@ -447,8 +461,8 @@ function assertDenied(
   const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
   assert.equal(line?.status, status);
   assert.equal(line?.code, code);
-  assert.equal(backend.seen.length, 0, 'the backend saw a request');
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
+  assert.equal(backend.seen.length, before.seen, 'the backend saw a request');
+  assert.equal(backend.connections, before.connections, 'the backend saw a connection');
 }
 
 /** The lines of requests in the log; a test that asks for the first one knows that it is there. */
@@ -746,6 +760,179 @@ const MIB = 1024 * 1024;
 function blocks(language: string): string[] {
   const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
   return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
+}
+
+/**
+ * A table is a test of many requests, one a row, and of what must come of each:
+ *
+ *     POST /v2/send | bearer | {"number":"…"} → 403 sender_not_allowed | reason=… | "words of the response"
+ *
+ * The fields before the arrow are the request, in any order, each known by its look: a method and a target;
+ * `bearer`, `bearer TOKEN`, `basic`, `basic USER:PASSWORD` or `none`; a header; `@ {…}`, settings of the token for this
+ * row; and the body: JSON as it stands, `'text'` with the escapes \r \n \t \uHHHH and \xHH (a byte), or a multipart form
+ * `-- name = value -- f; filename="x" = value`. The fields behind it: a status, and a code if the gateway refuses;
+ * `GET /x`, what the backend got; `{…}`, the body that it got, as JSON; `name=value`, a field of the log line;
+ * `Name: value`, a header of the response (`Name:` if there is none); and `"words"` that the response holds.
+ *
+ * `each` is a row too: what a row does not say, it takes from there (JSON that the backend got is laid over that of
+ * `each`). If it is several, every row is sent as each of them. Blank rows, and those that begin with #, are skipped.
+ *
+ * For every status from 400 on the backend must have seen nothing; for every other, one request without the token.
+ * A row of `passes` is relayed, whatever the backend says.
+ */
+function table(
+  title: string,
+  config: GatewayConfig,
+  each: string | string[],
+  rows: string | string[],
+  { handler, ...options }: GatewayOptions & { handler?: Handler } = {},
+): void {
+  test(title, async (t) => {
+    const backend = await startBackend(t, handler);
+    await checkRows({ backend, gateway: await startGateway(t, backend, config, options) }, each, rows);
+  });
+}
+
+/** Sends the rows of a table, one after the other, to a gateway that runs. */
+async function checkRows(both: Both, each: string | string[], rows: string | string[]): Promise<void> {
+  const lines = [rows].flat().flatMap((text) => text.split('\n')).map((line) => line.trim());
+  for (const line of lines.filter((text) => text !== '' && !text.startsWith('#'))) {
+    for (const way of [each].flat()) {
+      try {
+        await checkRow(both, parseRow(line, parseRow(way)));
+      } catch (error) {
+        throw new Error(`${line.slice(0, 400)} (${way.slice(0, 400)}): ${(error as Error).message}`, { cause: error });
+      }
+    }
+  }
+}
+
+interface Both {
+  backend: Backend;
+  gateway: Gateway;
+}
+
+interface Row {
+  method?: string;
+  target?: string;
+  headers: [name: string, value: string][];
+  body?: Buffer;
+  settings?: string;
+  /** What must come of it. */
+  status?: string;
+  code?: string;
+  line?: string;
+  json?: object;
+  log: [name: string, value: string][];
+  answered: [name: string, value: string][];
+  words: string[];
+}
+
+function parseRow(text: string, each: Row = { headers: [], log: [], answered: [], words: [] }): Row {
+  const [request = '', wanted = ''] = text.split(/(?:^| )→ /);
+  const row: Row = { ...each, headers: [], words: [...each.words] };
+  const own = new Set<string>();
+  const add = (name: string, value: string): void => {
+    own.add(name.toLowerCase());
+    row.headers.push([name, value]);
+  };
+  const pair = (field: string, separator: string): [string, string] => {
+    const [name = '', ...rest] = field.split(separator);
+    return [name, rest.join(separator).trim()];
+  };
+  for (const field of request.split(' | ').map((part) => part.trim()).filter(Boolean)) {
+    const [word = '', rest = ''] = pair(field, ' ');
+    if (field.startsWith("'")) row.body = unescaped(field.slice(1, -1));
+    else if (/^["{[]/.test(field)) row.body = Buffer.from(field);
+    else if (field.startsWith('-- ')) {
+      const parts = field.slice(3).split(' -- ').map((part) => /^([^;=]*?)(;.*?)? = ?(.*)$/s.exec(part)!);
+      row.body = unescaped(multipart(parts.map(([, name = '', more = '', value = '']) => [name, value, more])).body);
+      add('Content-Type', 'multipart/form-data; boundary=limit');
+    } else if (word === '@') row.settings = rest;
+    else if (word === 'none') own.add('authorization');
+    else if (word === 'bearer') add('Authorization', `Bearer ${rest || SECRET}`);
+    else if (word === 'basic') add('Authorization', basic(rest || `api:${SECRET}`));
+    else if (/^[\w-]+:/.test(field)) add(...pair(field, ':'));
+    else if (field.startsWith('/')) row.target = field;
+    else [row.method, row.target] = [word, rest];
+  }
+  row.headers.unshift(...each.headers.filter(([name]) => !own.has(name.toLowerCase())));
+  for (const field of wanted.split(' | ').filter(Boolean)) {
+    if (/^(?:\d{3}|passes)\b/.test(field)) [row.status = '', row.code = ''] = field.split(' ');
+    else if (field.startsWith('{')) row.json = { ...row.json, ...JSON.parse(field) };
+    else if (/^\w+=/.test(field)) row.log = [...row.log, pair(field, '=')];
+    else if (/^[\w-]+:/.test(field)) row.answered = [...row.answered, pair(field, ':')];
+    else if (field.startsWith('"')) row.words.push(field.slice(1, -1));
+    else row.line = field;
+  }
+  return row;
+}
+
+/** The bytes of a text in UTF-8; \xHH is a byte of its own. */
+function unescaped(text: string): Buffer {
+  const controls: Record<string, string> = { r: '\r', n: '\n', t: '\t' };
+  return Buffer.concat(
+    text.split(/\\x([0-9a-f]{2})/i).map((part, i) =>
+      i % 2 === 1 ? Buffer.from(part, 'hex') : Buffer.from(
+        part.replace(/\\u(\w{4})|\\([rnt\\])/g, (_, code: string, control: string) =>
+          code ? String.fromCharCode(parseInt(code, 16)) : controls[control] ?? control),
+      )
+    ),
+  );
+}
+
+/** One request in exact bytes. */
+async function sendRow(to: Address, row: Row): Promise<Answer> {
+  const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about', headers } = row;
+  const isChunked = headers.some(([name]) => /^transfer-encoding$/i.test(name));
+  const lines = [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close'];
+  for (const [name, value] of headers) lines.push(`${name}: ${value}`);
+  if (!isChunked && (body || method !== 'GET')) lines.push(`Content-Length: ${body?.length ?? 0}`);
+  const size = Buffer.from(isChunked && body?.length ? `${body.length.toString(16)}\r\n` : '');
+  const end = Buffer.from(isChunked ? `${body?.length ? '\r\n' : ''}0\r\n\r\n` : '');
+  const head = Buffer.from([...lines, '', ''].join('\r\n'));
+  return parseAnswer(await raw(to, Buffer.concat([head, size, body ?? Buffer.alloc(0), end])));
+}
+
+/** The response in what came back on a connection, one character per byte. */
+function parseAnswer(response: string): Answer {
+  const [head = '', ...rest] = response.split('\r\n\r\n');
+  const headers: Record<string, string> = {};
+  for (const line of head.split('\r\n').slice(1)) {
+    const [, name = '', value = ''] = /^(.*?): *(.*)$/.exec(line) ?? [];
+    headers[name.toLowerCase()] = name.toLowerCase() in headers ? `${headers[name.toLowerCase()]}, ${value}` : value;
+  }
+  const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
+  let json!: AnswerJson;
+  try {
+    json = JSON.parse(text);
+  } catch { /* not JSON */ }
+  return { status: statusOf(response), headers, rawHeaders: [], text, json, fingerprint: '' };
+}
+
+async function checkRow(both: Both, row: Row): Promise<void> {
+  const { backend, gateway } = both;
+  gateway.useSettings(row.settings);
+  const { seen, connections } = backend;
+  const before = { seen: seen.length, connections };
+  const answer = await sendRow(gateway, row);
+  if (row.status !== 'passes') assert.equal(String(answer.status), row.status, answer.text);
+  const isRefused = row.status !== 'passes' && answer.status >= 400;
+  if (isRefused && row.code && row.method !== 'HEAD') assertDenied(answer, answer.status, row.code, both, before);
+  assert.equal(seen.length - before.seen, isRefused ? 0 : 1, 'the requests that the backend saw');
+  const got = seen.at(-1);
+  if (!isRefused) {
+    const bytes = `${got!.url}${got!.rawHeaders}${got!.body}${gateway.log.join()}`;
+    assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER), 'the backend or the log saw a token');
+    if (row.line) assert.equal(`${got!.method} ${got!.url}`, row.line, 'what the backend got');
+    if (row.json) assert.deepEqual(gotJson(backend), row.json, 'the body that the backend got');
+  }
+  for (const words of row.words) assert.ok(answer.text.includes(words), `${words} is not in ${answer.text}`);
+  for (const [name, value] of row.answered) assert.equal(answer.headers[name.toLowerCase()] ?? '', value, name);
+  const id = answer.json?.requestId ?? got?.headers['x-request-id'];
+  const own = (line: LogLine): boolean => line.requestId === id;
+  if (row.log.length > 0) await until(() => requests(gateway).some(own));
+  for (const [name, value] of row.log) assert.equal(String(requests(gateway).find(own)![name]), value, name);
 }
 
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
@@ -1555,161 +1742,99 @@ test('random targets and headers: only allowed routes ever arrive at the backend
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
 
-const REFUSED_TARGETS = [
-  'http://evil.example/v1/about',
-  'HTTP://evil.example/v1/about',
-  '*',
-  'v1/about',
-  '/v1/about#fragment',
-  '/v1\\about',
-  '\\v1\\about',
-  '/\\evil/x',
-  '/v2/../v1/about',
-  '/v2/./send',
-  '/v1/about/..',
-  '/v2/%2e%2e/v1/about',
-  '/v2/%2E%2e/v1/about',
-  '/v2/.%2e/v1/about',
-  '/v2/send/..\\..\\v1\\about',
-  '/v1%2fabout',
-  '/v1%2Fabout',
-  '/v1%5cabout',
-  '/v1/%2561bout',
-  '/v1/receive/%252B15550100001',
-  '/v1/about%00',
-  '/v1/about%0a',
-  '/v1/about%0D%0A',
-  '/v1/about%7f',
-  '/v1/about%1F',
-  '/v1/about%',
-  '/v1/about%z',
-  '/v1/about%zz',
-  '/v1/about%c3',
-  '/v1/about%ff',
-  '/v1/about%C2%85',
-  '/v1/about?x=%',
-  '/v1/about?x=%zz',
-  '/v1/about?x=%ff',
-  '/v1/about?x=%00',
-  '/v1/about?%0ax=1',
-  '/v1/receive/--help',
-  '/v1/receive/-a',
-  '/v1/receive/%2Dx',
-  '/-v1/about',
-  '/v1/attachments/-rf/x',
-  '/v1/attachments/%2e%2e%2fetc',
-  // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 less, unused bits, spaces.
-  '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
-  '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
-  `/v1/groups/+15550100001/${encodeURIComponent(INTERNAL_ID.replaceAll('/', '_'))}`,
-  `/v1/groups/+15550100001/group.${INTERNAL_ID}`,
-  `/v1/groups/+15550100001/${GROUP.slice('group.'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.replace(/.=$/, (end) => String.fromCharCode(end.charCodeAt(0) + 1) + '=')}`,
-  `/v1/groups/+15550100001/${GROUP.replace('=', '')}`,
-  `/v1/groups/+15550100001/${GROUP}%20`,
-  `/v1/groups/+15550100001/${GROUP}=`,
-  `/v1/groups/+15550100001/Group${GROUP.slice('group'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-  '/v1/groups/+15550100001/group.',
-  '/v1/groups/+15550100001/group.*',
-  '/v1/receive/15550100001',
-  '/v1/receive/+1555',
-  '/v1/receive/+1555010000112345',
-  '/v1/receive/+1555a',
-  '/v1/receive/+15550100001%20',
-  '/v1/receive/%20+15550100001',
-  '/v1/receive/++15550100001',
-  '/v1/receive/+1%D9%A15550100001',
+const REFUSED_TARGETS = String.raw`
+  http://evil.example/v1/about HTTP://evil.example/v1/about * v1/about /v1/about#fragment /v1\about \v1\about /\evil/x
+  /v2/../v1/about /v2/./send /v1/about/.. /v2/%2e%2e/v1/about /v2/%2E%2e/v1/about /v2/.%2e/v1/about
+  /v2/send/..\..\v1\about /v1%2fabout /v1%2Fabout /v1%5cabout /v1/%2561bout /v1/receive/%252B15550100001
+  /v1/about%00 /v1/about%0a /v1/about%0D%0A /v1/about%7f /v1/about%1F /v1/about%C2%85
+  /v1/about% /v1/about%z /v1/about%zz /v1/about%c3 /v1/about%ff
+  /v1/about?x=% /v1/about?x=%zz /v1/about?x=%ff /v1/about?x=%00 /v1/about?%0ax=1
+  /v1/receive/--help /v1/receive/-a /v1/receive/%2Dx /-v1/about /v1/-x/y /v1/groups/${FROM}/-x
+  /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc
+  /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
+  /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
+/** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
+const NO_GROUP_IDS = [
+  'group.LS11c2VybmFtZT1ldmlsLjAx',
+  'LS11c2VybmFtZT1ldmlsLjAx/avatar',
+  encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')),
+  `group.${INTERNAL_ID}`,
+  GROUP.slice('group.'.length),
+  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`),
+  GROUP.replace('=', ''),
+  `${GROUP}%20`,
+  `${GROUP}=`,
+  `Group${GROUP.slice('group'.length)}`,
+  `${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
+  'group.',
+  'group.*',
 ];
 
-for (const target of REFUSED_TARGETS) {
-  test(`target ${JSON.stringify(target)} is 400, with a right token too, and the backend sees nothing`, async (t) => {
-    const { backend, gateway } = await startBoth(t, { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] });
-    const response = await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), 400, response);
-    // What does not begin like a target is refused by node's own parser, without a body.
-    if (/^[/h]/i.test(target)) assert.equal(codeOf(response), 'bad_target');
-    assert.equal(backend.connections, 0);
-  });
-}
+table(
+  'a target that programs read in different ways is 400, with a right token too, and the backend sees nothing',
+  { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] },
+  'bearer → 400 bad_target',
+  [
+    ...REFUSED_TARGETS.trim().split(/\s+/),
+    ...NO_GROUP_IDS.map((id) => `/v1/groups/${FROM}/${id}`),
+    'PUT /v1/attachments/-x',
+    // What does not begin like a target is refused by node's own parser, on Deno without a body.
+  ].map((row) => row.includes(' ') ? row : `GET ${row}${/^[/h]/i.test(row) ? '' : ' → 400'}`),
+);
 
 test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
-    assert.equal(
-      statusOf(await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] })),
-      400,
-      JSON.stringify(byte),
-    );
+    const response = await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(statusOf(response), 400, JSON.stringify(byte));
   }
-  assert.equal(backend.connections, 0);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
-/** What is sent to the backend for a target that passes. */
-const PASSED_TARGETS: [target: string, sent: string][] = [
-  ['/v1/about', '/v1/about'],
-  ['//v1/about', '/v1/about'],
-  ['/v1/about/', '/v1/about'],
-  ['/v1//about//', '/v1/about'],
-  ['/%76%31/%61bout', '/v1/about'],
-  ['/v1/about?', '/v1/about'],
-  ['/v1/about?a=1&&b=%20+%2B&c', '/v1/about?a=1&b=%20+%2B&c'],
-  ['/v1/about?a="<\'>"', '/v1/about?a=%22%3C%27%3E%22'],
-  ['/v1/about?next=http://evil/../%2e%2e/%2525', '/v1/about?next=http://evil/../%2e%2e/%2525'],
-  ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
-  ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
-  ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
-  [`/v1/groups/+15550100001/${GROUP.replace('=', '%3D')}`, `/v1/groups/+15550100001/${GROUP}`],
-  ['/v1/attachments/-rf', '/v1/attachments/-rf'], // one of Signal's ids in 64 begins so, and it is no argument
-  ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
-  ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
-  ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
-  ['/v1/attachments/[x]^`{|}', '/v1/attachments/%5Bx%5D%5E%60%7B%7C%7D'],
-];
+/** Each target that passes, and what the backend gets for it. */
+const PASSED_TARGETS = String.raw`
+  /v1/about                                 /v1/about
+  //v1/about                                /v1/about
+  /v1/about/                                /v1/about
+  /v1//about//                              /v1/about
+  /%76%31/%61bout                           /v1/about
+  /v1/about?                                /v1/about
+  /v1/about?a=1&&b=%20+%2B&c                /v1/about?a=1&b=%20+%2B&c
+  /v1/about?a="<'>"                         /v1/about?a=%22%3C%27%3E%22
+  /v1/about?next=http://evil/../%2e%2e/%2525 /v1/about?next=http://evil/../%2e%2e/%2525
+  /v1/about?@auth=x&%40auths=y              /v1/about?%40auths=y
+  /v1/receive/+15550100001?timeout=1        /v1/receive/+15550100001?timeout=1
+  /v1/receive/%2B15550100001                /v1/receive/+15550100001
+  /v1/groups/${FROM}/${GROUP.replace('=', '%3D')} /v1/groups/${FROM}/${GROUP}
+  /v1/attachments/-rf                       /v1/attachments/-rf
+  /v1/attachments/a%3Fb%23c%20d;e           /v1/attachments/a%3Fb%23c%20d;e
+  /v1/attachments/%C3%BCber                 /v1/attachments/%C3%BCber
+  /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
+  /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
+  .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
 
-test('what was checked is byte for byte what the backend gets', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } });
-  for (const [target, sent] of PASSED_TARGETS) {
-    await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(backend.seen.at(-1)?.url, sent, target);
-  }
-  assert.equal(backend.seen.length, PASSED_TARGETS.length);
-});
+table(
+  'what was checked is byte for byte what the backend gets',
+  { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } },
+  'bearer → passes',
+  PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`),
+);
 
-test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(204).end();
-  });
-  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
-  const ask = async (method: string, target: string): Promise<number> =>
-    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
-  for (const method of ['GET', 'DELETE']) {
-    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
-      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
-      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
-    }
-  }
-  const { length } = backend.seen;
-  for (
-    const [method, target] of [
-      ['GET', '/v1/attachments/-x/y'],
-      ['PUT', '/v1/attachments/-x'],
-      ['GET', '/v1/-x/y'],
-      ['GET', `/v1/groups/${FROM}/-x`],
-      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
-    ] as const
-  ) assert.equal(await ask(method, target), 400, target);
-  assert.equal(backend.seen.length, length);
-});
+// An attachment's id is random letters of Signal's: one in 64 begins with "-".
+table(
+  'an attachment is fetched and deleted, whatever its id begins with',
+  { allow: ['messaging', '* /v1/attachments/*'] },
+  'bearer → passes',
+  ['-', '--help', '-Ab_9', '_x-'].flatMap((id) =>
+    ['GET', 'DELETE'].map((method) => `${method} /v1/attachments/${id} → ${method} /v1/attachments/${id}`)
+  ),
+);
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
-    const once = parseTarget('GET', sent);
-    assert.deepEqual(
-      parseTarget('GET', `/${once.segments.map((segment) => encodeURIComponent(segment)).join('/')}`).segments,
-      once.segments,
-    );
+    const { segments } = parseTarget('GET', sent);
+    const again = parseTarget('GET', `/${segments.map((segment) => encodeURIComponent(segment)).join('/')}`);
+    assert.deepEqual(again.segments, segments, sent);
   }
 });
 
@@ -1727,14 +1852,14 @@ const FORMS = ([
   ['path as %40auth=', 'path', (token) => ({ path: `/%40auth=${token}/v2/send` })],
   ['path as %40auth%3D', 'path', (token) => ({ path: `/%40auth%3D${token}/v2/send` })],
   ['path behind a base URL that ends in a slash', 'path', (token) => ({ path: `//@auth=${token}//v2/send` })],
-  ['body', 'body', (token) => ({ body: { auth: token, ...MESSAGE } })],
+  ['body', 'body', (token) => ({ body: AUTHED(token) })],
   ['body, last and without a Content-Type', 'body', (token) => ({ body: { ...MESSAGE, auth: token } })],
   ['body as application/x-www-form-urlencoded', 'body', (token) => ({
     body: { ...MESSAGE, auth: token },
     headers: { 'content-type': 'application/x-www-form-urlencoded' },
   })],
   ['body, the key written with escapes', 'body', (token) => ({
-    body: JSON.stringify({ ...MESSAGE, auth: token }).replace('"auth"', '"\\u0061u\\u0074h"'),
+    body: AUTHED(token).replace('"auth"', '"\\u0061u\\u0074h"'),
   })],
 ] as [name: string, form: string, ask: (token: string) => Ask][]).map(([name, form, ask]) => ({ name, form, ask }));
 
@@ -1743,217 +1868,128 @@ function signed(authorization: string): Ask {
 }
 
 for (const { name, form, ask: make } of FORMS) {
-  test(`form ${name}: a right token sends, and the backend does not see it`, async (t) => {
-    const { backend, gateway } = await startBoth(t, ALL_FORMS);
-    const answer = await ask(gateway, { body: MESSAGE, ...make(SECRET) });
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(answer.json, [{ timestamp: '1700000000000' }]);
-    assert.deepEqual(backend.sent, [{ ...MESSAGE }]);
-    const [seen] = backend.seen;
-    assert.equal(seen!.url.replace(/\?x=1&y=2$/, ''), '/v2/send');
-    assert.equal(seen!.headers.authorization, undefined);
-    assert.deepEqual(JSON.parse(seen!.body.toString()), MESSAGE);
-    assert.equal(Number(seen!.headers['content-length']), seen!.body.length);
-    assert.equal(requests(gateway)[0].form, form);
-    assert.equal(requests(gateway)[0].token, 'test');
-  });
-
-  test(`form ${name}: a wrong token is 401, and the backend sees nothing`, async (t) => {
+  test(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, async (t) => {
     const both = await startBoth(t, ALL_FORMS);
-    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(OTHER) }), 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway)[0].reason, 'unknown_token');
-  });
-
-  test(`form ${name}: a form that the token does not accept is 401 like a wrong one`, async (t) => {
+    const wrong = await ask(both.gateway, { body: MESSAGE, ...make(OTHER) });
+    assertDenied(wrong, 401, 'unauthorized', both);
+    assert.equal(requests(both.gateway)[0].reason, 'unknown_token', 'the reason in the log');
     const methods = (['bearer', 'basic', 'query', 'path', 'body'] as const).filter((other) => other !== form);
-    const both = await startBoth(t, { tokens: { test: { secret: SECRET, methods } } });
+    both.gateway.reload({ tokens: { test: { secret: SECRET, methods } } });
+    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(SECRET) }), 401, 'unauthorized', both);
+    assert.match(String(requests(both.gateway).at(-1)!.reason), /^(?:form_not_accepted|no_credential)$/);
+
+    both.gateway.reload(ALL_FORMS);
     const answer = await ask(both.gateway, { body: MESSAGE, ...make(SECRET) });
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.notEqual(requests(both.gateway)[0].reason, 'unknown_token');
+    assert.deepEqual([answer.status, answer.json], [201, [{ timestamp: '1700000000000' }]], answer.text);
+    const { url, headers, body } = both.backend.seen[0]!;
+    assert.deepEqual(
+      [url.replace(/\?x=1&y=2$/, ''), headers.authorization, headers['content-length'], JSON.parse(body.toString())],
+      ['/v2/send', undefined, String(body.length), MESSAGE],
+      'what the backend got',
+    );
+    const line = requests(both.gateway).at(-1)!;
+    assert.deepEqual([line.form, line.token], [form, 'test'], 'the log');
   });
 }
 
-test('query and path are off unless they are named', async (t) => {
-  const both = await startBoth(t);
-  for (const path of [`/v2/send?@auth=${SECRET}`, `/@auth=${SECRET}/v2/send`]) {
-    assertDenied(await ask(both.gateway, { path, body: MESSAGE }), 401, 'unauthorized', both);
-  }
-});
+table('query and path are off unless they are named', {}, `POST /v2/send | ${HELLO} → 401 unauthorized`, [
+  `POST /v2/send?@auth=${SECRET}`,
+  `POST /@auth=${SECRET}/v2/send`,
+]);
 
-test('a token that names a form accepts it, whatever the top level says', async (t) => {
-  const { gateway } = await startBoth(t, {
-    auth: { methods: ['bearer'] },
-    tokens: { a: { secret: SECRET, methods: ['path'] }, b: { secret: OTHER } },
-  });
-  assert.equal((await ask(gateway, { path: `/@auth=${SECRET}/v1/about` })).status, 200);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
-  assert.equal((await ask(gateway, { path: `/@auth=${OTHER}/v1/about` })).status, 401);
-});
+table(
+  'a token that names a form accepts it, whatever the top level says',
+  { auth: { methods: ['bearer'] }, tokens: { a: { secret: SECRET, methods: ['path'] }, b: { secret: OTHER } } },
+  '→ 401 unauthorized',
+  `
+  GET /@auth=${SECRET}/v1/about → 200
+  bearer
+  GET /@auth=${OTHER}/v1/about`,
+);
 
-test('the first credential in the order header, path, query, body decides, and a wrong one does not fall through', async (t) => {
-  const good = {
-    header: { headers: BEARER },
-    path: `/@auth=${SECRET}`,
-    query: `?@auth=${SECRET}`,
-    body: { auth: SECRET, ...MESSAGE },
-  };
-  const bad = {
-    header: { headers: { authorization: `Bearer ${OTHER}` } },
-    path: `/@auth=${OTHER}`,
-    query: `?@auth=${OTHER}`,
-    body: { auth: OTHER, ...MESSAGE },
-  };
-  const cases: [status: number, name: string, request: Ask][] = [
-    [401, 'bad header, good path', { ...bad.header, path: `${good.path}/v2/send`, body: MESSAGE }],
-    [201, 'good header, bad path, query and body', {
-      ...good.header,
-      path: `${bad.path}/v2/send${bad.query}`,
-      body: bad.body,
-    }],
-    [401, 'bad path, good query', { path: `${bad.path}/v2/send${good.query}`, body: MESSAGE }],
-    [201, 'good path, bad query', { path: `${good.path}/v2/send${bad.query}`, body: MESSAGE }],
-    [401, 'bad query, good body', { path: `/v2/send${bad.query}`, body: good.body }],
-    [201, 'good query, bad body', { path: `/v2/send${good.query}`, body: bad.body }],
-    [201, 'empty header, good body', { ...signed(''), body: good.body }],
-    [401, 'wrong user name, good body', { ...signed(basic(`root:${SECRET}`)), body: good.body }],
-    [401, 'unknown scheme, good body', { ...signed(`Digest ${SECRET}`), body: good.body }],
-    [401, 'bearer without a token, good body', { ...signed('Bearer'), body: good.body }],
-    [401, 'basic that is not base64, good body', { ...signed('Basic !!!'), body: good.body }],
-    [401, 'empty path secret, good body', { path: '/@auth=/v2/send', body: good.body }],
-  ];
-  for (const [status, name, request] of cases) {
-    await t.test(name, async (t) => {
-      const { backend, gateway } = await startBoth(t, ALL_FORMS);
-      const answer = await ask(gateway, request);
-      assert.equal(answer.status, status, answer.text);
-      assert.equal(backend.seen.length, status === 201 ? 1 : 0);
-      for (const seen of backend.seen) {
-        const bytes = JSON.stringify([seen.url, seen.rawHeaders, seen.body.toString()]);
-        assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER), bytes);
-      }
-    });
-  }
-});
+table(
+  'the first credential in the order header, path, query, body decides, and a wrong one does not fall through',
+  ALL_FORMS,
+  `POST /v2/send → 401 unauthorized | ${HELLO}`,
+  `
+  bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
+  bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
+  POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
+  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201
+  POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
+  POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
+  # An empty header counts as absent.
+  Authorization: | ${AUTHED(SECRET)} → 201
+  basic root:${SECRET} | ${AUTHED(SECRET)}
+  Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
+  Authorization: Bearer | ${AUTHED(SECRET)}
+  Authorization: Basic !!! | ${AUTHED(SECRET)}
+  POST /@auth=/v2/send | ${AUTHED(SECRET)}`,
+);
 
-test('a password may hold colons and UTF-8, in every form that can carry it', async (t) => {
-  const secret = 'pass:wörd:with:colons';
-  const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
-  const encoded = encodeURIComponent(secret);
-  for (
-    const request of [
-      { headers: { authorization: basic(`api:${secret}`) } },
-      { headers: { authorization: Buffer.from(`Bearer ${secret}`).toString('latin1') } },
-      { path: `/v2/send?@auth=${encoded}` },
-      { path: `/@auth=${encoded}/v2/send` },
-      { body: { auth: secret, ...MESSAGE } },
-    ]
-  ) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
-});
+const WITH_COLONS = 'pass:wörd:with:colons';
+table(
+  'a password may hold colons and UTF-8, in every form that can carry it',
+  { ...ALL_FORMS, tokens: { test: { secret: WITH_COLONS } } },
+  `POST /v2/send | ${HELLO} → 201 | ${HELLO}`,
+  `
+  basic api:${WITH_COLONS}
+  bearer ${WITH_COLONS}
+  POST /v2/send?@auth=${encodeURIComponent(WITH_COLONS)}
+  POST /@auth=${encodeURIComponent(WITH_COLONS)}/v2/send
+  ${AUTHED(WITH_COLONS)}`,
+);
 
-test('two credentials in one place are 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t, ALL_FORMS);
-  assertDenied(
-    await ask(both.gateway, { path: `/v1/about?@auth=${SECRET}&%40auth=${SECRET}` }),
-    400,
-    'bad_credential',
-    both,
-  );
-  assertDenied(
-    await ask(both.gateway, { path: `/@auth=${SECRET}/@auth=${SECRET}/v1/about` }),
-    400,
-    'bad_credential',
-    both,
-  );
-  assertDenied(await ask(both.gateway, { path: `/v1/@auth=${SECRET}/about` }), 400, 'bad_target', both);
-  assertDenied(await ask(both.gateway, { body: `{"auth":"${SECRET}","auth":"${SECRET}"}` }), 400, 'bad_field', both);
-  const response = await rawRequest(both.gateway, '/v1/about', {
-    headers: [`Authorization: Bearer ${SECRET}`, `Authorization: Bearer ${SECRET}`],
-  });
-  assert.equal(statusOf(response), 400);
-  assert.equal(codeOf(response), 'bad_credential');
-  assert.equal(both.backend.seen.length, 0);
-  // An empty one counts as absent, here too.
-  assert.equal(
-    statusOf(
-      await rawRequest(both.gateway, '/v1/about', { headers: ['Authorization:', `Authorization: Bearer ${SECRET}`] }),
-    ),
-    200,
-  );
-});
+table('two credentials in one place are 400, and an empty header is none', ALL_FORMS, '→ 400 bad_credential', [
+  `GET /v1/about?@auth=${SECRET}&%40auth=${SECRET}`,
+  `GET /@auth=${SECRET}/@auth=${SECRET}/v1/about`,
+  `GET /v1/@auth=${SECRET}/about → 400 bad_target`,
+  `{"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field`,
+  'bearer | bearer',
+  'Authorization: | bearer → 200',
+]);
 
-test('every 401 is the same, whatever was wrong, and carries both challenges', async (t) => {
-  const both = await startBoth(t, {
+table(
+  'every 401 is the same, whatever was wrong, and carries both challenges',
+  {
     auth: { methods: ['bearer'] },
     tokens: { test: { secret: SECRET }, old: { secret: OTHER, expires: '2020-01-01' } },
-  });
-  const answers = [];
-  for (
-    const request of [
-      {},
-      { headers: { authorization: 'Bearer wrong' } },
-      { headers: { authorization: basic(`api:${SECRET}`) } },
-      { headers: { authorization: basic(`api:${OTHER}`) } },
-      { headers: { authorization: `Bearer ${OTHER}` } },
-      { path: `/@auth=${SECRET}/v1/about` },
-      { headers: { authorization: basic(`root:${SECRET}`) } },
-      { headers: { authorization: basic(SECRET) } },
-      { headers: { authorization: SECRET } },
-      { headers: { authorization: `Token ${SECRET}` } },
-      { path: '/v1/accounts' },
-      { path: '/no/such/thing' },
-      { path: '/v1/about', method: 'PATCH' },
-      { path: '/v1/about', method: 'OPTIONS' },
-      { body: MESSAGE },
-      { body: { auth: SECRET, ...MESSAGE } },
-    ]
-  ) {
-    const answer = await ask(both.gateway, request);
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.deepEqual(
-      answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate'),
-      ['Basic realm="signal"', 'Bearer'],
-    );
-    answers.push(answer.json.error);
-  }
-  assert.equal(new Set(answers).size, 1);
-  assert.deepEqual(
-    requests(both.gateway).map((line) => line.reason),
-    [
-      'no_credential',
-      'unknown_token',
-      'form_not_accepted',
-      'expired_token',
-      'expired_token',
-      'form_not_accepted',
-      'wrong_user',
-      'wrong_user',
-      'unknown_scheme',
-      'unknown_scheme',
-      ...Array(6).fill('no_credential'),
-    ],
-  );
-});
+  },
+  String
+    .raw`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | ""error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`,
+  `
+  GET /v1/about → reason=no_credential
+  bearer wrong → reason=unknown_token
+  basic → reason=form_not_accepted
+  basic api:${OTHER} → reason=expired_token
+  bearer ${OTHER} → reason=expired_token
+  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted
+  basic root:${SECRET} → reason=wrong_user
+  basic ${SECRET} → reason=wrong_user
+  Authorization: ${SECRET} → reason=unknown_scheme
+  Authorization: Token ${SECRET} → reason=unknown_scheme
+  GET /v1/accounts → reason=no_credential
+  GET /no/such/thing → reason=no_credential
+  PATCH /v1/about → reason=no_credential
+  OPTIONS /v1/about → reason=no_credential
+  ${HELLO} → reason=no_credential
+  ${AUTHED(SECRET)} → reason=no_credential`,
+);
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
-  const { backend, gateway } = await startBoth(t, NO_TOKENS);
-  assert.equal(
-    JSON.parse(gateway.log[0]!).warning,
-    'no tokens are configured: every request is let in without a credential',
-  );
-  assert.equal((await ask(gateway, { body: { auth: SECRET, ...MESSAGE }, headers: BEARER })).status, 201);
-  assert.deepEqual(JSON.parse(backend.seen[0]!.body.toString()), MESSAGE);
-  assert.equal(backend.seen[0]!.headers.authorization, undefined);
-  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}` })).json.code, 'setup_blocked');
-  assert.equal(backend.seen.length, 1);
+  const both = await startBoth(t, NO_TOKENS);
+  const warning = 'no tokens are configured: every request is let in without a credential';
+  assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
+  await checkRows(both, 'bearer', [
+    `${AUTHED(SECRET)} → 201 | ${HELLO}`,
+    `POST /v1/register/${FROM} → 403 setup_blocked`,
+  ]);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
-  const { socket, text } = open(
-    t,
-    both.gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`,
-  );
+  const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
+  const { socket, text } = open(t, both.gateway, head);
   const filler = Buffer.alloc(64 * 1024, 'x');
   const more = (): void => {
     while (!socket.destroyed && socket.write(filler));
@@ -1961,92 +1997,70 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   socket.on('drain', more);
   more();
   await closed(socket);
-  assert.equal(statusOf(text()), 401);
-  assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024);
+  assert.equal(statusOf(text()), 401, text());
+  assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024, 'the bytes that were read');
   assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
-  assert.equal(both.backend.connections, 0);
+  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
 
-test('auth within the first 64 KiB is found, and one byte later it is not', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const limit = 64 * 1024;
-  const tail = `","auth":"${SECRET}"`; // complete with its closing quote
-  const make = (length: number): string => {
-    const head = `{"number":"${FROM}","recipients":["${TO}"],"message":"`;
-    return `${head}${'x'.repeat(length - head.length - tail.length)}${tail}}`;
-  };
-  assert.equal((await ask(gateway, { body: make(limit) })).status, 201);
-  assert.equal((await ask(gateway, { body: make(limit + 1) })).status, 401);
-  assert.equal(
-    (await ask(gateway, { body: `${make(limit).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}` }))
-      .status,
-    201,
-  );
-  assert.equal(backend.seen.length, 2);
-  assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
-});
+/** A send whose `auth` ends at that byte. */
+function lateAuth(end: number): string {
+  const tail = `","auth":"${SECRET}"`;
+  const head = `${HELLO.slice(0, -1)},"x":"`;
+  return `${head}${'x'.repeat(end - head.length - tail.length)}${tail}}`;
+}
 
-attack(
-  'use a token after its last day',
+table('auth within the first 64 KiB is found, and one byte later it is not', {}, '→ 201', [
+  lateAuth(64 * 1024),
+  `${lateAuth(64 * 1024 + 1)} → 401 unauthorized`,
+  `${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`,
+]);
+
+table(
+  'attack: use a token after its last day',
   { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } },
-  401,
-  'unauthorized',
-  [{}, { body: MESSAGE }],
+  'bearer → 401 unauthorized',
+  ['GET /v1/about', HELLO],
 );
-attack(
-  'use a token from elsewhere',
+table(
+  'attack: use a token from elsewhere',
   { clients: ['127.0.0.1'], tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } } },
-  403,
-  'client_not_allowed',
-  [
-    { body: MESSAGE },
-    {
-      body: MESSAGE,
-      headers: { 'x-forwarded-for': '192.0.2.1', 'x-real-ip': '192.0.2.1', 'forwarded': 'for=192.0.2.1' },
-    },
-  ],
+  `${HELLO} | bearer → 403 client_not_allowed`,
+  ['POST /v2/send', 'X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1'],
 );
-attack(
-  "use another token's form",
+table(
+  "attack: use another token's form",
   { tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } } },
-  401,
-  'unauthorized',
-  [
-    { body: MESSAGE },
-    { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } },
-    { body: MESSAGE, path: `/v2/send?@auth=${SECRET}`, headers: { authorization: '' } },
-    { body: { auth: OTHER, ...MESSAGE }, headers: { authorization: '' } },
-  ],
+  `${HELLO} → 401 unauthorized`,
+  ['bearer', 'basic', `POST /v2/send?@auth=${SECRET}`, AUTHED(OTHER)],
 );
-attack(
-  "use somebody else's token in the body together with a token that may not",
+table(
+  "attack: use somebody else's token in the body together with a token that may not",
   { tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } } },
-  403,
-  'endpoint_not_allowed',
+  `${HELLO} | bearer → 403 endpoint_not_allowed`,
   [
-    { body: { auth: OTHER, ...MESSAGE } },
-    { body: { ...MESSAGE, auth: OTHER } },
-    { body: MESSAGE, path: `/v2/send?@auth=${OTHER}` },
-    { body: MESSAGE, path: `/@auth=${OTHER}/v2/send` },
+    AUTHED(OTHER),
+    `${HELLO.slice(0, -1)},"auth":"${OTHER}"}`,
+    `POST /v2/send?@auth=${OTHER}`,
+    `POST /@auth=${OTHER}/v2/send`,
   ],
 );
-attack(
-  'hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text',
+table(
+  'attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text',
   CONFINED,
-  400,
-  'bad_json',
-  [
-    ...['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x', 'application/xml'].map((
-      type,
-    ): Ask => ({ body: `x=1&recipients=${STRANGER}`, headers: { 'content-type': type } })),
-    { body: `\ufeff${JSON.stringify(MESSAGE)}` },
-    { body: `${JSON.stringify(MESSAGE)}${JSON.stringify({ ...MESSAGE, recipients: [STRANGER] })}` },
-    { body: `${JSON.stringify(MESSAGE)}\n\0` },
-    { body: `[${JSON.stringify(MESSAGE)}]` },
-    { body: Buffer.concat([Buffer.from('{"message":"'), Buffer.from([0xff]), Buffer.from(`","number":"${FROM}"}`)]) },
-    { body: `{"x":${'['.repeat(5000)}${']'.repeat(5000)}}` },
-    { body: `{"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}` },
-  ],
+  `'x=1&recipients=${STRANGER}' | bearer → 400 bad_json`,
+  String.raw`
+  Content-Type: text/plain
+  Content-Type: application/x-www-form-urlencoded
+  Content-Type: multipart/form-data; boundary=x
+  Content-Type: application/xml
+  '\ufeff${HELLO}'
+  ${HELLO}${HELLO.replace(TO, STRANGER)}
+  '${HELLO}\n\u0000'
+  [${HELLO}]
+  '{"message":"\xff","number":"${FROM}"}'
+  {"x":${'['.repeat(5000)}${']'.repeat(5000)}}
+  {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`,
 );
 
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
@@ -2054,21 +2068,22 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   for (let i = 0; i < 50_000; i++) {
     limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, written: '' }, i);
   }
-  assert.equal(limiter.size, 10_000);
+  assert.equal(limiter.size, 10_000, 'the addresses that are kept');
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
   const both = await startBoth(t);
   for (let i = 0; i < 200; i++) {
-    const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
-    assert.equal(status, i < 30 ? 401 : 429);
+    const { status } = await ask(both.gateway, signed(`Bearer guess-number-${i}-of-many`));
+    assert.equal(status, i < 30 ? 401 : 429, `guess ${i}`);
   }
-  assert.equal(both.backend.connections, 0);
-  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
+  await checkRows(both, 'bearer', 'GET /v1/about → 200');
 });
 
-test('per token: rate, clients and allow replace the top-level ones whole', async (t) => {
-  const { gateway } = await startBoth(t, {
+table(
+  'per token: rate, clients and allow replace the top-level ones whole',
+  {
     rate: '1/1h',
     clients: ['192.0.2.1'],
     allow: ['info'],
@@ -2076,53 +2091,38 @@ test('per token: rate, clients and allow replace the top-level ones whole', asyn
       own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] },
       none: { secret: OTHER },
     },
-  });
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 403);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 429);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).json.code, 'client_not_allowed');
-});
+  },
+  `POST /v2/send | ${HELLO} | bearer → 201`,
+  `
+  bearer
+  GET /v1/about → 403 endpoint_not_allowed
+  bearer
+  bearer → 429 rate_limited
+  bearer ${OTHER} → 403 client_not_allowed`,
+);
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
   let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
-  const { gateway } = await startBoth(t, {
-    tokens: {
-      day: { secret: SECRET, expires: '2027-06-30' },
-      time: { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' },
-    },
-  }, { now: () => nowMs });
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
-  }
+  const day = { secret: SECRET, expires: '2027-06-30' };
+  const time = { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' };
+  const both = await startBoth(t, { tokens: { day, time } }, { now: () => nowMs });
+  await checkRows(both, '→ 200', ['bearer', `bearer ${OTHER}`]);
   nowMs += 2;
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 401);
-  }
+  await checkRows(both, '→ 401 unauthorized', ['bearer', `bearer ${OTHER}`]);
 });
 
 // Node 20 obeyed header fields beyond the thousandth, and did not show them.
-test('a thousand header fields hide nothing from the gateway', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const filler = 'a:\r\n'.repeat(1100);
-  for (
-    const request of [
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
-      `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\n${filler}Authorization: Bearer x\r\n\r\n`,
-    ]
-  ) assert.equal(statusOf(await raw(gateway, request)), TOO_MANY[0]);
-  assert.equal(backend.connections, 0);
-});
+table('a thousand header fields hide nothing from the gateway', {}, `→ ${'Bun' in globalThis ? 400 : 431}`, [
+  `{} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked`,
+  `bearer | ${'a: | '.repeat(1100)} bearer x`,
+]);
 
 // A regular expression was quadratic in the white space of an Authorization header.
 test('a long Authorization header is looked at in one pass', async (t) => {
   const { gateway } = await startBoth(t);
-  const spaces = ' '.repeat(15_000);
   for (let i = 0; i < 40; i++) {
-    assert.match(
-      String((await ask(gateway, { headers: { authorization: `Bearer a${spaces}a` } })).status),
-      /^4(01|29)$/,
-    );
+    const { status } = await ask(gateway, signed(`Bearer a${' '.repeat(15_000)}a`));
+    assert.ok([401, 429].includes(status), String(status));
   }
 });
 
