@@ -930,9 +930,9 @@ async function checkRow(both: Both, row: Row): Promise<void> {
   for (const words of row.words) assert.ok(answer.text.includes(words), `${words} is not in ${answer.text}`);
   for (const [name, value] of row.answered) assert.equal(answer.headers[name.toLowerCase()] ?? '', value, name);
   const id = answer.json?.requestId ?? got?.headers['x-request-id'];
-  const own = (line: LogLine): boolean => line.requestId === id;
+  const own = (line: LogLine): boolean => id === undefined ? line.method === row.method : line.requestId === id;
   if (row.log.length > 0) await until(() => requests(gateway).some(own));
-  for (const [name, value] of row.log) assert.equal(String(requests(gateway).find(own)![name]), value, name);
+  for (const [name, value] of row.log) assert.equal(String(requests(gateway).findLast(own)![name]), value, name);
 }
 
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
@@ -2599,65 +2599,37 @@ test('WebSocket: a refusal says to a page of an origin on cors that it may read 
 
 // ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
 
-/** Every route of backend.md, with the group that it belongs to here. */
-const ROUTES = `
-info GET /v1/about
-info GET /v1/health
-send POST /v2/send
-send POST /v1/send
-receive GET /v1/receive/N
-messaging PUT,DELETE /v1/typing-indicator/N
-messaging POST,DELETE /v1/reactions/N
-messaging POST /v1/receipts/N
-messaging DELETE /v1/remote-delete/N
-messaging POST,DELETE /v1/polls/N
-messaging POST /v1/polls/N/vote
-messaging GET /v1/attachments
-messaging GET,DELETE /v1/attachments/abc
-messaging GET,POST /v1/sticker-packs/N
-messaging GET /v1/search
-messaging GET /v1/search/N
-messaging GET,POST /v1/groups/N
-messaging GET,PUT,DELETE /v1/groups/N/G
-messaging GET /v1/groups/N/G/avatar
-messaging POST /v1/groups/N/G/block
-messaging POST /v1/groups/N/G/join
-messaging POST /v1/groups/N/G/quit
-messaging POST,DELETE /v1/groups/N/G/members
-messaging POST,DELETE /v1/groups/N/G/admins
-messaging POST,DELETE /v1/groups/N/G/pin-message
-setup GET,POST /v1/configuration
-setup GET,POST /v1/configuration/N/settings
-setup POST /v1/register/N
-setup POST /v1/register/N/verify/123456
-setup POST /v1/unregister/N
-setup GET /v1/qrcodelink
-setup GET /v1/qrcodelink/raw
-setup GET /v1/accounts
-setup POST /v1/accounts/N/rate-limit-challenge
-setup PUT /v1/accounts/N/settings
-setup POST,DELETE /v1/accounts/N/username
-setup POST,DELETE /v1/accounts/N/pin
-setup GET,POST /v1/devices/N
-setup DELETE /v1/devices/N/2
-setup DELETE /v1/devices/N/local-data
-setup PUT /v1/profiles/N
-setup GET /v1/identities/N
-setup PUT /v1/identities/N/trust/+15550100009
-setup GET,PUT /v1/contacts/N
-setup GET /v1/contacts/N/some-uuid
-setup GET /v1/contacts/N/some-uuid/avatar
-setup POST /v1/contacts/N/sync
-setup GET,POST,PUT,DELETE /v1/plugins/anything
-setup GET /swagger/index.html
-setup GET /swagger/doc.json`.trim().split('\n').flatMap((line) => {
-  const [group = '', methods = '', path = ''] = line.split(' ');
-  return methods.split(',').map((method) => ({
-    group,
-    method,
-    path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
-  }));
-});
+/** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
+const ROUTES = Object.entries({
+  info: 'GET /v1/about; GET /v1/health',
+  send: 'POST /v2/send; POST /v1/send',
+  receive: 'GET /v1/receive/N',
+  messaging: `
+    PUT,DELETE /v1/typing-indicator/N; POST,DELETE /v1/reactions/N; POST /v1/receipts/N; DELETE /v1/remote-delete/N;
+    POST,DELETE /v1/polls/N; POST /v1/polls/N/vote; GET /v1/attachments; GET,DELETE /v1/attachments/abc;
+    GET,POST /v1/sticker-packs/N; GET /v1/search; GET /v1/search/N; GET,POST /v1/groups/N;
+    GET,PUT,DELETE /v1/groups/N/G; GET /v1/groups/N/G/avatar; POST /v1/groups/N/G/block; POST /v1/groups/N/G/join;
+    POST /v1/groups/N/G/quit; POST,DELETE /v1/groups/N/G/members; POST,DELETE /v1/groups/N/G/admins;
+    POST,DELETE /v1/groups/N/G/pin-message`,
+  setup: `
+    GET,POST /v1/configuration; GET,POST /v1/configuration/N/settings; POST /v1/register/N;
+    POST /v1/register/N/verify/123456; POST /v1/unregister/N; GET /v1/qrcodelink; GET /v1/qrcodelink/raw;
+    GET /v1/accounts; POST /v1/accounts/N/rate-limit-challenge; PUT /v1/accounts/N/settings;
+    POST,DELETE /v1/accounts/N/username; POST,DELETE /v1/accounts/N/pin; GET,POST /v1/devices/N;
+    DELETE /v1/devices/N/2; DELETE /v1/devices/N/local-data; PUT /v1/profiles/N; GET /v1/identities/N;
+    PUT /v1/identities/N/trust/+15550100009; GET,PUT /v1/contacts/N; GET /v1/contacts/N/some-uuid;
+    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,DELETE /v1/plugins/anything;
+    GET /swagger/index.html; GET /swagger/doc.json`,
+}).flatMap(([group, routes]) =>
+  routes.split(';').flatMap((route) => {
+    const [methods = '', path = ''] = route.trim().split(' ');
+    return methods.split(',').map((method) => ({
+      group,
+      method,
+      path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
+    }));
+  })
+);
 
 const IN_GROUP: Record<string, string[]> = {
   send: ['send'],
@@ -2667,196 +2639,145 @@ const IN_GROUP: Record<string, string[]> = {
   setup: ['setup'],
 };
 
+/** Where any request is 200, whatever the backend has for it. */
+const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
+
+/** The request of a route, as a row that a token may send or is refused. */
+function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolean): string {
+  const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+  return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${isAllowed ? `200 | ${method} ${path}` : refusal}`;
+}
+
 for (const [word, groups] of Object.entries(IN_GROUP)) {
-  test(`allow "${word}" lets through its routes of the backend and no other`, async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      res.end('{}');
-    });
-    const gateway = await startGateway(t, backend, { allow: [word] });
-    for (const { group, method, path } of ROUTES) {
-      const before = backend.seen.length;
-      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
-      const allowed = groups.includes(group);
-      assert.equal(answer.status, allowed ? 200 : 403, `${method} ${path}`);
-      assert.equal(backend.seen.length - before, allowed ? 1 : 0, `${method} ${path}`);
-      if (allowed) assert.equal(backend.seen.at(-1)!.url, path);
-      else {assert.equal(
-          answer.json.code,
-          group === 'setup' ? 'setup_blocked' : 'endpoint_not_allowed',
-          `${method} ${path}`,
-        );}
-    }
+  const rows = ROUTES.map((route) => rowOf(route, groups.includes(route.group)));
+  table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, 'bearer', rows, {
+    handler: ANY_ROUTE,
   });
 }
 
-test('no wildcard reaches setup; the word or its first two segments do, and of swagger the first', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const cases: [allow: string[], reached: string[]][] = [
-    [[
-      '* /*',
-      '* /v1/*',
-      '* /:a/*',
-      'GET /v1/:a/:b',
-      '* /v1/*/:number',
-      '* /:a/:b',
-      '* /v1/:a',
-      '* /:swagger/*',
-      'messaging',
-      'send',
-      'info',
-      'receive',
-    ], []],
-    [['* /v1/accounts/*'], ['/v1/accounts/']],
-    [['GET /swagger/*'], ['/swagger/']],
-    [['GET /swagger/:file'], ['/swagger/']],
-    [['GET /v1/accounts', 'GET /swagger/doc.json'], ['GET /v1/accounts', 'GET /swagger/doc.json']],
-    [['setup'], ['/v1/', '/swagger/']],
-  ];
-  for (const [allow, reached] of cases) {
-    const gateway = await startGateway(t, backend, { allow });
-    for (const { method, path } of ROUTES.filter(({ group }) => group === 'setup')) {
-      const before = backend.seen.length;
-      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
-      const expected = reached.some((part) =>
-        part.includes(' ') ? part === `${method} ${path}` : path.startsWith(part)
-      );
-      assert.equal(answer.status, expected ? 200 : 403, `${allow[0]}: ${method} ${path}`);
-      assert.equal(backend.seen.length - before, expected ? 1 : 0);
-    }
-  }
-});
-
-test('a new upstream route below a setup prefix is setup, although no table knows it', async (t) => {
-  const both = await startBoth(t, { allow: ['* /*', 'messaging', 'GET /v1/accounts'] });
-  for (const path of ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins']) {
-    for (const method of ['GET', 'DELETE', 'OPTIONS', 'PROPFIND']) {
-      assertDenied(await ask(both.gateway, { path, method, headers: BEARER }), 403, 'setup_blocked', both);
-    }
-  }
-  assertDenied(
-    await ask(both.gateway, { path: '/v1/accounts', body: {}, headers: BEARER }),
-    403,
-    'setup_blocked',
-    both,
+const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
+for (
+  const [allow, reached] of [
+    [[...WILDCARDS, 'messaging', 'send', 'info', 'receive'], /^$/],
+    [['* /v1/accounts/*'], /^\w+ \/v1\/accounts\//],
+    [['GET /swagger/*'], /^GET \/swagger\//],
+    [['GET /swagger/:file'], /^GET \/swagger\//],
+    [['GET /v1/accounts', 'GET /swagger/doc.json'], /^GET \/(v1\/accounts|swagger\/doc.json)$/],
+  ] as [string[], RegExp][]
+) {
+  table(
+    `no wildcard reaches setup; its first two segments do, and of swagger the first: ${allow.at(-1)}`,
+    { allow },
+    'bearer',
+    ROUTES.filter(({ group }) => group === 'setup').map((route) =>
+      rowOf(route, reached.test(`${route.method} ${route.path}`))
+    ),
+    { handler: ANY_ROUTE },
   );
-});
+}
 
-test('what is no endpoint is 404, a method that it lacks is 405 with those that it has, to who holds a token', async (t) => {
-  const both = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
-  const narrow = { backend: both.backend, gateway: await startGateway(t, both.backend, { allow: ['info'] }) };
-  for (
-    const [method, path, route, allow] of [
-      ['POST', '/', '/'],
-      ['POST', '/send', '/send'],
-      ['POST', '/api/v2/send', '/*/v2/send'],
-      ['POST', '/api/v1/rpc', '/*/v1/*'],
-      ['GET', '/v1/new', '/v1/*'],
-      ['POST', '/v1/new/x', '/v1/*/*'],
-      ['GET', `/v1/receive/${FROM}/x`, '/v1/receive/*/*'],
-      ['GET', `/v1/accounts/${FROM}`, '/v1/accounts/*'],
-      ['GET', `/${'v1/'.repeat(3000)}`, `/v1${'/v1'.repeat(7)}`],
-      ['GET', '/v2/send', '/v2/send', 'POST'],
-      ['PUT', '/v2/send?message=x', '/v2/send', 'POST'],
-      ['HEAD', '/v1/about', '/v1/about', 'GET'],
-      ['OPTIONS', '/v2/send', '/v2/send', 'POST'],
-      ['PATCH', `/v1/groups/${FROM}`, '/v1/groups/*', 'GET, POST'],
-      ['PATCH', `/v1/devices/${FROM}/local-data`, '/v1/devices/*/local-data', 'DELETE'],
-      ['PUT', `/v1/contacts/${FROM}/sync`, '/v1/contacts/*/sync', 'GET, POST'],
-      ['OPTIONS', '/v1/plugins/mine', '/v1/plugins/*', 'GET, POST, PUT, PATCH, DELETE'],
-    ] as const
-  ) {
-    for (const { gateway } of path.includes('new') ? [both] : [both, narrow]) {
-      if (gateway === narrow.gateway && /accounts|devices|contacts|plugins/.test(path)) continue;
-      const [status, code] = allow ? [405, 'method_not_allowed'] : [404, 'unknown_endpoint'];
-      const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
-      assert.equal(statusOf(response), status, `${method} ${path}`);
-      assert.equal(/\r\nAllow: (.*)\r\n/i.exec(response)?.[1], allow);
-      if (method !== 'HEAD') assert.equal(codeOf(response), code);
-      const line = requests(gateway).at(-1)!;
-      assert.deepEqual([line.code, line.method, line.route], [code, method, route]);
-      assert.equal(statusOf(await rawRequest(gateway, path, { method })), 401);
-      assert.equal(requests(gateway).at(-1)!.route, route);
-    }
+table(
+  'a new upstream route below a setup prefix is setup, although no table knows it',
+  { allow: ['* /*', 'messaging', 'GET /v1/accounts'] },
+  'bearer → 403 setup_blocked',
+  [
+    ...['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'].flatMap((path) =>
+      ['GET', 'DELETE', 'OPTIONS', 'PROPFIND'].map((method) => `${method} ${path}`)
+    ),
+    'POST /v1/accounts | {}',
+  ],
+);
+
+/** Method, path, and the route in the log, if it is another than the path. */
+const NO_ENDPOINTS = `
+  POST / → route=/
+  POST /send → route=/send | "POST to /v2/send"
+  POST /api/v2/send → route=/*/v2/send
+  POST /api/v1/rpc → route=/*/v1/*
+  GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}`;
+const NO_METHODS = `
+  GET /v2/send → Allow: POST | route=/v2/send
+  PUT /v2/send?message=x → Allow: POST | route=/v2/send
+  HEAD /v1/about → Allow: GET | route=/v1/about
+  OPTIONS /v2/send → Allow: POST | route=/v2/send
+  PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/*`;
+/** To a token that may not use setup these are 403. */
+const OF_SETUP = `
+  PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
+  PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
+  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*`;
+
+test('to who holds a token, what is no endpoint is 404, and a method that it lacks is 405 with those that it has', async (t) => {
+  const wide = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
+  const narrow = { backend: wide.backend, gateway: await startGateway(t, wide.backend, { allow: ['info'] }) };
+  for (const both of [wide, narrow]) {
+    await checkRows(both, 'bearer → 404 unknown_endpoint | Allow:', NO_ENDPOINTS);
+    await checkRows(both, 'bearer → 405 method_not_allowed', NO_METHODS);
   }
-  assert.match(
-    (await ask(both.gateway, { path: '/send', body: MESSAGE, headers: BEARER })).json.error,
-    /POST to \/v2\/send/,
-  );
-  // A route of the backend that the token may not use is neither.
-  assertDenied(
-    await ask(narrow.gateway, { path: '/v1/attachments', headers: BEARER }),
-    403,
-    'endpoint_not_allowed',
-    narrow,
-  );
-  assert.equal(both.backend.connections, 0);
+  await checkRows(wide, 'bearer → 404 unknown_endpoint | Allow:', [
+    'GET /v1/new → route=/v1/*',
+    'POST /v1/new/x → route=/v1/*/*',
+    `GET /v1/accounts/${FROM} → route=/v1/accounts/*`,
+  ]);
+  await checkRows(wide, 'bearer → 405 method_not_allowed', OF_SETUP);
+  await checkRows(narrow, 'bearer → 403 endpoint_not_allowed', 'GET /v1/attachments');
+  // To others it is all the same, but the log knows the route.
+  const routes = [NO_ENDPOINTS, NO_METHODS, OF_SETUP].map((rows) => rows.replace(/→.*(?=route)/g, '→ '));
+  await checkRows(wide, '→ 401', routes.map((rows) => rows.replace(/ \| "POST.*$/m, '')));
 });
 
-test('patterns: literals, parameters, wildcards and methods', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const cases: [pattern: string, method: string, path: string, status: number][] = [
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, 200],
-    ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, 403],
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/${GROUP}`, 403],
-    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/${GROUP}`, 200],
-    ['* /v1/groups/*', 'GET', '/v1/groups', 404],
-    ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', 200],
-    ['* /v1/groups/*', 'HEAD', '/v1/groups/a', 405],
-    ['* /v1/groups/*', 'OPTIONS', '/v1/groups/a', 405],
-    ['GET /v1/*/x', 'GET', '/v1/new/x', 200],
-    ['GET /v1/*/x', 'GET', '/v1/new/more/x', 404],
-    ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, 200],
-    ['GET /v1/new/:number', 'GET', '/v1/new/12', 404],
-    ['GET /v1/new/:any', 'GET', '/v1/new/12', 200],
-    ['GET /v1/new/:groupid', 'GET', `/v1/new/${GROUP}`, 200],
-    ['GET /v1/new/:groupid', 'GET', '/v1/new/group.QUJD', 404],
-    ['GET /v1/new/constructor', 'GET', '/v1/new/constructor', 200],
-    // What a route spells is not a parameter: local-data deletes all of an account's data.
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/2`, 200],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local-data`, 403],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local%2Ddata`, 403],
-    ['DELETE /v1/devices/:number/*', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
-    ['DELETE /v1/devices/:number/local-data', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
-    ['POST /v1/polls/:number/:any', 'POST', `/v1/polls/${FROM}/vote`, 403],
-    ['GET /v1/:any', 'GET', '/v1/about', 403],
-    ['* /v1/plugins/:name', 'GET', '/v1/plugins/mine', 200],
-    ['GET /v1/About', 'GET', '/v1/about', 403],
-    ['GET /v1/about', 'GET', '/v1/ABOUT', 404],
-    [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, 200],
-    [`GET /v1/groups/${FROM}`, 'GET', '/v1/groups/+15550100009', 403],
-  ];
-  for (const [pattern, method, path, status] of cases) {
-    const gateway = await startGateway(t, backend, { allow: [pattern] });
-    const before = backend.seen.length;
-    const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), status, `${pattern} on ${method} ${path}`);
-    assert.equal(backend.seen.length - before, status === 200 ? 1 : 0);
-  }
-});
+table(
+  'patterns: literals, parameters, wildcards and methods',
+  {},
+  'bearer',
+  `
+  GET /v1/groups/:number ? GET /v1/groups/${FROM} → 200
+  GET /v1/groups/:number ? POST /v1/groups/${FROM} → 403
+  GET /v1/groups/:number ? GET /v1/groups/${FROM}/${GROUP} → 403
+  * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP} → 200
+  * /v1/groups/* ? GET /v1/groups → 404
+  * /v1/groups/* ? PATCH /v1/groups/a/b/c → 200
+  * /v1/groups/* ? HEAD /v1/groups/a → 405
+  * /v1/groups/* ? OPTIONS /v1/groups/a → 405
+  GET /v1/*/x ? GET /v1/new/x → 200
+  GET /v1/*/x ? GET /v1/new/more/x → 404
+  GET /v1/new/:number ? GET /v1/new/${FROM} → 200
+  GET /v1/new/:number ? GET /v1/new/12 → 404
+  GET /v1/new/:any ? GET /v1/new/12 → 200
+  GET /v1/new/:groupid ? GET /v1/new/${GROUP} → 200
+  GET /v1/new/:groupid ? GET /v1/new/group.QUJD → 404
+  GET /v1/new/constructor ? GET /v1/new/constructor → 200
+  # What a route spells is not a parameter: local-data deletes all of an account's data.
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/2 → 200
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local-data → 403
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local%2Ddata → 403
+  DELETE /v1/devices/:number/* ? DELETE /v1/devices/${FROM}/local-data → 200
+  DELETE /v1/devices/:number/local-data ? DELETE /v1/devices/${FROM}/local-data → 200
+  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote → 403
+  GET /v1/:any ? GET /v1/about → 403
+  * /v1/plugins/:name ? GET /v1/plugins/mine → 200
+  GET /v1/About ? GET /v1/about → 403
+  GET /v1/about ? GET /v1/ABOUT → 404
+  GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)} → 200
+  GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009 → 403`.replace(/^ *([^#\s].*?) \? /gm, '@ {"allow":["$1"]} | '),
+  { handler: ANY_ROUTE },
+);
 
-test('the default allows sending and asking about, and nothing more', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (
-    const [status, request] of [
-      [200, { path: '/v1/about' }],
-      [204, { path: '/v1/health' }],
-      [201, { body: MESSAGE }],
-      [201, { body: MESSAGE, path: '/v1/send' }],
-      [403, { path: `/v1/receive/${FROM}` }],
-      [403, { path: '/v1/attachments' }],
-      [404, { path: '/api/v1/rpc', body: '{}' }],
-      [404, { path: '/' }],
-    ] as [number, Ask][]
-  ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status);
-  assert.equal(backend.seen.length, 4);
-});
+table(
+  'the default allows sending and asking about, and nothing more',
+  {},
+  'bearer → 200',
+  `
+  GET /v1/about
+  GET /v1/health → 204
+  ${HELLO} → 201
+  POST /v1/send | ${HELLO} → 201
+  GET /v1/receive/${FROM} → 403
+  GET /v1/attachments → 403
+  POST /api/v1/rpc | {} → 404
+  GET / → 404`,
+);
 
 test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
@@ -2864,102 +2785,94 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
     const response = await rawRequest(gateway, '/v1/about', { method, headers: [`Authorization: Bearer ${SECRET}`] });
     assert.ok([400, 405, NaN].includes(statusOf(response)), `${method}: ${response}`);
   }
-  assert.equal(backend.seen.length, 0);
+  assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
-attack('use a route that carries no account', CONFINED, 403, 'endpoint_not_allowed', [
-  { path: '/v1/attachments' },
-  { path: '/v1/attachments/abc' },
-  { method: 'DELETE', path: '/v1/attachments/abc' },
-  { path: '/v1/search?numbers=%2B15550100009' },
+table('attack: use a route that carries no account', CONFINED, 'bearer → 403 endpoint_not_allowed', [
+  'GET /v1/attachments',
+  'GET /v1/attachments/abc',
+  'DELETE /v1/attachments/abc',
+  'GET /v1/search?numbers=%2B15550100009',
 ]);
-attack(
-  'use a route that a pattern opens and nobody knows',
+table(
+  'attack: use a route that a pattern opens and nobody knows',
   { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] },
-  403,
-  'endpoint_not_allowed',
+  'bearer → 403 endpoint_not_allowed',
   [
-    { body: MESSAGE, path: '/v3/send' },
-    { body: MESSAGE, path: '/v1/plugins/mine' },
-    { path: `/v1/new/${FROM}` },
-    { method: 'PATCH', path: `/v1/groups/${FROM}` },
+    `POST /v3/send | ${HELLO}`,
+    `POST /v1/plugins/mine | ${HELLO}`,
+    `GET /v1/new/${FROM}`,
+    `PATCH /v1/groups/${FROM}`,
   ],
 );
-
-attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
-  ...[
-    `/v1/register/${FROM}`,
-    `//v1/register/${FROM}`,
-    `/v1//register/${FROM}/`,
-    `/%76%31/%72egister/${FROM}`,
-    `/v1/register/%2B${FROM.slice(1)}`,
-    `/v1/register/${FROM}?x=/v2/send`,
-    `/v1/unregister/${FROM}`,
-    `/v1/devices/${FROM}/local%2Ddata`,
-    '/v1/accounts',
-    '/v1/configuration',
-    '/v1/plugins/x',
-  ].flatMap((path): Ask[] => [
-    { method: 'POST', path },
-    { method: 'DELETE', path },
-    { method: 'POST', path, headers: { 'x-http-method-override': 'GET' } },
-  ]),
-  { path: '/v1/qrcodelink?device_name=x' },
-  { path: '/v1/qrcodelink/raw?device_name=x' },
-  { path: '/swagger/doc.json' },
-  { path: `/v1/contacts/${FROM}` },
-  { path: `/v1/identities/${FROM}` },
-  { method: 'PUT', path: `/v1/profiles/${FROM}` },
-]);
-attack(
-  'bring setup back through the top level, when the token has a list of its own',
+table(
+  'attack: reach setup by another spelling',
+  { allow: ['messaging', 'info', '* /*', '* /v1/*'] },
+  ['POST', 'DELETE', 'X-HTTP-Method-Override: GET | POST'].map((way) => `${way} / | bearer → 403 setup_blocked`),
+  `
+  /v1/register/${FROM}
+  //v1/register/${FROM}
+  /v1//register/${FROM}/
+  /%76%31/%72egister/${FROM}
+  /v1/register/%2B${FROM.slice(1)}
+  /v1/register/${FROM}?x=/v2/send
+  /v1/unregister/${FROM}
+  /v1/devices/${FROM}/local%2Ddata
+  /v1/accounts
+  /v1/configuration
+  /v1/plugins/x`,
+);
+table(
+  'attack: reach setup by wildcards',
+  { allow: ['messaging', 'info', '* /*', '* /v1/*'] },
+  'bearer → 403 setup_blocked',
+  `
+  GET /v1/qrcodelink?device_name=x
+  GET /v1/qrcodelink/raw?device_name=x
+  GET /swagger/doc.json
+  GET /v1/contacts/${FROM}
+  GET /v1/identities/${FROM}
+  PUT /v1/profiles/${FROM}`,
+);
+table(
+  'attack: bring setup back through the top level, when the token has a list of its own',
   { allow: ['setup'], tokens: { a: { secret: SECRET, allow: ['messaging'] } } },
-  403,
-  'setup_blocked',
-  [
-    { method: 'POST', path: `/v1/register/${FROM}` },
-    { path: '/v1/accounts' },
-  ],
+  'bearer → 403 setup_blocked',
+  [`POST /v1/register/${FROM}`, 'GET /v1/accounts'],
 );
-attack(
-  'use a spelling of a setup route that is no route',
+table(
+  'attack: use a spelling of a setup route that is no route',
   { allow: ['messaging', 'info'] },
-  404,
-  'unknown_endpoint',
+  'bearer → 404 unknown_endpoint',
   [
-    { method: 'POST', path: `/V1/REGISTER/${FROM}` },
-    { method: 'POST', path: `/v1/Register/${FROM}` },
-    { method: 'POST', path: `/v1/register;x/${FROM}` },
-    { method: 'POST', path: '/v1/about;/register' },
+    `POST /V1/REGISTER/${FROM}`,
+    `POST /v1/Register/${FROM}`,
+    `POST /v1/register;x/${FROM}`,
+    'POST /v1/about;/register',
   ],
 );
-
-test('per token: a pattern that names a route without an account opens it, and info stays open', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('[]'));
-  const gateway = await startGateway(t, backend, {
+table(
+  'per token: a pattern that names a route without an account opens it, and info stays open',
+  {
     tokens: {
       a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] },
     },
-  });
-  for (
-    const [path, status] of [['/v1/about', 200], ['/v1/attachments/abc', 200], ['/v1/accounts', 200], [
-      '/v1/attachments',
-      403,
-    ]] as const
-  ) assert.equal((await ask(gateway, { path, headers: BEARER })).status, status, path);
-});
-
-// A wildcard counted as naming the route.
-attack(
-  "read all accounts' attachments by a pattern that names nothing",
-  { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } } },
-  403,
-  'endpoint_not_allowed',
+  },
+  'bearer → 200',
   [
-    { path: '/v1/attachments' },
-    { path: '/v1/attachments/abc' },
-    { path: '/v1/search?numbers=%2B1555' },
+    'GET /v1/about',
+    'GET /v1/attachments/abc',
+    'GET /v1/accounts',
+    'GET /v1/attachments → 403 endpoint_not_allowed',
   ],
+  { handler: ANY_ROUTE },
+);
+// A wildcard counted as naming the route.
+table(
+  "attack: read all accounts' attachments by a pattern that names nothing",
+  { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } } },
+  'bearer → 403 endpoint_not_allowed',
+  ['GET /v1/attachments', 'GET /v1/attachments/abc', 'GET /v1/search?numbers=%2B1555'],
 );
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
