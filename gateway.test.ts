@@ -57,6 +57,8 @@ const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 /** The same as JSON, and with a token in it. */
 const HELLO = JSON.stringify(MESSAGE);
 const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`;
+/** One of so many bytes. */
+const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
@@ -771,8 +773,9 @@ function blocks(language: string): string[] {
  * `bearer`, `bearer TOKEN`, `basic`, `basic USER:PASSWORD` or `none`; a header; `@ {…}`, settings of the token for this
  * row; and the body: JSON as it stands, `'text'` with the escapes \r \n \t \uHHHH and \xHH (a byte), or a multipart form
  * `-- name = value -- f; filename="x" = value`. The fields behind it: a status, and a code if the gateway refuses;
- * `GET /x`, what the backend got; `{…}`, the body that it got, as JSON; `name=value`, a field of the log line;
- * `Name: value`, a header of the response (`Name:` if there is none); and `"words"` that the response holds.
+ * `GET /x`, what the backend got; `{…}` or `'text'`, the body that it got, as JSON or in bytes; `> Name: value`, a header
+ * that it got; `name=value`, a field of the log line; `Name: value`, a header of the response (`Name:` if there is
+ * none); and `"words"` that the response holds.
  *
  * `each` is a row too: what a row does not say, it takes from there (JSON that the backend got is laid over that of
  * `each`). If it is several, every row is sent as each of them. Blank rows, and those that begin with #, are skipped.
@@ -823,12 +826,14 @@ interface Row {
   code?: string;
   line?: string;
   json?: object;
+  bytes?: Buffer;
+  got: [name: string, value: string][];
   log: [name: string, value: string][];
   answered: [name: string, value: string][];
   words: string[];
 }
 
-function parseRow(text: string, each: Row = { headers: [], log: [], answered: [], words: [] }): Row {
+function parseRow(text: string, each: Row = { headers: [], got: [], log: [], answered: [], words: [] }): Row {
   const [request = '', wanted = ''] = text.split(/(?:^| )→ /);
   const row: Row = { ...each, headers: [], words: [...each.words] };
   const own = new Set<string>();
@@ -858,8 +863,11 @@ function parseRow(text: string, each: Row = { headers: [], log: [], answered: []
   }
   row.headers.unshift(...each.headers.filter(([name]) => !own.has(name.toLowerCase())));
   for (const field of wanted.split(' | ').filter(Boolean)) {
+    const [word = '', rest = ''] = pair(field, ' ');
     if (/^(?:\d{3}|passes)\b/.test(field)) [row.status = '', row.code = ''] = field.split(' ');
     else if (field.startsWith('{')) row.json = { ...row.json, ...JSON.parse(field) };
+    else if (field.startsWith("'")) row.bytes = unescaped(field.slice(1, -1));
+    else if (word === '>') row.got = [...row.got, pair(rest, ':')];
     else if (/^\w+=/.test(field)) row.log = [...row.log, pair(field, '=')];
     else if (/^[\w-]+:/.test(field)) row.answered = [...row.answered, pair(field, ':')];
     else if (field.startsWith('"')) row.words.push(field.slice(1, -1));
@@ -926,6 +934,8 @@ async function checkRow(both: Both, row: Row): Promise<void> {
     assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER), 'the backend or the log saw a token');
     if (row.line) assert.equal(`${got!.method} ${got!.url}`, row.line, 'what the backend got');
     if (row.json) assert.deepEqual(gotJson(backend), row.json, 'the body that the backend got');
+    if (row.bytes) assert.ok(got!.body.equals(row.bytes), `the bytes that the backend got: ${got!.body}`);
+    for (const [name, value] of row.got) assert.equal(got!.headers[name.toLowerCase()] ?? '', value, `> ${name}`);
   }
   for (const words of row.words) assert.ok(answer.text.includes(words), `${words} is not in ${answer.text}`);
   for (const [name, value] of row.answered) assert.equal(answer.headers[name.toLowerCase()] ?? '', value, name);
@@ -2879,316 +2889,246 @@ table(
 
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
   let nowMs = 1_700_000_000_000;
-  const { backend, gateway } = await startBoth(t, {
-    rate: '3/1m',
-    tokens: { a: { secret: SECRET }, b: { secret: OTHER } },
-  }, { now: () => nowMs });
-  for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  const tokens = { a: { secret: SECRET }, b: { secret: OTHER } };
+  const both = await startBoth(t, { rate: '3/1m', tokens }, { now: () => nowMs });
+  const rows = (...wanted: string[]): Promise<void> =>
+    checkRows(both, 'bearer', wanted.map((row) => `GET /v1/about → ${row}`));
+  await rows('200', '200', '200');
   // What may not pass anyway does not count, neither before nor after.
-  assert.equal((await ask(gateway, { headers: BEARER, path: '/v1/accounts' })).status, 403);
-  const limited = await ask(gateway, { headers: BEARER });
-  assert.deepEqual([limited.status, limited.json.code, limited.headers['retry-after']], [429, 'rate_limited', '20']);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal(backend.seen.length, 4);
+  await checkRows(both, 'bearer', 'GET /v1/accounts → 403 setup_blocked');
+  await rows('429 rate_limited | Retry-After: 20');
+  await checkRows(both, `bearer ${OTHER}`, 'GET /v1/about → 200');
   nowMs += 19_999;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  await rows('429 rate_limited');
   nowMs += 1;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  await rows('200', '429 rate_limited');
 });
 
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
   let nowMs = 1_700_000_000_000;
   const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
-  const wrong = (client: string): Promise<Answer> =>
-    ask(both.gateway, { headers: { 'authorization': `Bearer ${OTHER}`, 'x-forwarded-for': client } });
-  for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
-  const limited = await wrong('203.0.113.7');
-  assertDenied(limited, 429, 'too_many_failures', both);
+  const rows = (client: string, ...wanted: string[]): Promise<void> =>
+    checkRows(both, `bearer ${OTHER} | X-Forwarded-For: ${client}`, wanted.map((row) => `GET /v1/about → ${row}`));
   // A flood must not fill the log of a small computer.
-  assert.deepEqual(requests(both.gateway).map((line) => line.level), [...Array(30).fill('warn'), 'debug']);
-  assert.equal(limited.headers['retry-after'], '2');
-  assert.equal((await wrong('203.0.113.8')).status, 401);
+  await rows('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
+  await rows('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  await rows('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
-  assert.equal((await ask(both.gateway, { headers: { 'x-forwarded-for': '203.0.113.7' } })).status, 401);
-  assert.equal(both.backend.seen.length, 0);
-  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '203.0.113.7' } })).status, 200);
+  await checkRows(both, 'X-Forwarded-For: 203.0.113.7', ['none → 401 unauthorized', 'bearer → 200']);
   nowMs += 2000;
-  assert.equal((await wrong('203.0.113.7')).status, 401);
-  assert.equal((await wrong('203.0.113.7')).status, 429);
+  await rows('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
-  assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
-  assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
+  for (let i = 0; i < 30; i++) await rows(`2001:db8::${i.toString(16)}`, '401 unauthorized');
+  await rows('2001:db8:0:0:ffff::1', '429 too_many_failures');
+  await rows('2001:db8:0:1::1', '401 unauthorized');
 });
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
   const limiter = new RateLimiter();
-  const rate = { count: 7, perMs: 1000, written: '' };
-  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
-  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
-  assert.equal(limiter.take('b', rate, 0), 0);
-  assert.equal(limiter.take('a', rate, 143), 0);
-  assert.ok(limiter.take('a', rate, 143) > 0);
-  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
-  assert.ok(limiter.take('a', rate, 10_000) > 0);
-  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
+  const take = (key: string, nowMs: number): number => limiter.take(key, { count: 7, perMs: 1000, written: '' }, nowMs);
+  for (let i = 0; i < 7; i++) assert.equal(take('a', 0), 0, `${i} taken from a full bucket`);
+  assert.ok(Math.abs(take('a', 0) - 1000 / 7) < 0.001, 'the wait for the next one');
+  assert.equal(take('b', 0), 0, 'another bucket');
+  assert.equal(take('a', 143), 0, 'one has been refilled');
+  assert.ok(take('a', 143) > 0, 'and no second one');
+  for (let i = 0; i < 7; i++) assert.equal(take('a', 10_000), 0, `${i} taken from a refilled bucket`);
+  assert.ok(take('a', 10_000) > 0, 'it holds no more than its count');
+  assert.ok(take('a', -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
 });
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
 
-test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const body of NOT_AN_OBJECT) {
-    const request = { method: 'POST', path: '/v2/send', body };
-    assertDenied(await ask(both.gateway, { ...request, headers: BEARER }), 400, 'bad_json', both);
-    // To somebody unknown that is said of an object that is broken; what does not begin like one lacks a token.
-    const [status, code] = /^[ \t\r\n]*\{/.test(body) ? [400, 'bad_json'] as const : [401, 'unauthorized'] as const;
-    assertDenied(await ask(both.gateway, request), status, code, both);
+// One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
+const BROKEN = String.raw`
+  {
+  '\n\t {"a'
+  {"a":1,}
+  {"number":nul}
+  '{"a":"\n"}'
+  {} x
+  {"a":${'['.repeat(64)}${']'.repeat(64)}}
+  '{"a":"\xff"}'`;
+const NO_OBJECT = String.raw`
+  ''
+  ' '
+  []
+  "text"
+  '1'
+  'auth=x'
+  '\ufeff{}'
+  '\u000b{}'`;
+const MISREAD = String.raw`
+  {"number":1}
+  {"Number":"${FROM}"}
+  {"number":"${FROM}","number":"${FROM}"}
+  {"recipients":["${TO}",null]}
+  {"recipients":"${TO}"}
+  {"recipient\u017f":["${TO}"]}
+  {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
+  {"recipients":["${'1'.repeat(5000)}"]}`;
+
+table('a body that is not a JSON object is 400, and the backend sees nothing', {}, 'bearer → 400 bad_json', [
+  BROKEN,
+  NO_OBJECT.replace("''", ''), // without a body a send is broken too, but is told so in other words
+  'POST /v2/send → "This endpoint needs a JSON object as its body."',
+]);
+table('a broken object is 400 without a token too', {}, '→ 400 bad_json', BROKEN);
+table(
+  'what does not begin like an object lacks a token: a text or a form without a credential is 401, of any size',
+  {},
+  '→ 401 unauthorized | reason=no_credential',
+  [
+    NO_OBJECT,
+    String.raw`
+    POST /v2/send
+    Transfer-Encoding: chunked | ''
+    Content-Type: text/plain | 'Backup done: 5 files'
+    Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
+    Content-Type: application/json | ' \n[{"auth":"x"}]'
+    -- message = hi
+    Content-Type: text/plain | '\xff\xfe not UTF-8'
+    Content-Type: text/plain | '${' '.repeat(70_000)}'
+    Content-Type: text/plain | '${'long '.repeat(20_000)}'
+    {"auth":null,${HELLO.slice(1)}`,
+  ],
+);
+
+test('a text or a form without a credential is 401 in single bytes too', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n';
+  for (const text of ['Backup done: 5 files', `message=hi&auth=${SECRET}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
+    const response = await raw(gateway, `${head}${Array.from(text, (char) => `1\r\n${char}\r\n`).join('')}0\r\n\r\n`);
+    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized'], text);
   }
-  assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send' }), 401, 'unauthorized', both);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
-test('a text or a form without a credential lacks a token: 401, in any chunks and of any size', async (t) => {
-  const both = await startBoth(t);
-  for (
-    const [type, text] of [
-      ['text/plain', 'Backup done: 5 files'],
-      ['application/x-www-form-urlencoded', `message=hi&auth=${SECRET}`],
-      ['application/json', ' \n[{"auth":"x"}]'],
-      [
-        'multipart/form-data; boundary=x',
-        '--x\r\nContent-Disposition: form-data; name="message"\r\n\r\nhi\r\n--x--\r\n',
-      ],
-      ['text/plain', '\xff\xfe not UTF-8'],
-      ['text/plain', ' '.repeat(70_000)],
-      ['text/plain', 'long '.repeat(20_000)],
-    ] as const
-  ) {
-    const body = Buffer.from(text, 'latin1');
-    const answer = await ask(both.gateway, { body, headers: { 'content-type': type } });
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway).at(-1)!.reason, 'no_credential');
-    const bytes = Array.from(text.slice(0, 300), (char) => `1\r\n${char}\r\n`).join('');
-    const response = await raw(
-      both.gateway,
-      Buffer.from(
-        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n${bytes}0\r\n\r\n`,
-        'latin1',
-      ),
-    );
-    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
-  }
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, auth: null } }), 401, 'unauthorized', both);
-  assertDenied(await ask(both.gateway, { body: '\t{"message":"hi"' }), 400, 'bad_json', both);
-  assert.equal(both.backend.seen.length, 0);
-});
+table('a body that the backend would read in another way is 400', {}, 'bearer → 400 bad_field', [
+  MISREAD,
+  '{"auth":1}',
+  '{"Auth":"x"}',
+]);
+table('what is wrong with the fields of a body is said to nobody unknown, but for "Auth"', {}, '→ 401 unauthorized', [
+  MISREAD,
+  `${AUTHED(SECRET).replace(`"${FROM}"`, '1')} → 400 bad_field`,
+  `${AUTHED(SECRET).replace('auth', 'Auth')} → 400 bad_field`,
+]);
 
-test('a body that the backend would read in another way is 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const body of BAD_FIELDS) {
-    assertDenied(await ask(both.gateway, { body, headers: BEARER }), 400, 'bad_field', both);
-  }
-});
-
-test('what is wrong with the fields of a body is said to nobody unknown', async (t) => {
-  const both = await startBoth(t);
-  for (const body of BAD_FIELDS) {
-    if (!/uth"/i.test(body)) assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
-  }
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, number: 1, auth: SECRET } }), 400, 'bad_field', both);
-});
-
-test('an empty chunked body is a missing credential, "Auth" is named, and without a body its encoding says nothing', async (t) => {
-  const both = await startBoth(t);
-  const response = await raw(
-    both.gateway,
-    'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
-  );
-  assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, Auth: SECRET } }), 400, 'bad_field', both);
-  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'content-encoding': 'gzip' } })).status, 200);
-});
-
-test('a body of just the size that is allowed passes', async (t) => {
-  const { gateway } = await startBoth(t, { limits: { body: '1KiB' } });
-  const body = { ...MESSAGE, message: 'x'.repeat(1024 - JSON.stringify({ ...MESSAGE, message: '' }).length) };
-  for (const more of [{}, { 'transfer-encoding': 'chunked' }]) {
-    assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...more } })).status, 201);
-  }
-});
+table(
+  'a body of just the size that is allowed passes, and one byte more is 413, at once if it says so',
+  { limits: { body: '1KiB' } },
+  'bearer → 413 body_too_large',
+  [
+    `${sized(1024)} → 201`,
+    `${sized(1024)} | Transfer-Encoding: chunked → 201`,
+    `${sized(1025)} → bytesIn=0`,
+    `${sized(1025)} | Transfer-Encoding: chunked`,
+  ],
+);
+table('a compressed body is 415; without a body its encoding says nothing', {}, 'bearer → 415 unsupported_encoding', [
+  ...['gzip', 'br', 'deflate, identity', 'x'].map((encoding) => `${HELLO} | Content-Encoding: ${encoding}`),
+  `${HELLO} | Content-Encoding: Identity → 201`,
+  'GET /v1/about | Content-Encoding: gzip → 200',
+]);
 
 relayTest('an empty body is fine where the route needs none', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
-  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
-  assert.equal(
-    (await ask(gateway, {
-      method: 'POST',
-      path: `/v1/register/${FROM}`,
-      headers: { ...BEARER, 'transfer-encoding': 'chunked' },
-    })).status,
-    201,
-  );
-  assert.equal(backend.seen.length, 2);
-  assert.equal(
-    (await ask(gateway, { method: 'DELETE', path: `/v1/typing-indicator/${FROM}`, headers: BEARER })).status,
-    400,
-  );
-  assert.equal(
-    (await ask(gateway, {
-      method: 'DELETE',
-      path: `/v1/typing-indicator/${FROM}`,
-      headers: BEARER,
-      body: { recipient: TO },
-    })).status,
-    204,
-  );
-  assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
+  const both = await startBoth(t, { allow: ['setup', 'messaging'] });
+  await checkRows(both, 'bearer', [
+    `POST /v1/register/${FROM} → 201`,
+    `POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked → 201`,
+    `DELETE /v1/typing-indicator/${FROM} → 400 bad_json`,
+    `DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`,
+  ]);
 });
 
 relayTest('the body of a GET authenticates it and goes no further', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
-  assert.equal(backend.seen[0]!.body.length, 0);
-  assert.equal(
-    (await ask(gateway, { method: 'GET', path: '/v1/about', body: `{"auth":"${SECRET}"${' '.repeat(70_000)}}` }))
-      .status,
-    413,
-  );
-  assert.equal(backend.seen.length, 1);
-});
-
-test('a compressed body is 415, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const encoding of ['gzip', 'br', 'deflate, identity', 'x']) {
-    assertDenied(
-      await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': encoding } }),
-      415,
-      'unsupported_encoding',
-      both,
-    );
-  }
-  assert.equal(
-    (await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': 'Identity' } })).status,
-    201,
-  );
-});
-
-test('a body beyond the limit is 413: at once if it says so, and as soon as it is if not', async (t) => {
-  const both = await startBoth(t, { limits: { body: '4KiB' } });
-  const long = { ...MESSAGE, message: 'x'.repeat(5000) };
-  assertDenied(await ask(both.gateway, { body: long, headers: BEARER }), 413, 'body_too_large', both);
-  assert.equal(requests(both.gateway)[0].bytesIn, 0);
-  assertDenied(
-    await ask(both.gateway, { body: long, headers: { ...BEARER, 'transfer-encoding': 'chunked' } }),
-    413,
-    'body_too_large',
-    both,
-  );
+  await checkRows(await startBoth(t), 'GET /v1/about', [
+    `{"auth":"${SECRET}"} → 200 | ''`,
+    `'{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`,
+  ]);
 });
 
 relayTest('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
-  const answer = await ask(gateway, {
-    body: { ...MESSAGE, message: 'x'.repeat(2_000_000) },
-    headers: { ...BEARER, 'transfer-encoding': 'chunked' },
-  });
-  assert.equal(answer.status, 413);
-  assert.deepEqual(backend.sent, []);
-  assert.ok(backend.seen.every((seen) => !seen.complete));
+  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
+  const headers = { ...BEARER, 'transfer-encoding': 'chunked' };
+  assert.equal((await ask(gateway, { body: sized(2_000_000), headers })).status, 413);
+  assert.deepEqual(backend.sent, [], 'what the backend sent');
+  assert.ok(backend.seen.every((seen) => !seen.complete), 'a request was complete');
 });
 
 relayTest(
   'small bodies arrive with their true length, chunked or not; large ones as they were announced',
   async (t) => {
-    const { backend, gateway } = await startBoth(t);
-    const large = { ...MESSAGE, base64_attachments: ['A'.repeat(1_000_000)] };
-    const early = JSON.stringify({ auth: SECRET, ...large });
-    const late = JSON.stringify({ ...large, auth: SECRET });
-    const chunked = { 'transfer-encoding': 'chunked' };
-    const cases: [body: string, headers: http.OutgoingHttpHeaders, length: number | undefined][] = [
-      [JSON.stringify(MESSAGE), chunked, JSON.stringify(MESSAGE).length],
-      [JSON.stringify(large), {}, JSON.stringify(large).length],
-      [JSON.stringify(large), chunked, undefined],
-      [early, {}, JSON.stringify(large).length],
-      [late, {}, late.length], // announced before it was known: spaces take the place of auth
-    ];
-    for (const [body, headers, length] of cases) {
-      assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
-      const seen = backend.seen.at(-1)!;
-      // Deno 2.9 sends streams chunked, whatever their length.
-      const streamed = body.length > 65_536 && 'Deno' in globalThis;
-      assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
-      assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
-      const { auth: _, ...expected } = JSON.parse(body);
-      assert.deepEqual(JSON.parse(seen.body.toString()), expected);
-      assert.ok(!seen.body.includes(SECRET));
-    }
+    const large = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
+    const [early, late] = [`{"auth":"${SECRET}",${large.slice(1)}`, `${large.slice(0, -1)},"auth":"${SECRET}"}`];
+    const chunked = '> Content-Length: | > Transfer-Encoding: chunked';
+    // Deno 2.9 sends streams chunked, whatever their length.
+    const long = (length: number): string => 'Deno' in globalThis ? chunked : `> Content-Length: ${length}`;
+    await checkRows(await startBoth(t), 'bearer → 201', [
+      `${HELLO} | Transfer-Encoding: chunked → ${HELLO} | > Content-Length: ${HELLO.length} | > Transfer-Encoding:`,
+      `${large} → '${large}' | ${long(large.length)}`,
+      `${large} | Transfer-Encoding: chunked → ${large} | ${chunked}`,
+      `none | ${early} → ${large} | ${long(large.length)}`,
+      // Announced before it was known: spaces take the place of auth.
+      `${late} → ${large} | ${long(late.length)}`,
+    ]);
   },
 );
 
 relayTest('a large body without auth passes unchanged, byte for byte', async (t) => {
+  const data = `base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}`;
+  const body = Buffer.from(`  {"number":"${FROM}" ,"recipients":[ "${TO}"],"${data}"] }`);
   const { backend, gateway } = await startBoth(t);
-  const body = Buffer.from(
-    `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
-  );
   assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-  assert.ok(backend.seen[0]!.body.equals(body));
+  assert.ok(backend.seen[0]!.body.equals(body), 'what the backend got is not what was sent');
 });
 
-relayTest(
-  'a large body that fails late never becomes a document, and the request to the backend breaks off',
-  async (t) => {
-    const big = 'A'.repeat(300_000);
-    const start = `{"number":"${FROM}","recipients":["${TO}"],"base64_attachments":["${big}"]`;
-    for (
-      const [name, body, code] of [
-        ['a duplicate', `${start},"recipients":["+15559999999"]}`, 'bad_field'],
-        ['a second document', `${start}}{}`, 'bad_json'],
-        ['an early end', start, 'bad_json'],
-        ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
-        ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
-        ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
-        ['a late group', `${start},"recipient":"group.436641234567x"}`, 'bad_field'],
-        ['a late null for a sender', `${start.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
-        ['no sender at all', `${start.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
-      ] as const
-    ) {
-      await t.test(name, async (t) => {
-        let got = '';
-        let broke = false;
-        const server = net.createServer((socket) => {
-          socket.on('data', (chunk) => {
-            got += chunk.toString('latin1');
-          });
-          socket.on('error', () => {});
-          socket.on('close', () => {
-            broke = true;
-          });
+const LATE = HELLO.replace('}', `,"base64_attachments":["${'A'.repeat(300_000)}"]`);
+for (
+  const [name, body, code] of [
+    ['a duplicate', `${LATE},"recipients":["${STRANGER}"]}`, 'bad_field'],
+    ['a spelling', `${LATE},"recipient\\u017f":["x"]}`, 'bad_field'],
+    ['a second document', `${LATE}}{}`, 'bad_json'],
+    ['an early end', LATE, 'bad_json'],
+    ['a control character', `${LATE.slice(0, -2)}\n"]}`, 'bad_json'],
+    ['a word', `${LATE},"x":tru}`, 'bad_json'],
+    ['an option', `${LATE},"members":["--help"]}`, 'bad_field'],
+    ['a file name', `${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
+    ['a group', `${LATE},"recipient":"group.436641234567x"}`, 'bad_field'],
+    ['another recipient', `${LATE},"recipient":"${STRANGER}"}`, 'recipient_not_allowed'],
+    ['another sender', `${LATE.replace(`"number":"${FROM}",`, '')},"number":"${STRANGER}"}`, 'sender_not_allowed'],
+    ['null for a sender', `${LATE.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
+    ['no sender', `${LATE.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
+  ] as const
+) {
+  relayTest(
+    `${name} late in a large body: no document arrives, and the request to the backend breaks off`,
+    async (t) => {
+      let got = '';
+      let broke = false;
+      const server = net.createServer((socket) => {
+        socket.on('data', (chunk) => {
+          got += chunk.toString('latin1');
+        }).on('error', () => {}).on('close', () => {
+          broke = true;
         });
-        server.listen(0, '127.0.0.1');
-        await once(server, 'listening');
-        t.after(() => server.close());
-        const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }, {
-          tokens: { test: { secret: SECRET, senders: [FROM] } },
-        });
-        const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
-        assert.equal(answer.status, 400);
-        assert.equal(answer.json.code, code);
-        await until(() => broke);
-        assert.match(got, /^POST \/v2\/send HTTP\/1\.1/);
-        assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
-        const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').replace(
-          /\r\n$/,
-          '',
-        );
-        assert.throws(() => JSON.parse(document), SyntaxError);
-        assert.ok(!document.trimEnd().endsWith('}'));
       });
-    }
-  },
-);
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      t.after(() => server.close());
+      const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+      const gateway = await startGateway(t, { url }, CONFINED);
+      const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
+      assert.equal(answer.json.code, code, answer.text);
+      await until(() => broke);
+      assert.match(got, /^POST \/v2\/send HTTP\/1\.1/, 'the request began');
+      assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
+      const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').trimEnd();
+      assert.throws(() => JSON.parse(document), SyntaxError);
+      assert.ok(!document.endsWith('}'), 'the closing brace was sent');
+    },
+  );
+}
 
 test('Expect: 100-continue is answered when the body is wanted, and a refused client is not asked for it', async (t) => {
   const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
@@ -3274,21 +3214,21 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
 
 // Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
 test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
-  const both = await startBoth(t, {}, { stallTimeoutMs: 400 });
-  const begun = 'POST /v2/send HTTP/1.1\r\nHost: x\r\n';
-  const clients = (
-    [
-      [401, post(OTHER, 1_000_000)],
-      [401, post(OTHER, 60_000)],
-      [401, `${post(OTHER, 'chunked')}f4240\r\n`],
-      [413, post(SECRET, 1_000_000_000)],
-      [200, 'GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n'],
-      [200, 'GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n'],
-      [408, `${begun}Content-Length: 60000\r\n\r\n{"message":"`],
-      [408, `${begun}Content-Length: 1000000\r\n\r\n{"message":"`],
-    ] as [number, string][]
-  ).map(async ([status, request]) => {
-    const { socket, text } = open(t, both.gateway, request);
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 400 });
+  const health = (length: number): string => `GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n`;
+  const unknown = (length: number): string =>
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n{"message":"`;
+  const clients = ([
+    [401, post(OTHER, 1_000_000)],
+    [401, post(OTHER, 60_000)],
+    [401, `${post(OTHER, 'chunked')}f4240\r\n`],
+    [413, post(SECRET, 1_000_000_000)],
+    [200, health(1_000_000)],
+    [200, health(60_000)],
+    [408, unknown(60_000)],
+    [408, unknown(1_000_000)],
+  ] as const).map(async ([status, request]) => {
+    const { socket, text } = open(t, gateway, request);
     const dribble = setInterval(() => socket.write('x'), 10);
     t.after(() => clearInterval(dribble));
     await closed(socket);
@@ -3296,49 +3236,32 @@ test('a client that is refused holds its connection no longer than a body may ta
     assert.equal(statusOf(text()), status, request);
   });
   await Promise.all(clients);
-  assert.equal(both.backend.connections, 0);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
-test('headers that do not arrive end in 408, and a body that makes no progress does too', async (t) => {
-  const slowHeaders = await raw(
-    (await startBoth(t, {}, { headersTimeoutMs: 100 })).gateway,
-    'GET /v1/about HTTP/1.1\r\nHost: x\r\n',
-  );
-  const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
-  assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
-  for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
-    const slowBody = await raw(
-      both.gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\n${headers}Content-Length: 100\r\n\r\n{"message":`,
-    );
-    assert.deepEqual([statusOf(slowBody), codeOf(slowBody)], [408, 'request_timeout']);
-  }
-  assert.equal(both.backend.seen.length, 0);
-});
-
-test('a body of an unknown sender may not trickle: its time is a total', async (t) => {
-  const both = await startBoth(t, {}, { stallTimeoutMs: 150 });
-  const { socket, text } = open(
-    t,
-    both.gateway,
-    'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"',
-  );
-  const trickle = setInterval(() => socket.write('x'), 5);
+test('headers that do not arrive end in 408, and a body that makes no progress, or is too slow, does too', async (t) => {
+  const slow = await startBoth(t, {}, { headersTimeoutMs: 100 });
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 250 });
+  const unknown = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"';
+  const trickling = open(t, gateway, unknown); // the time of an unknown sender's body is a total
+  const trickle = setInterval(() => trickling.socket.write('x'), 5);
   t.after(() => clearInterval(trickle));
-  await until(() => text() !== '');
-  assert.deepEqual([statusOf(text()), codeOf(text())], [408, 'request_timeout']);
-  socket.destroy();
-  assert.equal(both.backend.seen.length, 0);
+  const responses = [
+    raw(slow.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
+    raw(gateway, `${post(SECRET, 100)}{"message":`),
+    raw(gateway, unknown),
+    until(() => trickling.text() !== '').then(() => trickling.text()),
+  ];
+  for (const response of await Promise.all(responses)) {
+    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
+  }
+  assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
 test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
   const { gateway } = await startBoth(t);
-  const body = JSON.stringify(MESSAGE);
-  const response = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.0\r\nExpect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
-  );
-  assert.match(response, /^HTTP\/1\.1 201 /);
+  const head = `Expect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${HELLO.length}`;
+  assert.match(await raw(gateway, `POST /v2/send HTTP/1.0\r\n${head}\r\n\r\n${HELLO}`), /^HTTP\/1\.1 201 /);
 });
 
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
