@@ -691,6 +691,11 @@ function openWebSocket(
   return open(t, to, [`GET ${path} HTTP/1.1`, ...own, key, ...headers, '', more].join('\r\n'));
 }
 
+/** A token with these settings, and another beside it. */
+function tokens(settings: TokenConfig, other?: TokenConfig): GatewayConfig {
+  return { tokens: { test: { secret: SECRET, ...settings }, ...(other && { other: { secret: OTHER, ...other } }) } };
+}
+
 const NO_TOKENS = { tokens: undefined } as unknown as GatewayConfig;
 const CONFINED: GatewayConfig = {
   allow: ['messaging', 'info'],
@@ -1857,14 +1862,12 @@ const PASSED_TARGETS = String.raw`
   /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
   /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
   .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
-table('what was checked is byte for byte what the backend gets', {
-  allow: ['info', 'messaging'],
-  auth: { methods: ['bearer'] },
-})(['* bearer → passes', PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`)]);
+table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })([
+  '* bearer → passes',
+  PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`),
+]);
 // An attachment's id is random letters of Signal's: one in 64 begins with "-".
-table('an attachment is fetched and deleted, whatever its id begins with', {
-  allow: ['messaging', '* /v1/attachments/*'],
-})([
+table('an attachment is fetched and deleted, whatever its id begins with', { allow: ['messaging'] })([
   '* bearer → passes',
   ['-', '--help', '-Ab_9', '_x-'].flatMap((id) =>
     ['GET', 'DELETE'].map((method) => `${method} /v1/attachments/${id} → ${method} /v1/attachments/${id}`)
@@ -1936,17 +1939,11 @@ for (const { name, form, ask: make } of FORMS) {
 table('query and path are off unless they are named', {})`
   * POST /v2/send | ${HELLO} → 401 unauthorized
   POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send`;
-table('a token that names a form accepts it, whatever the top level says', {
-  auth: { methods: ['bearer'] },
-  tokens: { a: { secret: SECRET, methods: ['path'] }, b: { secret: OTHER } },
-})`
+table('a token that names a form accepts it, whatever the default is', tokens({ methods: ['path'] }, {}))`
   * → 401 unauthorized
   GET /@auth=${SECRET}/v1/about → 200
   bearer ;; GET /@auth=${OTHER}/v1/about`;
-table(
-  'the first credential in the order header, path, query, body decides, and a wrong one does not fall through',
-  ALL_FORMS,
-)`
+table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
   bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
@@ -1960,14 +1957,11 @@ table(
   Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
   POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
 
-const WITH_COLONS = 'pass:wörd:with:colons';
-table('a password may hold colons and UTF-8, in every form that can carry it', {
-  ...ALL_FORMS,
-  tokens: { test: { secret: WITH_COLONS } },
-})`
+const COLONS = 'pass:wörd:with:colons';
+table('a password may hold colons and UTF-8, in every form', { ...ALL_FORMS, ...tokens({ secret: COLONS }) })`
   * POST /v2/send | ${HELLO} → 201 | ${HELLO}
-  basic api:${WITH_COLONS} ;; bearer ${WITH_COLONS} ;; POST /v2/send?@auth=${encodeURIComponent(WITH_COLONS)}
-  POST /@auth=${encodeURIComponent(WITH_COLONS)}/v2/send ;; ${AUTHED(WITH_COLONS)}`;
+  basic api:${COLONS} ;; bearer ${COLONS} ;; POST /v2/send?@auth=${encodeURIComponent(COLONS)}
+  POST /@auth=${encodeURIComponent(COLONS)}/v2/send ;; ${AUTHED(COLONS)}`;
 table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
   * → 400 bad_credential
   GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
@@ -1975,27 +1969,24 @@ table('two credentials in one place are 400, and an empty header is none', ALL_F
   {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
   bearer | bearer
   Authorization: | bearer → 200`;
-table('every 401 is the same, whatever was wrong, and carries both challenges', {
-  auth: { methods: ['bearer'] },
-  tokens: { test: { secret: SECRET }, old: { secret: OTHER, expires: '2020-01-01' } },
-})`
-  * → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | ""error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","
-  GET /v1/about → reason=no_credential
+const THE_401 = String
+  .raw`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
+const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
+table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
+  * ${THE_401}
   bearer wrong → reason=unknown_token
-  basic → reason=form_not_accepted
-  basic api:${OTHER} → reason=expired_token
   bearer ${OTHER} → reason=expired_token
+  basic api:${OTHER} → reason=expired_token
+  basic → reason=form_not_accepted
   GET /@auth=${SECRET}/v1/about → reason=form_not_accepted
   basic root:${SECRET} → reason=wrong_user
   basic ${SECRET} → reason=wrong_user
   Authorization: ${SECRET} → reason=unknown_scheme
   Authorization: Token ${SECRET} → reason=unknown_scheme
-  GET /v1/accounts → reason=no_credential
-  GET /no/such/thing → reason=no_credential
-  PATCH /v1/about → reason=no_credential
-  OPTIONS /v1/about → reason=no_credential
-  ${HELLO} → reason=no_credential
-  ${AUTHED(SECRET)} → reason=no_credential`;
+  * ${THE_401} | reason=no_credential
+  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
+  AUTHED(SECRET)
+}`;
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
@@ -2037,24 +2028,17 @@ table('auth within the first 64 KiB is found, and one byte later it is not', {})
   ${lateAuth(64 * 1024)}
   ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
-table('attack: use a token after its last day', { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } })`
+table('attack: use a token after its last day', tokens({ expires: '2024-02-29' }))`
   * bearer → 401 unauthorized
   GET /v1/about ;; ${HELLO}`;
-table('attack: use a token from elsewhere', {
-  clients: ['127.0.0.1'],
-  tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } },
-})`
+table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
   * ${HELLO} | bearer → 403 client_not_allowed
   POST /v2/send
   X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
-table("attack: use another token's form", {
-  tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } },
-})`
+table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
-table("attack: use somebody else's token in the body together with a token that may not", {
-  tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } },
-})`
+table("attack: use somebody else's token in the body beside one that may not", tokens({ allow: ['info'] }, {}))`
   * ${HELLO} | bearer → 403 endpoint_not_allowed
   ${AUTHED(OTHER)}
   ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
@@ -2085,13 +2069,8 @@ test('attack: wrong credentials for ever, from one address, lock nobody out', as
   await checkRows(both, ['* bearer', 'GET /v1/about → 200']);
 });
 table('per token: rate, clients and allow replace the top-level ones whole', {
-  rate: '1/1h',
-  clients: ['192.0.2.1'],
-  allow: ['info'],
-  tokens: {
-    own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] },
-    none: { secret: OTHER },
-  },
+  ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
+  ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
 })`
   * POST /v2/send | ${HELLO} | bearer → 201
   bearer
@@ -2777,10 +2756,8 @@ table('attack: use a route that carries no account', CONFINED)`
   * bearer → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
   GET /v1/search?numbers=%2B15550100009`;
-table('attack: use a route that a pattern opens and nobody knows', {
-  ...CONFINED,
-  allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
-})`
+const ANY_PATTERN = { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] };
+table('attack: use a route that a pattern opens and nobody knows', ANY_PATTERN)`
   * bearer → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
 table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
@@ -2794,26 +2771,21 @@ table('attack: reach setup by wildcards', { allow: ['messaging', 'info', '* /*',
   * bearer → 403 setup_blocked
   GET /v1/qrcodelink?device_name=x ;; GET /v1/qrcodelink/raw?device_name=x ;; GET /swagger/doc.json
   GET /v1/contacts/${FROM} ;; GET /v1/identities/${FROM} ;; PUT /v1/profiles/${FROM}`;
-table('attack: bring setup back through the top level, when the token has a list of its own', {
-  allow: ['setup'],
-  tokens: { a: { secret: SECRET, allow: ['messaging'] } },
-})`
+table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
   * bearer → 403 setup_blocked
   POST /v1/register/${FROM} ;; GET /v1/accounts`;
 table('attack: use a spelling of a setup route that is no route', { allow: ['messaging', 'info'] })`
   * bearer → 404 unknown_endpoint
   POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
-table('per token: a pattern that names a route without an account opens it, and info stays open', {
-  tokens: {
-    a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] },
-  },
-}, { handler: ANY_ROUTE })`
-  * bearer → 200
-  GET /v1/about ;; GET /v1/attachments/abc ;; GET /v1/accounts
+const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
+table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
+  * bearer → passes
+  GET /v1/about → 200
+  GET /v1/attachments/abc ;; GET /v1/accounts
   GET /v1/attachments → 403 endpoint_not_allowed`;
 // A wildcard counted as naming the route.
 table("attack: read all accounts' attachments by a pattern that names nothing", {
-  tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } },
+  ...tokens({ senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] }),
 })`
   * bearer → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
@@ -2892,10 +2864,7 @@ table('a body that is not a JSON object is 400, and the backend sees nothing', {
 table('a broken object is 400 without a token too', {})`
   * → 400 bad_json
   ${BROKEN}`;
-table(
-  'what does not begin like an object lacks a token: a text or a form without a credential is 401, of any size',
-  {},
-)([
+table('what does not begin like an object, a text or a form, lacks a token: 401, of any size', {})([
   '* → 401 unauthorized | reason=no_credential',
   NO_OBJECT,
   String.raw`
@@ -2929,9 +2898,7 @@ table('what is wrong with the fields of a body is said to nobody unknown, but fo
   `${AUTHED(SECRET).replace(`"${FROM}"`, '1')} → 400 bad_field`,
   `${AUTHED(SECRET).replace('auth', 'Auth')} → 400 bad_field`,
 ]);
-table('a body of just the size that is allowed passes, and one byte more is 413, at once if it says so', {
-  limits: { body: '1KiB' },
-})`
+table('a body of the size that is allowed passes, and one byte more is 413', { limits: { body: '1KiB' } })`
   * bearer → 413 body_too_large
   ${sized(1024)} → 201
   ${sized(1024)} | Transfer-Encoding: chunked → 201
@@ -3278,10 +3245,7 @@ table("a webhook's JSON is read whatever its Content-Type, and the backend is to
 
 const PLUS_JSON = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
 const PLUS_FORM = encodeURIComponent(PLUS_JSON).replaceAll('%20', '+');
-table(
-  'a form with the single field "payload" or "data" that holds JSON is that JSON, in each of its encodings',
-  hook(READS_TEXT),
-)([
+table('a form with the single field "payload" or "data" that holds JSON is that JSON', hook(READS_TEXT))([
   `* ${MADE} | {"message":"a=b&c=%41+ü 😀"}`,
   ['payload', 'data'].flatMap((name) => [
     `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}`,
@@ -3430,10 +3394,8 @@ table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON a
   '${'ü'.repeat(8 * LIMIT)}' → {"message":"${'ü'.repeat(LIMIT / 2 - 2)}…"}
   {"message":"${'x'.repeat(LIMIT + 9)}"} → same
   'message=${'x'.repeat(LIMIT + 9)}' → {"message":"${'x'.repeat(LIMIT + 9)}"}`;
-table(
-  "a template sees a text, a form and a file's data as it sees JSON",
-  hook(reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}')),
-)`
+const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
+table("a template sees a text, a form and a file's data as it sees JSON", hook(READS_FILE))`
   * ${MADE}
   'hello' → {"message":": hello!"}
   'who=ada&message=hello' → {"message":"ada: hello!"}
@@ -3589,10 +3551,8 @@ test("GET /v2/send is sent by POST, where the token's allowlist spells it, in ea
     }
   }
 });
-table(
-  'a template fills the message of a GET, and of one without a query too',
-  hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] }),
-)`
+const RANG = hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] });
+table('a template fills the message of a GET, and of one without a query too', RANG)`
   * ${MADE}
   GET /v2/send?at=9 → {"message":"Rang at 9"}
   GET /v2/send → {"message":"Rang"}
@@ -3706,10 +3666,7 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
 const MANY_KEYS = Array.from({ length: 40 }, (_, i) => `"key${i + 10}${'x'.repeat(100)}":${i}`);
 const shownKeys = (count: number): string =>
   MANY_KEYS.slice(0, count).map((member) => `${member.slice(0, 61)}…"`).join(', ');
-table(
-  'what is missing in the end is named, with at most thirty top-level keys, cut, to the client and in the log',
-  hook(),
-)`
+table('what a send lacks is named to the client and in the log, with at most thirty top-level keys, cut', hook())`
   * bearer → 400 bad_field
   @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
   @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
@@ -3777,10 +3734,7 @@ test('a form without a credential is 401 in any chunks, and what else is wrong w
 });
 
 const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
-table(
-  "a webhook's body is at most 1 MiB: 413 at once if it says so, and as soon as it is if not",
-  hook(READS_TEXT),
-)([
+table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))([
   `* ${MADE} | {"message":"x"}`,
   MIB_BODY,
   `${MIB_BODY} | Transfer-Encoding: chunked`,
@@ -3826,17 +3780,13 @@ test('a webhook that is compressed is 415; one that stops, or trickles in for to
   }
   assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
-table(
-  'only a POST to /v2/send is made a send: other requests of the same token pass as they are',
-  hook({ ...reading('never'), allow: ['messaging', 'info'] }),
-)`
+const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
+table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
   * bearer
   GET /v1/about → 200
   POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
   PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
-table('a token without defaults and message passes its body on, beside one that has them', {
-  tokens: { hook: { secret: SECRET, defaults: DEFAULTS }, plain: { secret: OTHER } },
-})`
+table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
   * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
   bearer ${OTHER} → {"more":1}
   bearer`;
@@ -4272,10 +4222,7 @@ table("a group's internal_id as a recipient is 400, and the sentence says which 
   POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true}
   {${SAID},"recipient":"${INTERNAL_ID}"}
   POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
-table('attack: write to a group that the token may not write to, by its path', {
-  ...CONFINED,
-  tokens: { confined: { secret: SECRET, recipients: [TO] } },
-})`
+table('attack: write to a group by its path', { ...CONFINED, ...tokens({ recipients: [TO] }) })`
   * bearer → 403 recipient_not_allowed
   POST ${GROUPS}/${GROUP}/join ;; DELETE ${GROUPS}/${GROUP}
   POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
@@ -4353,8 +4300,7 @@ table('an attachment and a link preview with innocent names pass', {})([
 ]);
 // As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
 table("attack: reach a person by a group's name where groups are not meant", {
-  ...NAMED,
-  tokens: { confined: { secret: SECRET, recipients: ['group.*', GROUP] }, free: { secret: OTHER } },
+  ...{ ...NAMED, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
 })`
   * bearer → 400 bad_field
   {${SAID},"recipients":["group.+4366412345678"]}
@@ -6276,9 +6222,8 @@ test('closing the gateway ends a WebSocket whose handshake is not answered yet',
 
 // ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
 
-table('clients: an address that is not on the list is 403 before its credential is looked at', {
-  clients: ['192.0.2.0/24', '2001:db8::/32'],
-})`
+const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
+table('clients: an address that is not on the list is 403 before its credential is looked at', ELSEWHERE)`
   * → 403 client_not_allowed
   bearer ;; bearer | X-Forwarded-For: 192.0.2.1 ;; bearer ${OTHER}`;
 table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8'] })`
