@@ -2627,6 +2627,7 @@ const IN_GROUP: Record<string, string[]> = {
 
 /** Where any request is 200, whatever the backend has for it. */
 const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
+const ANSWERING = { handler: ANY_ROUTE };
 
 /** The request of a route, as a row that a token may send or is refused. */
 function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolean): string {
@@ -2635,10 +2636,9 @@ function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolea
 }
 
 for (const [word, groups] of Object.entries(IN_GROUP)) {
-  const rows = ROUTES.map((route) => rowOf(route, groups.includes(route.group)));
-  table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, {
-    handler: ANY_ROUTE,
-  })(['* bearer', rows]);
+  table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, ANSWERING)`
+    * bearer
+    ${ROUTES.map((route) => rowOf(route, groups.includes(route.group)))}`;
 }
 
 const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
@@ -2651,25 +2651,18 @@ for (
     [['GET /v1/accounts', 'GET /swagger/doc.json'], /^GET \/(v1\/accounts|swagger\/doc.json)$/],
   ] as [string[], RegExp][]
 ) {
-  table(`no wildcard reaches setup; its first two segments do, and of swagger the first: ${allow.at(-1)}`, { allow }, {
-    handler: ANY_ROUTE,
-  })([
-    '* bearer',
-    ROUTES.filter(({ group }) => group === 'setup').map((route) =>
-      rowOf(route, reached.test(`${route.method} ${route.path}`))
-    ),
-  ]);
+  const setup = ROUTES.filter(({ group }) => group === 'setup');
+  table(`no wildcard reaches setup; two segments do, and of swagger one: ${allow.at(-1)}`, { allow }, ANSWERING)`
+    * bearer
+    ${setup.map((route) => rowOf(route, reached.test(`${route.method} ${route.path}`)))}`;
 }
 
-table('a new upstream route below a setup prefix is setup, although no table knows it', {
-  allow: ['* /*', 'messaging', 'GET /v1/accounts'],
-})([
-  '* bearer → 403 setup_blocked',
-  ...['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'].flatMap((path) =>
-    ['GET', 'DELETE', 'OPTIONS', 'PROPFIND'].map((method) => `${method} ${path}`)
-  ),
-  'POST /v1/accounts | {}',
-]);
+const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
+const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
+table('a new upstream route below a setup prefix is setup, although no table knows it', ALL_BUT_SETUP)`
+  * bearer → 403 setup_blocked
+  ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
+  POST /v1/accounts | {}`;
 
 /** Method, path, and the route in the log, if it is another than the path. */
 const NO_ENDPOINTS = `
@@ -2742,7 +2735,7 @@ const PATTERNS = `
   GET /v1/about ? GET /v1/ABOUT
   * bearer → 405
   * /v1/groups/* ? HEAD /v1/groups/a & OPTIONS /v1/groups/a`;
-table('patterns: literals, parameters, wildcards and methods', {}, { handler: ANY_ROUTE })(
+table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
   PATTERNS.replace(
     /^ *(\S+ \S+) \? (.*)$/gm,
     (_, pattern, requests: string) =>
@@ -3360,13 +3353,12 @@ table("a multipart form's recipients are found however their part is written, or
     '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
     '${MESSAGE_PART}--limit--\r\n${TO_PART}'`,
 ]);
-table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())([
-  `* 'hi' | ${MADE}`,
-  ...['recipients', 'recipients[]', 'recipient', 'number', 'Recipients'].map((name) =>
-    `POST /v2/send?x=1&${encodeURIComponent(name)}=%2B15550100003 → 400 bad_field`
-  ),
-  'POST /v2/send?x=1&message=x → {"message":"hi"}',
-]);
+table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())`
+  * 'hi' | bearer → 400 bad_field
+  POST /v2/send?x=1&recipients=%2B15550100003 ;; POST /v2/send?x=1&recipients%5B%5D=%2B15550100003
+  POST /v2/send?x=1&recipient=%2B15550100003 ;; POST /v2/send?x=1&number=%2B15550100003
+  POST /v2/send?x=1&Recipients=%2B15550100003
+  POST /v2/send?x=1&message=x → 201 | {"message":"hi","number":"${FROM}","recipients":["${TO}"]}`;
 
 const TERMINAL = String.raw`
   one\r\ntwo\r\n\tthree ⇒ one\ntwo\n\tthree
@@ -3410,25 +3402,14 @@ const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'app
 table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
   '* bearer → 400 bad_json',
   String.raw`
-    'payload={"message":"x"'
-    ' \n\t{"message":"x"'
-    {message:x}
-    { | Content-Type: ${URLENCODED}
-    {{text}} | Content-Type: text/plain
-    '\ufeff{"message":"x"}'
-    '\u00a0{"message":"x"}'
-    {"message":"x"} {}
-    '{"message":"\xff"}'
-    {"a":${'['.repeat(64)}${']'.repeat(64)}}
-    'payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}'
-    'no parts' | Content-Type: multipart/form-data; boundary=limit
-    '' | Content-Type: multipart/form-data; boundary=limit
-    'message=x' | Content-Type: multipart/form-data; boundary=limit
-    -- data = {"message":"x"} | Content-Type: multipart/form-data
-    -- data = {"message":"x"
-    'caf\xe9'
-    'message=caf\xe9'
-    '\xff\xd8\xff\xe0' | Content-Type: image/jpeg`,
+  'payload={"message":"x"' ;; ' \n\t{"message":"x"' ;; {message:x} ;; {"message":"x"} {} ;; '\ufeff{"message":"x"}'
+  { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain
+  '\u00a0{"message":"x"}' ;; '{"message":"\xff"}' ;; {"a":${'['.repeat(64)}${']'.repeat(64)}}
+  'payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}'
+  'no parts' | Content-Type: multipart/form-data; boundary=limit ;; '' | Content-Type: multipart/form-data; boundary=limit
+  'message=x' | Content-Type: multipart/form-data; boundary=limit
+  -- data = {"message":"x"} | Content-Type: multipart/form-data ;; -- data = {"message":"x"
+  'caf\xe9' ;; 'message=caf\xe9' ;; '\xff\xd8\xff\xe0' | Content-Type: image/jpeg`,
   ...['[{"message":"x"}]', '"text"', "'null'", "'hello'", "''", "'message=hello'", '-- message = x'].flatMap((body) =>
     JSON_TYPES.map((type) => `${body} | Content-Type: ${type}`)
   ),
@@ -3444,29 +3425,14 @@ const LOST_IN_FORMS = String.raw`
 table('attack: have a form or a text sent that says nothing, or to nobody', hook())([
   '* bearer → 400 bad_field',
   String.raw`
-  POST /v2/send
-  ''
-  ' \r\n'
-  '\u001b[0m'
-  'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D'
-  'payload=%7B%22message%22%3A%22x%22%7D&x=1'
-  'payload='
-  'payload=%5B%5D'
-  'data=null'
-  'message=&x=1'
-  'message=hi & recipients=+15550100003'
-  'message=hi&\r\nrecipients=+15550100003'
-  -- payload = {"message":"x"} -- payload = {"message":"y"}
-  -- payload = {"message":"x"} -- data = {"message":"y"}
-  -- x = {"message":"x"}
-  '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit
-  -- data = x
-  -- message =  
-  -- message = x -- recipients =
-  -- message = x -- recipients[] = +15550100003
-  -- message = x -- f; filename=".." = x
-  -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD
-  -- message = x -- f; filename="${'x'.repeat(2000)}" = x`,
+  POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
+  'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
+  'message=hi & recipients=+15550100003' ;; 'message=hi&\r\nrecipients=+15550100003'
+  -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
+  -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
+  -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
+  -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(2000)}" = x
+  -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD`,
   ...LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`),
   ...LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`),
 ]);
@@ -4097,7 +4063,7 @@ table('attack: put a stranger into a group, by a token whose pattern names the r
   POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]}
   POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
 for (const [who, config] of Object.entries({ 'whose pattern names the route': NAMED, 'without recipients': {} })) {
-  table(`a token ${who} may change a group`, { allow: ['messaging'], ...config }, { handler: ANY_ROUTE })`
+  table(`a token ${who} may change a group`, { allow: ['messaging'], ...config }, ANSWERING)`
     * bearer → 200
     POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
     PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
