@@ -812,9 +812,22 @@ function table(title: string, config: GatewayConfig, { handler, ...options }: Ta
     void test(title, async (t) => {
       const backend = await startBackend(t, handler);
       const gateway = await startGateway(t, backend, config, options);
-      const texts = values.map((value) => Array.isArray(value) ? value.join('\n') : value);
-      await checkRows({ backend, gateway }, isTemplate(rows) ? String.raw(rows, ...texts) : rows);
+      await checkRows({ backend, gateway }, isTemplate(rows) ? literal(rows, ...values) : rows);
     });
+}
+
+/** String.raw, in which a list is as many lines. */
+function literal({ raw }: TemplateStringsArray, ...values: unknown[]): string {
+  const lists = values.map((value) => Array.isArray(value) ? value.join('\n') : value);
+  return String.raw({ raw: 'Bun' in globalThis ? raw.map(asWritten) : raw }, ...lists);
+}
+
+/** Bun 1.4 has escapes, in capitals, in the place of letters beyond ASCII. */
+function asWritten(raw: string): string {
+  return raw.replace(
+    /\\u(?:(?!00[0-7]|D[89A-F])([0-9A-F]{4})|\{([0-9a-f]+)\})/g,
+    (_, four, more) => String.fromCodePoint(parseInt(four ?? more, 16)),
+  );
 }
 
 type TableOptions = GatewayOptions & { handler?: Handler };
@@ -1802,7 +1815,7 @@ test('random targets and headers: only allowed routes ever arrive at the backend
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
 
-const REFUSED_TARGETS = String.raw`
+const REFUSED_TARGETS = literal`
   http://evil.example/v1/about HTTP://evil.example/v1/about * v1/about /v1/about#fragment /v1\about \v1\about /\evil/x
   /v2/../v1/about /v2/./send /v1/about/.. /v2/%2e%2e/v1/about /v2/%2E%2e/v1/about /v2/.%2e/v1/about
   /v2/send/..\..\v1\about /v1%2fabout /v1%2Fabout /v1%5cabout /v1/%2561bout /v1/receive/%252B15550100001
@@ -1852,7 +1865,7 @@ test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backen
 });
 
 /** Each target that passes, and what the backend gets for it. */
-const PASSED_TARGETS = String.raw`
+const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
   /v1/about/                                /v1/about
@@ -1979,8 +1992,8 @@ table('two credentials in one place are 400, and an empty header is none', ALL_F
   {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
   bearer | bearer
   Authorization: | bearer → 200`;
-const THE_401 = String
-  .raw`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
+const THE_401 =
+  literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
 const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
 table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
   * ${THE_401}
@@ -2853,13 +2866,13 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
 
 // One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
-const BROKEN = String.raw`
+const BROKEN = literal`
   {
   '\n\t {"a'
   {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; '{"a":"\xff"}'`;
-const NO_OBJECT = String.raw`
+const NO_OBJECT = literal`
   '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
-const MISREAD = String.raw`
+const MISREAD = literal`
   {"number":1} ;; {"Number":"${FROM}"} ;; {"number":"${FROM}","number":"${FROM}"} ;; {"recipients":["${TO}",null]}
   {"recipients":"${TO}"} ;; {"recipient\u017f":["${TO}"]}
   {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
@@ -2876,7 +2889,7 @@ table('a broken object is 400 without a token too', {})`
 table('what does not begin like an object, a text or a form, lacks a token: 401, of any size', {})([
   '* → 401 unauthorized | reason=no_credential',
   NO_OBJECT,
-  String.raw`
+  literal`
     POST /v2/send
     Transfer-Encoding: chunked | ''
     Content-Type: text/plain | 'Backup done: 5 files'
@@ -3207,7 +3220,7 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
   @ {"message":"{{a}} {{b}} {{c}}{{d}}"} | {"a":[1,{"x":null}],"b":1.50,"c":true} → {"message":"[1,{\"x\":null}] 1.5 true"}`;
 
 // They were dropped without a word, and the message went to the default person.
-const LOST = String.raw`
+const LOST = literal`
   "recipients":[15550100003]; "recipients":15550100003; "recipients":["+15550100003",null]; "recipients":["+15550100003",1]
   "recipients":[["+15550100003"]]; "recipients":[]; "recipients":[""]; "recipients":""; "recipients":{}; "recipients":true
   "recipients":{"toString":1}; "Recipients":["+15550100003"]; "Recipients":""; "recipient\u017f":["+15550100003"]
@@ -3218,7 +3231,7 @@ const LOST = String.raw`
   "base64_attachments":{"a":"QUJD"}; "Base64_Attachments":["QUJD"]; "ba\u017fe64_attachments":"QUJD"
   "link_preview":{"Base64_thumbnail":"QUJD"}; "link_preview":[]`.trim().split(/\n|; /);
 // Of two JSON.parse takes the last, and null is none: the message would go to the default.
-const LOST_TWICE = String.raw`
+const LOST_TWICE = literal`
   "recipients":["+15550100003"],"recipients":null
   "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
   "number":"+15550100003","\u006eumber":null
@@ -3273,7 +3286,7 @@ table('a form is a text where it is declared one, or as something else', hook(RE
   'payload=%7B%7D' | Content-Type: Text/Plain; charset=utf-8 ;; 'message=x' | Content-Type: application/octet-stream
   'message=x' | Content-Type: ${URLENCODED}2 ;; 'message=x' | Content-Type: application/x+jsonp`;
 
-const WHEN = String.raw`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}"}`;
+const WHEN = literal`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}"}`;
 table('a urlencoded form is the object of its fields', hook())`
   ${UNDECLARED}
   * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
@@ -3299,12 +3312,12 @@ table('a urlencoded form is the object of its fields', hook())`
   '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
   '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
 
-const PNG = String.raw`Content-Type: image/png = \x89PNG\r\n\x1a\n\x00\xff`;
+const PNG = literal`Content-Type: image/png = \x89PNG\r\n\x1a\n\x00\xff`;
 const PNG_DATA = 'base64,iVBORw0KGgoA/w==';
 const SNAP = `data:image/png;filename=snap.png;${PNG_DATA}`;
 table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())([
   `* ${MADE}`,
-  String.raw`
+  literal`
   -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\r\n{\"ü\":1}"}
   -- message = x -- file; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}
   -- file; filename="snap.png"\r\n${PNG} -- base64_attachments = QUJD → {"base64_attachments":["${SNAP}","QUJD"]}
@@ -3316,14 +3329,14 @@ table('a multipart form is the object of its fields, and its files are attachmen
   -- file; filename=""\r\n${PNG} → {"base64_attachments":["data:image/png;${PNG_DATA}"]}
   -- data; filename="x.json"\r\nContent-Type: application/json = {"message":"x"} → {"base64_attachments":["data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9"]}
   -- message = x -- recipients; filename="a.txt" = +15550100003 → {"message":"x","recipients":["data:application/octet-stream;filename=a.txt;base64,KzE1NTUwMTAwMDAz"]}`,
-  ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', String.raw`C:\\a,b.png`, 'a;b.png'].map((name) =>
-    String.raw`-- f; filename="${name}"\r\n${PNG} → {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}`
+  ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', literal`C:\\a,b.png`, 'a;b.png'].map((name) =>
+    literal`-- f; filename="${name}"\r\n${PNG} → {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}`
   ),
 ]);
 
 // Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
-const MESSAGE_PART = String.raw`--limit\r\nContent-Disposition: form-data; name="message"\r\n\r\nx\r\n`;
-const partOf = (head: string): string => String.raw`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
+const MESSAGE_PART = literal`--limit\r\nContent-Disposition: form-data; name="message"\r\n\r\nx\r\n`;
+const partOf = (head: string): string => literal`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
 const TO_PART = partOf('Content-Disposition: form-data; name="recipients"');
 table("a multipart form's recipients are found however their part is written, or the form is refused", hook())([
   `* bearer | Content-Type: multipart/form-data; boundary=limit → 400 bad_json | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
@@ -3331,24 +3344,23 @@ table("a multipart form's recipients are found however their part is written, or
     'Content-Disposition: form-data; name=recipients', // .NET
     'content-disposition:form-data;name="recipients"',
     'CONTENT-DISPOSITION: form-data ; NAME="recipients"; x=y',
-    String
-      .raw`Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"`,
+    literal`Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"`,
   ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n' → 201`),
   ...[
     "Content-Disposition: form-data; name*=UTF-8''recipients",
     "Content-Disposition: form-data; name='recipients'",
     'Content-Disposition: form-data; name = "recipients"',
-    String.raw`Content-Disposition: form-data;\r\n name="recipients"`,
-    String.raw`Content-Disposition: form-data; name="recipients\n"`,
-    String.raw`Content-Disposition: form-data; name="recipients"\r\nContent-Transfer-Encoding: base64`,
+    literal`Content-Disposition: form-data;\r\n name="recipients"`,
+    literal`Content-Disposition: form-data; name="recipients\n"`,
+    literal`Content-Disposition: form-data; name="recipients"\r\nContent-Transfer-Encoding: base64`,
     'Content-Disposition: form-data',
     'Content-Type: text/plain',
     '',
   ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`),
-  String.raw`
+  literal`
     '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n'
     '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n'
-    '${MESSAGE_PART}${TO_PART.replaceAll(String.raw`\r\n`, String.raw`\n`)}--limit--\r\n'
+    '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
     '${MESSAGE_PART}${TO_PART}'
     '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
     '${MESSAGE_PART}--limit--\r\n${TO_PART}'`,
@@ -3360,7 +3372,7 @@ table('a POST that names somebody in its query, which is not read, is not sent t
   POST /v2/send?x=1&Recipients=%2B15550100003
   POST /v2/send?x=1&message=x → 201 | {"message":"hi","number":"${FROM}","recipients":["${TO}"]}`;
 
-const TERMINAL = String.raw`
+const TERMINAL = literal`
   one\r\ntwo\r\n\tthree ⇒ one\ntwo\n\tthree
   \u001b[1;31mFAILED\u001b[0m \u001b[38;5;9m[x]\u001b[m ok\u001b[K ⇒ FAILED [x] ok
   \u009b31mred\u009b0m ⇒ red
@@ -3401,7 +3413,7 @@ table("a template sees a text, a form and a file's data as it sees JSON", hook(R
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
 table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
   '* bearer → 400 bad_json',
-  String.raw`
+  literal`
   'payload={"message":"x"' ;; ' \n\t{"message":"x"' ;; {message:x} ;; {"message":"x"} {} ;; '\ufeff{"message":"x"}'
   { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain
   '\u00a0{"message":"x"}' ;; '{"message":"\xff"}' ;; {"a":${'['.repeat(64)}${']'.repeat(64)}}
@@ -3416,7 +3428,7 @@ table('attack: pass off what is no JSON as JSON, or no form as one', hook(readin
 ]);
 
 // Written by hand or by a sloppy program, these went to the default person, or as a text.
-const LOST_IN_FORMS = String.raw`
+const LOST_IN_FORMS = literal`
   recipients=; recipients=&recipients=%2B15550100003; recipient=%2B15550100003; recipient=+15550100003 and so on
   Recipients=%2B15550100003; RECIPIENTS=+15550100003 or so; recipients[]=%2B15550100003; recipients%5B0%5D=%2B15550100003
   recipients[]=+15550100003 or so; number=15550100003; number=5 files; number=%2B1; Number=%2B15550100003; number[]=x
@@ -3424,7 +3436,7 @@ const LOST_IN_FORMS = String.raw`
   recipients+=%2B15550100003; recipients=${INTERNAL_ID}; recipients=-x; recipients=a%0Ab`.trim().split(/\n\s*|; /);
 table('attack: have a form or a text sent that says nothing, or to nobody', hook())([
   '* bearer → 400 bad_field',
-  String.raw`
+  literal`
   POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
   'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
   'message=hi & recipients=+15550100003' ;; 'message=hi&\r\nrecipients=+15550100003'
@@ -3762,7 +3774,7 @@ test('a reload puts another template in force, and a bad one changes nothing', a
 
 test("what is wrong with a webhook's settings is said with its place", () => {
   const noRecipient = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
-  const mistakes = String.raw`
+  const mistakes = literal`
     {"defaults":[]} ⇒ defaults: must be an object with number, recipients, text_mode
     {"defaults":"x"} ⇒ defaults: must be an object with number, recipients, text_mode
     {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
@@ -3816,7 +3828,7 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
  * of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&", a third
  * brace), and ~ for each section that is shown (# with true, ^ with false). Where theirs escapes for HTML, ours does not.
  */
-const MUSTACHE = String.raw`
+const MUSTACHE = literal`
   no interpolation ¦ The {disk} is full}.\n ¦ The {disk} is full}.\n ¦ {}
   basic interpolation ¦ Disk {{name}} is full.\n ¦ Disk sda is full.\n ¦ {"name":"sda"}
   HTML is not escaped ¦ {{*x}} ¦ & " < > ' = ¦ {"x":"& \" < > ' ="}
@@ -4178,7 +4190,7 @@ table("attack: write a file outside the backend's folder", {})([
     `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
-  ...String.raw`
+  ...literal`
     data:image/png;filename=good.png;filename=../bad;base64,QUJD
     data:image/png;filename=..\u002fx;base64,QUJD
     data:x;base64,QUJD;filename=../x;base64,QUJD
@@ -4190,7 +4202,7 @@ table("attack: write a file outside the backend's folder", {})([
     data:x;filename=..,base64,QUJD
     data:x;filename=..xbase64,QUJD`.trim().split('\n').map((data) => attachment(data.trim())),
   // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
-  ...String.raw`
+  ...literal`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="}
@@ -4206,7 +4218,7 @@ table("attack: write a file outside the backend's folder", {})([
 ]);
 table('an attachment and a link preview with innocent names pass', {})([
   '* bearer → 201',
-  ...String.raw`
+  ...literal`
     QUJD
     data:image/png;base64,QUJD
     data:image/png;filename=holiday..2026.png;base64,QUJD
@@ -4215,7 +4227,7 @@ table('an attachment and a link preview with innocent names pass', {})([
     data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
     data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
     data:image\/png;base64,Q\u002B\/D`.trim().split('\n').map((data) => attachment(data.trim())),
-  ...String.raw`
+  ...literal`
     null
     {}
     {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
@@ -4276,7 +4288,7 @@ function documents(text: string): string[] {
 
 const LONG_TEXT = 'é'.repeat(300) + 'x'.repeat(300);
 /** What it shows, a document, what goes on if that is something else, and what `auth` was. */
-const SCANNED = String.raw`
+const SCANNED = literal`
   white space stays, but what follows the end goes before the brace ¦ {␠␉}␠␍␊ ¦ {␠␉␠␍␊}
   no auth ¦ {"a":1,␠"b"␠:␠[true,false,null]␠,␠"c":{"d":{}}}
   an empty object ¦ {}
@@ -4297,7 +4309,7 @@ const SCANNED = String.raw`
   all escapes ¦ {"a":"\"\\\/\b\f\n\r\t\u0000\uD83D\uDE00\ud800"}
   all numbers ¦ {"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}
   a long key ¦ {"${'k'.repeat(600)}":1,"auth":"${T}"} ¦ {"${'k'.repeat(600)}":1} ¦ ${T}
-  a long key that begins like one that matters ¦ {"auth${String.raw`\u0000`.repeat(60)}":1}
+  a long key that begins like one that matters ¦ {"auth${literal`\u0000`.repeat(60)}":1}
   a long text ¦ {"a":"${LONG_TEXT}","auth":"${T}"} ¦ {"a":"${LONG_TEXT}"} ¦ ${T}
   deep nesting ¦ {"a":${'['.repeat(63)}${']'.repeat(63)}}
   keys that matter only on top ¦ {"a":{"number":1,"recipients":"x","Recipients":2}}
@@ -4320,7 +4332,7 @@ test('BodyScan: auth is cut out and all else goes on, cut at every byte, whether
 });
 
 test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
-  const document = String.raw`{"number":"\u002b4912","recipients":["+1","group.x","ü\n"],"recipient":"r","members":[],
+  const document = literal`{"number":"\u002b4912","recipients":["+1","group.x","ü\n"],"recipient":"r","members":[],
     "admins":["a"],"answers":["y",1],"selected_answers":[0,2],
     "base64_attachment":"data:image/png;filename=a\u002fb.png;base64,QUJD\/\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",
     "data:application/pdf;filename=Invoice, März; 1\u002e,base6,4.pdf;\u0062ase64,QUJD","no, data; here"],"x":"y"}`;
@@ -4350,7 +4362,7 @@ test('BodyScan: reports every field that matters, decoded, cut at every byte', (
 const NOT_AN_OBJECT = [
   '',
   ' ',
-  ...documents(String.raw`
+  ...documents(literal`
   [] [{}] "text" 1 null true auth=x ${'\u{feff}'}{} { {" {"a {"a" {"a": {"a":1 {"a":1, {"a":1,} {,} {"a":1␠"b":2} {a:1}
   {'a':1} {"a"␠1} {"a"::1} {"a":} {"a":,} {"a":1}} {}{} {}␠x {}␀ {}] {"a":[} {"a":]} {"a":[1,]} {"a":[,1]} {"a":[1␠2]}
   {"a":{]} {"a":(1)} {"a":[1}] {"a":01} {"a":+1} {"a":.5} {"a":1.} {"a":1e} {"a":--1} {"a":1-1} {"a":0x1} {"a":NaN}
@@ -4364,9 +4376,9 @@ const NOT_AN_OBJECT = [
 ];
 
 /** Documents that are JSON, and that the backend would read in another way than it looks. */
-const BAD_FIELDS = documents(String.raw`
+const BAD_FIELDS = documents(literal`
   {"auth":1} {"auth":["x"]} {"auth":{}} {"auth":"x","auth":"x"} {"auth":"x","\u0061uth":"y"} {"Auth":"x"} {"AUTH":"x"}
-  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${String.raw`\u0041`.repeat(700)}"}
+  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(700)}"}
   {"number":1} {"number":["+1"]} {"number":true} {"number":"+1","number":"+2"} {"number":"+1","Number":"+2"}
   {"NUMBER":"+1"} {"recipients":"+1"} {"recipients":{}} {"recipients":[1]} {"recipients":[null]} {"recipients":[["+1"]]}
   {"recipients":[{"a":1}]} {"recipients":["+1",true]} {"recipients":1} {"recipients":["+1"],"recipients":["+2"]}
