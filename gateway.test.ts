@@ -786,26 +786,33 @@ function blocks(language: string): string[] {
  *
  *     POST /v2/send | bearer | {"number":"…"} → 403 sender_not_allowed | reason=… | "words of the response"
  *
- * The fields before the arrow are the request, in any order, each known by its look: a method and a target;
- * `bearer`, `bearer TOKEN`, `basic`, `basic USER:PASSWORD` or `none`; a header; `@ {…}`, settings of the token for this
- * row; and the body: JSON as it stands, `'text'` with the escapes \r \n \t \uHHHH and \xHH (a byte), or a multipart form
- * `-- name = value -- f; filename="x" = value`. The fields behind it: a status, and a code if the gateway refuses;
- * `GET /x`, what the backend got; `{…}` or `'text'`, the body that it got, as JSON or in bytes; `> Name: value`, a header
- * that it got; `same`, its body is the request's, or has a text as its `message`; `name=value`, a field of the log line; `Name: value`, a header of the response (`Name:` if there is
- * none); and `"words"` that the response holds.
+ * The fields before the arrow are the request, in any order, each known by its look:
+ *   POST /v2/send   a method and a target, or a target alone
+ *   bearer          or `bearer TOKEN`, `basic`, `basic USER:PASSWORD`, `none`
+ *   Name: value     a header
+ *   {"a":1}         a JSON body, as it stands
+ *   'text'          another body, with the escapes \r \n \t \uHHHH and \xHH, which is a byte
+ *   -- a = b -- f; filename="x" = c   a multipart form
+ *   @ {…}           settings of the token, for this row
+ * The fields behind it are what must come of it:
+ *   403 code        a status, and a code if the gateway refuses; `passes` is any status of the backend
+ *   GET /x          what the backend got; {…} or 'text': the body that it got, as JSON or in bytes
+ *   same            it got the request's body, or one with its text as the message
+ *   > Name: value   a header that it got; without a value, that it did not get
+ *   Name: value     a header of the response; `name=value`: a field of the log line
+ *   "words"         what the response holds
  *
- * A line that begins with * is a row too, of which the rows after it take what they do not say (JSON that the backend
- * got is laid over its). If there are several, every row is sent in each of these ways. Blank lines, and those that begin
- * with #, are skipped; short rows share a line, separated by two semicolons. Rows are a raw template, in which a list is
- * as many rows, or a list in parentheses:
+ * A line that begins with * is a row too: the rows after it take from it what they do not say (JSON that the backend
+ * got is laid over its). If there are several, every row is sent in each of these ways. A line that begins with # is a
+ * comment. Short rows share a line, separated by two semicolons.
+ *
+ * For every status from 400 on the backend must have seen nothing; for every other, one request. No row may show a
+ * token to the backend, to the client or in the log, or a phone number in the log.
  *
  *     table(title, config)`            table(title, config)([
  *       * bearer → 201                   '* bearer → 201',
  *       {"message":"…"}`;                ...messages.map((message) => `{"message":"${message}"}`),
  *                                      ]);
- *
- * For every status from 400 on the backend must have seen nothing; for every other, one request without the token.
- * A row of `passes` is relayed, whatever the backend says.
  */
 function table(title: string, config: GatewayConfig, { handler, ...options }: TableOptions = {}) {
   return (rows: Rows | TemplateStringsArray, ...values: unknown[]): void =>
@@ -3586,9 +3593,9 @@ test('a GET that asks to upgrade sends its message, and is not upgraded', async 
 
 table('attack: send by a GET that the allowlist does not spell, or with a token that makes no sends', hook({}))`
   * bearer | @ {"defaults":${TO_DEFAULTS}} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["send","info","receive","messaging","setup"]} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["* /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["GET /v2/:name","GET /*/send","POST /v2/send"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["send","info","messaging","setup"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["POST /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["GET /v2/:name","GET /*/send","* /v2/send"]} → 405 method_not_allowed
   * bearer | @ {"allow":["GET /v2/send","* /*"]} → 405 method_not_allowed
   * bearer | @ {"allow":["GET /v2/send","* /*"],"senders":["${FROM}"],"recipients":["${TO}"]} → 405 method_not_allowed
   GET /v2/send?message=x ;; GET /v2/send?message=x%0Ay ;; GET /v2/send ;; GET //v2/send/?message=x
@@ -3816,9 +3823,9 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
 // ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in words
- * of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&", a third
- * brace), and ~ for each section that is shown (# with true, ^ with false). Where theirs escapes for HTML, ours does not.
+ * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in
+ * words of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&",
+ * a third brace), and ~ for each section that is shown (# with true, ^ with false). There is no escaping for HTML here.
  */
 const MUSTACHE = literal`
   no interpolation ¦ The {disk} is full}.\n ¦ The {disk} is full}.\n ¦ {}
@@ -4083,7 +4090,7 @@ const KINDS = {
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
 for (const [kind, values] of Object.entries(KINDS)) {
   table(`recipient_not_allowed says that the refused one was a ${kind}, and never which`, ONE_RECIPIENT)`
-    * bearer → 403 recipient_not_allowed | "{"error":"This token may not send to one of these recipients: a ${kind} that is not on its list.","code""
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a ${kind} that is not on its list.","code""
     ${values.map((value) => `{${SAID},"recipients":["${TO}","${value}"]}\n${TYPING} | {"recipient":"${value}"}`)}
     ${kind === 'group' ? `DELETE ${GROUPS}/${GROUP}` : ''}`;
 }
