@@ -3178,7 +3178,7 @@ test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) =
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
-const TO_DEFAULTS = JSON.stringify(DEFAULTS);
+const MEANT = JSON.stringify(DEFAULTS);
 const THIRD = '+15550100003';
 const URLENCODED = 'application/x-www-form-urlencoded';
 
@@ -3195,7 +3195,7 @@ const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message
 
 const READS_TEXT = reading('{{text}}');
 /** A request that is sent as JSON from and to the defaults, with what its row says. */
-const MADE = `POST /v2/send | bearer → 201 | > Content-Type: application/json | ${TO_DEFAULTS}`;
+const MADE = `POST /v2/send | bearer → 201 | > Content-Type: application/json | ${MEANT}`;
 /** What may declare a form or a text, for curl -d and wget declare the first of these for everything. */
 const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:', ''].map((type) =>
   `* ${type} | ${MADE}`
@@ -3592,10 +3592,10 @@ test('a GET that asks to upgrade sends its message, and is not upgraded', async 
 });
 
 table('attack: send by a GET that the allowlist does not spell, or with a token that makes no sends', hook({}))`
-  * bearer | @ {"defaults":${TO_DEFAULTS}} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["send","info","messaging","setup"]} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["POST /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
-  * bearer | @ {"defaults":${TO_DEFAULTS},"allow":["GET /v2/:name","GET /*/send","* /v2/send"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT}} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["send","info","messaging","setup"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["POST /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["GET /v2/:name","GET /*/send","* /v2/send"]} → 405 method_not_allowed
   * bearer | @ {"allow":["GET /v2/send","* /*"]} → 405 method_not_allowed
   * bearer | @ {"allow":["GET /v2/send","* /*"],"senders":["${FROM}"],"recipients":["${TO}"]} → 405 method_not_allowed
   GET /v2/send?message=x ;; GET /v2/send?message=x%0Ay ;; GET /v2/send ;; GET //v2/send/?message=x
