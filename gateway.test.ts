@@ -1,15 +1,22 @@
 /**
- * Run it with `npm test`, or alone: node --import tsx --test gateway.test.ts
+ * The whole suite, after types, format and lint:  npm test
+ * The tests alone:  node --import tsx --test gateway.test.ts           (Node 20; from 22.18 on without --import tsx)
+ *                   deno test -A --no-check gateway.test.ts            bun test --timeout 60000 ./gateway.test.ts
+ *                   npx --yes -p node@26 node --test gateway.test.ts   (any Node; npx -p deno@2 and bun@1 likewise)
+ * One section:      SECTION=RATE node --import tsx --test gateway.test.ts        (grep "^section(" lists them)
+ * Some tests:       ONLY='keep-alive|trickles' node …                            (a regular expression for titles)
+ * A random test:    SEED=310410416 ONLY='random targets' node …                  (a run shows its seed in the title)
+ *                   SEEDS=500 ONLY='random targets' node …                       (once for each of 500 seeds)
+ * A compiled file:  GATEWAY_FILE=dist/gateway.js node …
  *
- * Everything here runs over real sockets on loopback ports that the system chooses, against a stand-in
- * backend that reads paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is only
- * proved by a backend that saw nothing, so `assertDenied` always asks it.
- *
- * The random tests print their seed; replay one with SEED=… in the environment.
+ * The tests use real sockets on loopback ports that the system chooses, and a stand-in backend that reads
+ * paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is proved only by a backend that saw
+ * nothing, so `assertDenied` always asks the backend. What needs no process of its own calls the gateway's functions,
+ * `run` for a command line; a process that a test starts runs compiled code.
  */
 
-import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
+import strict from 'node:assert/strict';
+import { type ChildProcess, execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -31,23 +38,30 @@ import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Duplex } from 'node:stream';
-import { test, type TestContext } from 'node:test';
+import { test as registerTest, type TestContext } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { gzipSync } from 'node:zlib';
 import { fileURLToPath } from 'node:url';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template } = await import(
+const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template } = await import(
   FILE.href
 ) as typeof import('./gateway.ts');
+
+/** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
+const assert: Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value } = strict;
 
 // ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
 
 const SECRET = 'correct-horse-battery-staple';
 const OTHER = 'another-secret-that-is-long';
+/** For what must hold neither of them. */
+const SECRETS = new RegExp(`${SECRET}|${OTHER}`);
 const FROM = '+15550100001';
 const TO = '+15550100002';
 /** A group as signal-cli knows it (32 bytes), and as the backend names it: in base64 twice. */
@@ -83,7 +97,7 @@ interface Seen {
 interface Backend {
   url: string;
   port: number;
-  /** Every request that reached it, complete or not. */
+  /** Every request that reached it, complete or not; but for the question of a process that starts. */
   seen: Seen[];
   /** Every message that it would have sent. */
   sent: { number: string; recipients: string[]; message: string }[];
@@ -100,6 +114,10 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
     backend.connections++;
   });
   backend.server.on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    if (req.headers['user-agent']?.startsWith('signal-gateway/')) {
+      backend.connections--;
+      return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
+    }
     const seen: Seen = {
       method: req.method!,
       url: req.url!,
@@ -228,25 +246,39 @@ interface Running extends Address {
 }
 
 interface Gateway extends Running {
+  server: http.Server | https.Server;
   reload(config: GatewayConfig): void;
   /** Reloads with other settings of the first token, as JSON; without them, with its own. */
   useSettings(settings?: string): void;
 }
 
-/** Options of the tests that are run for both ways to the backend. */
-const WAYS = new WeakMap<TestContext, GatewayOptions>();
+type Run = (t: TestContext) => void | Promise<void>;
+
+const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
+let [inSection, registered] = ['', 0];
+
+/** The tests from here on are those of this section. */
+function section(name: string): void {
+  inSection = name;
+}
+
+/** Registers a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
+function test(title: string, ...rest: [Run] | [options: { skip?: string | boolean; timeout?: number }, Run]): void {
+  if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
+  registered++;
+  const [options, run] = rest.length === 1 ? [{}, ...rest] : rest;
+  registerTest(title, { timeout: 120_000, ...options }, run);
+}
+
+/** A test with a random generator, once for each seed. */
+function randomTest(title: string, run: (random: (below: number) => number, t: TestContext) => ReturnType<Run>): void {
+  for (let i = 0; i < Number(SEEDS); i++) {
+    const seed = Number(SEED) + i;
+    test(`${title} (SEED=${seed})`, (t) => run(seeded(seed), t));
+  }
+}
 
 const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
-
-/** On Node the relay has two ways, node:http's client and fetch, which a program may bring; elsewhere it has one. */
-function relayTest(title: string, run: (t: TestContext) => Promise<void>): void {
-  test(title, run);
-  if (!isNode) return;
-  test(`${title} (by fetch)`, (t) => {
-    WAYS.set(t, { fetch: globalThis.fetch });
-    return run(t);
-  });
-}
 
 /** The codes of all refusals so far: in the end, each that there is must have been among them. */
 const PROVOKED = new Set<string>();
@@ -273,7 +305,7 @@ async function startGateway(
     shutdown: '1s',
     log: { format: 'json', level: 'debug' },
   };
-  const gateway = createGateway({ ...base, ...config }, { log: note, ...WAYS.get(t), ...options });
+  const gateway = createGateway({ ...base, ...config }, { log: note, ...options });
   t.after(() => {
     gateway.server.closeAllConnections();
     return gateway.close();
@@ -288,7 +320,7 @@ async function startGateway(
     const [name, token] = Object.entries(tokens)[0]!;
     reload({ ...config, tokens: { ...tokens, [name]: { ...token, ...JSON.parse(settings) } } });
   };
-  return { ...addressOf(url), url, log, close: () => gateway.close(), reload, useSettings };
+  return { ...addressOf(url), url, log, server: gateway.server, close: () => gateway.close(), reload, useSettings };
 }
 
 async function startBoth(
@@ -472,6 +504,8 @@ function assertDenied(
   assert.match(answer.text, /^\{.*\}\n$/); // a line of its own on a terminal
   assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
   assert.equal(answer.json.code, code);
+  const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
+  assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
   const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
   assert.equal(line?.status, status);
   assert.equal(line?.code, code);
@@ -502,9 +536,8 @@ function basic(userinfo: string): string {
 }
 
 /** A small seeded generator (mulberry32), so that a failure can be replayed. */
-function seeded(t: TestContext): (below: number) => number {
-  let state = Number(process.env.SEED ?? Date.now() % 1e9);
-  t.diagnostic(`SEED=${state}`);
+function seeded(seed: number): (below: number) => number {
+  let state = seed;
   return (below) => {
     state = (state + 0x6d2b79f5) | 0;
     let x = Math.imul(state ^ (state >>> 15), 1 | state);
@@ -580,19 +613,35 @@ const LOADER = process.execArgv.flatMap((flag, i, all) =>
 
 type Program = [file: string, ...args: string[]];
 
+/** The file under test as it is started by hand. */
+const AS_IT_IS: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)];
+let compiled: Program | undefined;
+
+/** The gateway as tests start it. On Node the first one compiles it: each start by tsx takes half a second. */
+function program(): Program {
+  if (!isNode || FILE.pathname.endsWith('.js')) return AS_IT_IS;
+  if (compiled) return compiled;
+  const dir = mkdtempSync(join(tmpdir(), 'gateway-'));
+  process.once('exit', () => rmSync(dir, { recursive: true }));
+  const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => word === 'dist' ? dir : word);
+  writeFileSync(join(dir, 'package.json'), '{ "type": "module" }');
+  execFileSync(join(HERE, 'node_modules/.bin', tsc), args, { cwd: HERE });
+  return compiled = [process.execPath, join(dir, 'gateway.js')];
+}
+
 /** A program in a file of its own. */
 function script(t: TestContext, code: string): Program {
   const file = join(folder(t), 'script.mjs');
   writeFileSync(file, code);
-  return [process.execPath, ...LOADER, file];
+  return [process.execPath, file];
 }
 
 function start(
   args: string[],
   env: NodeJS.ProcessEnv = {},
-  [program, ...first]: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)],
+  [file, ...first]: Program = program(),
 ): ChildProcess & { output: () => string } {
-  const child = spawn(program, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
+  const child = spawn(file, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
   let output = '';
   for (const stream of [child.stdout, child.stderr]) {
     stream.on('data', (chunk) => {
@@ -641,8 +690,8 @@ async function startProcess(
   };
 }
 
-/** Runs a command to its end. */
-async function cli(
+/** Runs a process to its end. */
+async function runProcess(
   args: string[],
   { env = {}, input = '', program }: { env?: NodeJS.ProcessEnv; input?: string; program?: Program } = {},
 ): Promise<{ code: number; stdout: string; stderr: string }> {
@@ -657,6 +706,14 @@ async function cli(
   child.stdin!.end(input);
   const [code] = await once(child, 'close') as [number];
   return { code, stdout, stderr };
+}
+
+/** Runs a command line that ends, in this process. */
+async function cli(
+  args: string[],
+  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
+): Promise<{ code: number; stdout: string; stderr: string }> {
+  return await run(args, env, () => Buffer.from(input));
 }
 
 const ACCEPTED =
@@ -1020,7 +1077,7 @@ async function checkRow(both: Both, row: Row): Promise<void> {
   for (const [name, value] of row.log) assert.equal(String(requests(gateway).findLast(own)![name]), value, name);
 }
 
-// ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
+section('PROBLEMS'); // ────────────────────────────────────────────────────────────────────────────
 
 test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
   let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
@@ -1038,28 +1095,133 @@ test('a mistake of the gateway itself is a 500 that tells nothing of it, and its
   assert.equal(line?.requestId, answer.json.requestId);
 });
 
-// ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+section('GATEWAY'); // ─────────────────────────────────────────────────────────────────────────────
 
-test('rubbish on the port is a plain 400, and a connection without a request is just closed', async (t) => {
-  const both = await startBoth(t);
-  for (
-    const bytes of [
-      'rubbish\r\n\r\n',
-      '\0\0\0\0',
-      'GET / HTTP/9.9\r\n\r\n',
-      'GET /v1/about HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n',
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`,
-    ]
-  ) {
-    const response = await raw(both.gateway, bytes);
-    assert.equal(statusOf(response), 400, JSON.stringify(bytes));
+const REFUSED = [400, 'bad_request'] as const;
+
+test('what the HTTP parser refuses is told in JSON, and logged once a minute for each kind', async (t) => {
+  let now = Date.now();
+  const both = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
+  const [host, auth] = ['Host: x\r\n', `Authorization: Bearer ${SECRET}\r\n`];
+  const about = `GET /v1/about HTTP/1.1\r\n${host}${auth}`;
+  const lines = `POST /v2/send HTTP/1.1\r\n${host}${auth}`;
+  const padding = 'x'.repeat(17_000);
+  const rows: (readonly [string, number, string])[] = [
+    ['rubbish\r\n\r\n', ...REFUSED],
+    ['\0\0\0\0', ...REFUSED],
+    [`GET /v1/about?a=b c HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about?a=ü HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about?a=\xfc HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about HTTP/1.1\nHost: x\nAuthorization: Bearer ${SECRET}\n\n`, ...REFUSED],
+    [`${about}Bad Header\r\n\r\n`, ...REFUSED],
+    [`${lines}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, ...REFUSED],
+    [`${lines}Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   `, ...REFUSED],
+    [`GET / HTTP/9.9\r\n${host}\r\n`, ...REFUSED],
+    ['PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', ...REFUSED],
+    [`${about}X: ${padding}\r\n\r\n`, ...TOO_MANY],
+    [`GET /v1/about?${padding} HTTP/1.1\r\n${host}${auth}\r\n`, ...TOO_MANY],
+    [`${about}X: ${padding.repeat(20)}\r\n\r\n`, ...TOO_MANY],
+  ];
+  for (const [bytes, status, code] of rows) {
+    const response = await raw(both.gateway, Buffer.from(bytes, bytes.includes('ü') ? 'utf8' : 'latin1'));
+    assert.deepEqual([statusOf(response), codeOf(response)], [status, code], bytes.slice(0, 60));
+    const [head = '', body = ''] = response.split('\r\n\r\n');
+    assert.match(head, /\r\nConnection: close(\r\n|$)/i);
+    assert.deepEqual(Object.keys(JSON.parse(body)), ['error', 'code', 'requestId']);
+    if (status === 400) assert.match(body, /percent-encode URLs .* Content-Length or chunked/);
   }
+  const warnings = (): unknown[] =>
+    logLines(both.gateway.log).flatMap(({ level, code, client }) => level === 'warn' ? [[code, client]] : []);
+  const once = [['bad_request', '127.0.0.1'], ['too_many_headers', '127.0.0.1']];
+  assert.deepEqual(warnings(), once);
+  now += 60_001;
+  for (const [bytes] of rows.slice(-2)) await raw(both.gateway, bytes);
+  assert.deepEqual(warnings(), [...once, once[1]]);
   const { socket } = open(t, both.gateway);
   socket.end();
   await closed(socket.resume());
+  assert.equal(both.backend.connections, 0);
   assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
-  assert.equal(both.backend.seen.length, 1);
   assert.equal(requests(both.gateway).length, 1);
+});
+
+// node:http itself answered the first with an empty 400, and let the versions pass.
+test('a request without Host, or of another version than 1.0 and 1.1, is 400, and the connection closes', async (t) => {
+  const both = await startBoth(t);
+  const auth = `Authorization: Bearer ${SECRET}\r\n`;
+  const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
+  for (
+    const head of [
+      `GET /v1/about HTTP/1.1\r\n${auth}`,
+      `GET /v1/about HTTP/1.1\r\n${auth}${upgrade}`,
+      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}`,
+      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}${upgrade}`,
+      `GET /v1/about HTTP/0.9\r\nHost: x\r\n${auth}`,
+      `GET /v1/about\r\nHost: x\r\n${auth}`,
+    ]
+  ) {
+    const response = await raw(both.gateway, `${head}\r\n`);
+    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, head);
+    assert.match(response, /\r\nConnection: close\r\n/i);
+  }
+  assert.equal(both.backend.connections, 0);
+  assert.equal(statusOf(await raw(both.gateway, `GET /v1/about HTTP/1.0\r\n${auth}\r\n`)), 200);
+});
+
+// The 400 took the place of the response that was due, or of its rest.
+test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    if (req.url === '/v1/about?b') res.write('first, ');
+    finish = () => void res.end('and last');
+  });
+  const gateway = await startGateway(t, backend);
+  for (const begins of [false, true]) {
+    const { socket, text } = open(t, gateway, ABOUT.replace('about', begins ? 'about?b' : 'about'));
+    await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
+    for (const piece of [`${ABOUT}GET /a b HTTP/1.1\r\n`, '\r\n', 'more rubbish']) {
+      socket.write(piece);
+      await ask(gateway, { path: '/healthz' });
+    }
+    finish();
+    await closed(socket);
+    assert.match(text(), begins ? /first, [^]*and last/ : /^HTTP\/1\.1 200 [^]*and last/);
+    assert.equal(text().match(/HTTP\/1\.1/g)!.length, 1);
+    assert.equal(backend.seen.splice(0).length, 1);
+  }
+  // A client that leaves after that is noticed.
+  const { socket } = open(t, gateway, ABOUT);
+  await until(() => backend.seen.length === 1);
+  socket.write('rubbish\r\n\r\n', () => socket.destroy());
+  await until(() => requests(gateway).some((line) => line.code === 'client_left'));
+});
+
+test('a body that is framed wrongly is 400, and so is one without a length; one that breaks off is the client that left', async (t) => {
+  const both = await startBoth(t, {}, { stallTimeoutMs: 4000 });
+  const chunked =
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n`;
+  for (
+    const request of [
+      `${chunked}\r\nzz\r\n{}`,
+      `${chunked}\r\n2\r\n{}xx\r\n`,
+      `${chunked.replace('chunked', 'gzip')}\r\n{}`,
+      // Bun 1.4.5 serves the request first, and refuses its body then.
+      ...'Bun' in globalThis ? [] : [
+        `${chunked.replace(/Transfer.*/, '')}${JSON.stringify(MESSAGE)}`,
+        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n${JSON.stringify({ ...MESSAGE, auth: SECRET })}`,
+      ],
+    ]
+  ) {
+    const response = await raw(both.gateway, request);
+    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, request);
+    assert.match(response, /\r\nConnection: close\r\n/i);
+    assert.equal(requests(both.gateway).at(-1)!.code, 'bad_request');
+  }
+  const { socket } = open(t, both.gateway);
+  socket.write(`${post(SECRET, 100)}{`, () => socket.destroy());
+  await until(() => requests(both.gateway).at(-1)!.code === 'client_left');
+  assert.equal(both.backend.connections, 0);
 });
 
 test('CONNECT is refused like every target that is no path, and its connection is closed', async (t) => {
@@ -1139,7 +1301,7 @@ test('at limits.connections a new connection is taken, and the one that has gone
   await closed(known.socket);
   await answered(health);
   await closed(next.socket);
-  assert.ok(!served.socket.destroyed && !another.socket.destroyed);
+  assert.deepEqual([served.socket.destroyed, another.socket.destroyed], [false, false]);
   finish();
   await until(() => served.text().includes('[]'));
   const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
@@ -1172,6 +1334,46 @@ test('a wish for another protocol, or for a WebSocket with a body, is an ordinar
   assert.equal(backend.sent.length, 3);
   assert.equal(backend.sockets.length, 0);
   assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
+});
+
+// One byte every nine seconds, on a thousand connections, and nobody else was served.
+test('where there are several tokens, one is served on half of limits.connections at most, in whatever way it holds them', async (t) => {
+  const tokens = { test: { secret: SECRET }, other: { secret: OTHER } };
+  const hold: [name: string, arrived: number, bytes: string][] = [
+    ['a send that waits for its answer', 4, SEND],
+    ['a body that does not end', 0, `${post(SECRET, 1000)}{"message":"`],
+    ['a refused request that goes on sending', 0, `${post(SECRET, 1_000_000_000)}{`],
+    [
+      'a WebSocket',
+      4,
+      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n` +
+      'Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+    ],
+  ];
+  for (const [name, arrived, bytes] of hold) {
+    for (const several of [true, false]) {
+      const backend = await startUpgradeBackend(t);
+      backend.server.prependListener('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+        if (req.url === '/v2/send') res.writeHead = res.end = () => res; // it never answers
+      });
+      const config = { ...RECEIVING, limits: { connections: 8 }, backend: { url: backend.url, parallel: 0 } };
+      const gateway = await startGateway(t, backend, { ...config, tokens: several ? tokens : { test: tokens.test } });
+      let met = 0;
+      for (const event of ['request', 'upgrade']) gateway.server.on(event, () => met++);
+      const held = Array.from({ length: 4 }, () => open(t, gateway, bytes));
+      await until(() => met === 4 && backend.seen.length === arrived);
+      const next = await ask(gateway, { headers: BEARER });
+      if (several) {
+        assert.deepEqual([next.status, next.json.code, next.headers['retry-after']], [503, 'busy', '10'], name);
+        assert.equal(requests(gateway).at(-1)!.reason, 'half_of_connections');
+        assert.equal(backend.seen.length, arrived);
+        assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+        held[0]!.socket.destroy(); // and its place is free again
+        for (let status = 503; status !== 200;) ({ status } = await ask(gateway, { headers: BEARER }));
+      } else assert.equal(next.status, 200, name);
+      for (const { socket } of held.slice(1)) assert.ok(!socket.destroyed, name);
+    }
+  }
 });
 
 test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
@@ -1220,9 +1422,13 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
     (await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status;
   assert.equal(await statusWith(SECRET), 200);
 
+  // The gateway compares a file with how it was at its first look, which comes soon after the start: a signal is later.
+  process.kill(gateway.child.pid!, 'SIGHUP');
+  await until(() => logged('reloaded').length === 1);
+
   // An editor replaces the file: nobody sends a signal.
   write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
-  await until(() => logged('reloaded').length === 1);
+  await until(() => logged('reloaded').length === 2);
   assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
 
   // Each of these is reported, quotes no secret, and changes nothing.
@@ -1257,7 +1463,14 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   writeFileSync(secretFile, 'fresh-secret-of-good-length');
   await until(() => logged('reloaded').length > reloaded);
   assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
-  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => gateway.output().includes(secret)));
+
+  // What comes at once is one reload: two signals, as a signal and the change of a file.
+  for (const [i, signals] of [2, 1].entries()) {
+    for (let n = 0; n < signals; n++) process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => logged('reloaded').length > reloaded + 1 + i);
+  }
+  assert.equal(logged('reloaded').length, reloaded + 3);
+  assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|third-secret|fresh-secret`));
   await gateway.close();
 });
 
@@ -1266,8 +1479,8 @@ test('it listens on a unix socket, replaces one that a killed gateway has left, 
   const path = join(folder(t), 'gateway.sock');
   // A server that was killed leaves its file: this one is told to.
   const leave = `net.createServer().listen(${JSON.stringify(path)}, () => process.kill(process.pid, 'SIGKILL'))`;
-  await cli([], { program: script(t, `import net from 'node:net'; ${leave};`) });
-  assert.ok(statSync(path).isSocket());
+  await runProcess([], { program: script(t, `import net from 'node:net'; ${leave};`) });
+  assert.ok(statSync(path).isSocket(), path);
   const gateway = await startGateway(t, backend, { listen: `unix:${path}` });
   assert.equal(gateway.url, `unix:${path}`);
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -1332,6 +1545,34 @@ test('it speaks TLS, and a reload brings a new certificate without dropping a co
   await until(() => text().endsWith('hello'));
 });
 
+// On Deno each of these was put in force, and no connection worked from then on.
+test('a certificate and its key that are replaced one after the other lose no connection, nor does a broken one', async (t) => {
+  const backend = await startBackend(t);
+  const dir = folder(t);
+  const [TLS_CERT, TLS_KEY] = [join(dir, 'cert.pem'), join(dir, 'key.pem')];
+  writeFileSync(TLS_CERT, CERTS[0].cert);
+  writeFileSync(TLS_KEY, CERTS[0].key);
+  const gateway = await startProcess(t, { backend, env: { TLS_CERT, TLS_KEY } });
+  const logged = (message: string): number => gateway.log.filter((line) => line.includes(`"${message}`)).length;
+  const get = async (): Promise<string> => {
+    const { status, fingerprint } = await ask(gateway, { headers: BEARER });
+    assert.equal(status, 200);
+    return fingerprint;
+  };
+  const before = await get();
+  for (const text of ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert]) {
+    const refused = logged('not reloaded');
+    writeFileSync(TLS_CERT, text);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => logged('not reloaded') > refused);
+    assert.equal(await get(), before, text);
+  }
+  writeFileSync(TLS_KEY, CERTS[1].key); // its watcher sees it, without a signal
+  await until(() => logged('reloaded') > 0);
+  assert.equal(await get() === before, 'Bun' in globalThis);
+  await gateway.close();
+});
+
 // Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
 test('closing ends a connection on which no request has begun at once', async (t) => {
   for (const tls of [false, true]) {
@@ -1354,16 +1595,18 @@ test('closing ends a connection on which no request has begun at once', async (t
     // Bun 1.4.5 says nothing of a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
     await Promise.all(sockets.map((socket) => closed(socket.resume())));
+    assert.match(gateway.log.at(-1)!, /"message":"stopped"/);
   }
 });
 
 // It was read as the beginning of another TLS handshake.
 test('a wish for another protocol over TLS is an ordinary request', async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) });
+  const { backend, gateway } = await startBoth(t, { tls: certificate(t) });
   const wish =
     `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`;
   const { text } = open(t, gateway, wish);
-  await until(() => statusOf(text()) === 200);
+  await until(() => text().includes('\r\n\r\n'));
+  assert.deepEqual([statusOf(text()), backend.seen[0]?.headers.upgrade], [200, undefined]);
 });
 
 // Nothing else ended it, and a thousand of them kept everybody else out.
@@ -1416,6 +1659,7 @@ test('a client that sends requests and never takes its answers loses its connect
   socket.on('drain', more);
   more();
   await closed(socket);
+  assert.equal(socket.bytesRead < socket.bytesWritten, true, 'it took no answer, and was closed');
 });
 
 test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
@@ -1451,20 +1695,6 @@ test('pipelined requests are answered one at a time and in order, and all are ab
   await until(() => requests(gateway).length === 4);
   assert.equal(requests(gateway)[3]!.status, 499);
   assert.equal(order.length, 4);
-});
-
-// The 400 for the rubbish became part of the body of the first answer.
-test('rubbish behind an answer that is half sent breaks the connection and writes nothing into it', async (t) => {
-  const backend = await startBackend(t, (_, res) => {
-    res.writeHead(200, { 'Content-Length': 300 });
-    res.write('A'.repeat(100));
-  });
-  const gateway = await startGateway(t, backend);
-  const { socket, text } = open(t, gateway, ABOUT);
-  await until(() => text().endsWith('AAAA'));
-  socket.write(`${ABOUT}rubbish\r\n\r\n`);
-  await closed(socket);
-  assert.ok(text().endsWith('AAAA'));
 });
 
 // A setting that needs a restart was taken over all the same, and then mistaken for what is.
@@ -1536,7 +1766,7 @@ test('a wish to be upgraded behind a request that is not answered yet ends the c
   }
 });
 
-// ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+section('PIPELINE'); // ────────────────────────────────────────────────────────────────────────────
 
 test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
   const canary = 'CANARY0secret0that0must0not0show';
@@ -1552,7 +1782,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
     for (const { ask: make } of FORMS) {
-      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
+      const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
+      for (const token of ['', 'x', ...broken].map((end) => canary + end)) {
         const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
         const { body, path, headers } = request;
         const json = typeof body === 'string' ? body : JSON.stringify(body);
@@ -1635,7 +1866,7 @@ test("one line per request, with the route's template and without numbers, token
   const { time, requestId, ms, bytesOut, ...first } = lines[0];
   assert.match(time, /^\d{4}-\d\d-\d\dT/);
   assert.match(requestId, /^[0-9a-f-]{36}$/);
-  assert.ok(ms >= 0 && bytesOut > 0);
+  assert.ok(ms >= 0 && bytesOut > 0, `${ms} ms, ${bytesOut} bytes`);
   assert.deepEqual(first, {
     level: 'info',
     message: 'request',
@@ -1653,7 +1884,7 @@ test("one line per request, with the route's template and without numbers, token
     'setup_blocked',
     '/v1/devices/*/*',
   ]);
-  assert.ok(!gateway.log.join('').includes('1555'));
+  assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
 test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
@@ -1707,17 +1938,27 @@ test('at the deadline a request that the backend has is 504, any other is 503, a
   assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
 });
 
-test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
-  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
+test('every response has a new X-Request-Id, which is in the log and in the request to the backend', async (t) => {
+  const { backend, gateway } = await startBoth(t, { cors: ['https://dash.example'] });
+  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const ids: unknown[] = [];
+  for (
+    const request of [
+      { headers: BEARER },
+      { headers: { ...BEARER, 'x-request-id': 'forged' } },
+      { headers: BEARER, body: MESSAGE },
+      { path: '/healthz' },
+      { path: '/..' },
+      { method: 'OPTIONS', headers: preflight },
+      {},
+    ]
+  ) ids.push((await ask(gateway, request)).headers['x-request-id']);
   assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
-  assert.equal(new Set(ids).size, 2);
+  assert.equal(new Set(ids).size, 7);
+  assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
 });
 
-test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
-  const random = seeded(t);
+randomTest('random targets and headers: only allowed routes ever arrive at the backend', async (random, t) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const { backend, gateway } = await startBoth(t, {
     auth: { methods: ['bearer', 'basic', 'path', 'query'] },
@@ -1778,8 +2019,7 @@ test('random targets and headers: only allowed routes ever arrive at the backend
         `^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`,
       ).test(path));
   };
-  let arrived = 0;
-  for (let round = 0; round < 2000; round++) {
+  const drawAny = (): [method: string, target: string, headers: string[], body: string] => {
     const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
     const target = random(2) === 0
       ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) +
@@ -1813,20 +2053,28 @@ test('random targets and headers: only allowed routes ever arrive at the backend
       '{',
       '{"Number":"x"}',
     ]);
+    return [method, target, [...header, ...more], body];
+  };
+  const drawGood = (): ReturnType<typeof drawAny> => {
+    const authorization = pick([`Authorization: Bearer ${SECRET}`, `Authorization: ${basic(`api:${SECRET}`)}`]);
+    if (random(2) === 0) return ['POST', '/v2/send', [authorization], JSON.stringify(MESSAGE)];
+    return ['GET', pick(['/v1/about', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]), [authorization], ''];
+  };
+  for (let round = 0; round < 1000; round++) {
+    const isGood = round % 10 === 0;
+    const [method, target, headers, body] = isGood ? drawGood() : drawAny();
     const before = backend.seen.length;
-    await rawRequest(gateway, target, { method, headers: [...header, ...more], body });
+    await rawRequest(gateway, target, { method, headers, body });
+    if (isGood) assert.equal(backend.seen.length, before + 1, `${method} ${target} did not arrive`);
     for (const seen of backend.seen.slice(before)) {
-      arrived++;
       assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
-      assert.ok(!JSON.stringify([seen.url, seen.rawHeaders]).includes(SECRET));
+      assert.doesNotMatch(JSON.stringify([seen.url, seen.rawHeaders]), SECRETS);
       if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
     }
   }
-  assert.ok(arrived > 20, `only ${arrived} arrived`);
 });
 
-// ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
-
+section('TARGET'); // ──────────────────────────────────────────────────────────────────────────────
 const REFUSED_TARGETS = literal`
   http://evil.example/v1/about HTTP://evil.example/v1/about * v1/about /v1/about#fragment /v1\about \v1\about /\evil/x
   /v2/../v1/about /v2/./send /v1/about/.. /v2/%2e%2e/v1/about /v2/%2E%2e/v1/about /v2/.%2e/v1/about
@@ -1835,7 +2083,7 @@ const REFUSED_TARGETS = literal`
   /v1/about% /v1/about%z /v1/about%zz /v1/about%c3 /v1/about%ff
   /v1/about?x=% /v1/about?x=%zz /v1/about?x=%ff /v1/about?x=%00 /v1/about?%0ax=1
   /v1/receive/--help /v1/receive/-a /v1/receive/%2Dx /-v1/about /v1/-x/y /v1/groups/${FROM}/-x
-  /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc
+  /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
   /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
   /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
 /** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
@@ -1917,8 +2165,7 @@ test('parseTarget: a target that it makes passes again unchanged', () => {
   }
 });
 
-// ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
-
+section('CREDENTIALS'); // ─────────────────────────────────────────────────────────────────────────
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
 const FORMS = ([
   ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
@@ -1990,11 +2237,35 @@ table('the first credential decides, in the order header, path, query, body: a w
   Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
   POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
 
-const COLONS = 'pass:wörd:with:colons';
-table('a password may hold colons and UTF-8, in every form', { ...ALL_FORMS, ...tokens({ secret: COLONS }) })`
-  * POST /v2/send | ${HELLO} → 201 | ${HELLO}
-  basic api:${COLONS} ;; bearer ${COLONS} ;; POST /v2/send?@auth=${encodeURIComponent(COLONS)}
-  POST /@auth=${encodeURIComponent(COLONS)}/v2/send ;; ${AUTHED(COLONS)}`;
+test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
+  // The last byte of à and of Р is A0, of … A6, and of Ѕ 85: a space or a line break in Latin-1.
+  for (
+    const secret of [
+      'pass:wörd:with:colons',
+      'sésame-ouvre-toi-à',
+      'пароль-для-всех-Р',
+      'three-dots-and-more…',
+      'ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ',
+    ]
+  ) {
+    const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+    const encoded = encodeURIComponent(secret);
+    const bearer = Buffer.from(`Bearer ${secret}`).toString('latin1');
+    for (
+      const request of [
+        { headers: { authorization: basic(`api:${secret}`) } },
+        { headers: { authorization: bearer } },
+        { headers: { authorization: ` \t${bearer.replace(' ', ' \t ')}\t ` } },
+        { path: `/v2/send?@auth=${encoded}` },
+        { path: `/@auth=${encoded}/v2/send` },
+        { body: { auth: secret, ...MESSAGE } },
+      ]
+    ) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
+    const response = await rawRequest(gateway, '/v1/about', { headers: [`Authorization: \t${bearer}\t `] });
+    assert.equal(statusOf(response), 200);
+  }
+});
+
 table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
   * → 400 bad_credential
   GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
@@ -2086,10 +2357,10 @@ table('attack: hide behind a Content-Type, a byte-order mark, a second document 
 
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
-  for (let i = 0; i < 50_000; i++) {
-    limiter.take(`${i >>> 16 & 255}.${i >>> 8 & 255}.${i & 255}`, { count: 30, perMs: 60_000, written: '' }, i);
-  }
-  assert.equal(limiter.size, 10_000, 'the addresses that are kept');
+  const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000, written: '' }, 0) > 0;
+  for (let i = 0; i < 50_000; i++) isKnown(i);
+  for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
+  assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
@@ -2125,7 +2396,7 @@ test('per token: it is valid through the day that it expires, and not a moment l
 
 // Node 20 obeyed header fields beyond the thousandth, and did not show them.
 table('a thousand header fields hide nothing from the gateway', {})`
-  * → ${'Bun' in globalThis ? 400 : 431}
+  * → 431
   {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
 
 // A regular expression was quadratic in the white space of an Authorization header.
@@ -2137,7 +2408,7 @@ test('a long Authorization header is looked at in one pass', async (t) => {
   }
 });
 
-// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
 
 const OPEN: GatewayConfig = { ...NO_TOKENS, cors: ['https://dash.example:8443'] };
 
@@ -2146,11 +2417,11 @@ const CHROME = {
     'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
 };
 
-/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+/** The headers of a raw answer, sorted, less what is about the connection and the time, and the request's id. */
 function fieldsOf(response: string): string[] {
   const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
   return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding|x-request-id):/.test(line)).sort();
 }
 
 const SWITCHED: GatewayConfig = {
@@ -2184,6 +2455,13 @@ const FROM_ELSEWHERE: Ask[] = [
   { path: '/v2/send?message=x', headers: CHROME },
   { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
   { path: '/v1/accounts', headers: CHROME },
+  // Speculation rules of any page, and a typed address that another site redirects.
+  ...[RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/@auth=/v1/accounts'].flatMap((path): Ask[] => [
+    { path, headers: { ...CHROME, 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch;anonymous-client-ip' } },
+    { path, headers: { 'sec-fetch-site': 'none', 'sec-fetch-mode': 'navigate' } },
+    { path, headers: { ...CHROME, ...STRANGE_PAGE } },
+    { path, headers: { ...CHROME, 'origin': 'http://gateway.lan:8880', 'sec-fetch-site': 'none' } },
+  ]),
 ];
 const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
 
@@ -2202,7 +2480,7 @@ attack(
   FROM_ELSEWHERE.map(withHost),
 );
 
-test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
+test('a page of the gateway itself, an origin on cors and a program are served, and the address bar what does nothing', async (t) => {
   const backend = await startBackend(t);
   for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
     const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
@@ -2210,8 +2488,8 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const headers of [
         {},
         { 'user-agent': 'curl/8.14.1' },
+        { 'user-agent': 'node', 'sec-fetch-mode': 'cors' }, // Node's fetch
         { ...CHROME, 'sec-fetch-site': 'same-origin' },
-        { ...CHROME, 'sec-fetch-site': 'none' },
         { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
         { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
         { ...CHROME, 'origin': 'https://dash.example:8443' },
@@ -2227,9 +2505,10 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
       assert.equal(answer.status, 201, answer.text);
     }
-    // A GET that does nothing.
-    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
-    assert.equal(about.status, 200);
+    for (const headers of [CHROME, { ...CHROME, 'sec-fetch-site': 'none' }]) {
+      const request = { path: '/v1/about', headers: { ...credential, ...headers } };
+      assert.equal((await ask(gateway, withHost(request))).status, 200);
+    }
   }
 });
 
@@ -2264,10 +2543,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
         headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
       });
     const before = backend.connections;
-    // Chromium sends no Sec-Fetch-Site with a WebSocket: even a page of the gateway's own needs a bearer token.
-    for (
-      const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, { origin: 'http://gateway' }, {}]
-    ) {
+    for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
       const { socket, text } = open(headers);
       await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
       assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
@@ -2275,7 +2551,8 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
     assert.equal(backend.connections, before);
     for (
       const headers of [
-        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
+        { origin: 'http://gateway' }, // of the gateway's own page: Chromium sends no Sec-Fetch-Site with a WebSocket
+        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' }, // the same from Firefox
         { ...wss, origin: 'https://dash.example:8443' },
         { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
       ]
@@ -2283,6 +2560,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
       const { text } = open(headers);
       await until(() => text().includes('\r\n\r\n'));
       assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+      assert.match(text(), /^x-request-id: [\w-]{36}\r$/im);
     }
   }
 });
@@ -2398,7 +2676,7 @@ test('a browser is challenged for a bearer token alone, so that it asks for no p
   const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
   await closed(socket);
   assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
-  assert.ok(!text().includes('Basic'));
+  assert.doesNotMatch(text(), /Basic/);
 });
 
 const DASHBOARD = 'https://dash.example:8443';
@@ -2425,7 +2703,7 @@ const FOR_PAGES = [
   'vary: Origin',
 ];
 
-relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+test('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
   const backend = await startBackend(t);
   const config: GatewayConfig = {
     cors: [DASHBOARD, 'https://plain.example'],
@@ -2483,7 +2761,7 @@ relayTest('a page of an origin on cors may read every answer, refusals included,
   assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
-relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
+test('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -2500,16 +2778,77 @@ relayTest('what the backend says of pages reaches nobody; the rest of its answer
     'set-cookie: a=1',
     'set-cookie: b=2',
     'vary: Accept',
-    'x-request-id: of the backend',
-  ];
+    ...INERT,
+  ].sort();
   const bearer = `Authorization: Bearer ${SECRET}`;
   for (const origin of NOT_LISTED) {
     const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
     assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
+    assert.doesNotMatch(answer, /of the backend/);
   }
   const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
   assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
 });
+
+/** What a relayed response to a GET says besides, so that what it holds does nothing and is kept nowhere. */
+const CSP = "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; sandbox";
+const INERT = ['cache-control: no-store', CSP, 'x-content-type-options: nosniff'];
+
+test(
+  'what the backend answers to a GET runs no script, asks for nothing and is kept nowhere, but for swagger',
+  async (t) => {
+    const own: Record<string, string[]> = {
+      'html': ['Content-Type', 'text/html; charset=utf-8'],
+      'svg': ['content-type', 'image/svg+xml'],
+      'nothing': [],
+      'sound': ['Content-Type', 'audio/aac'],
+      'film': ['content-type', 'Video/mp4; codecs="avc1"'],
+      'both': ['Content-Type', 'audio/aac, text/html'],
+      'like': ['Content-Type', 'text/html; audio/aac'],
+      'kept': ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
+      'sniffed': ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
+    };
+    const backend = await startBackend(t, (req, res) => {
+      const name = req.url!.split('/').at(-1)!;
+      req.resume().on(
+        'end',
+        () => res.writeHead(name === 'html' ? 404 : 200, [...own[name] ?? [], 'Content-Length', '2']).end('hi'),
+      );
+    });
+    const gateway = await startGateway(t, backend, {
+      ...ALL_FORMS,
+      allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
+      tokens: { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } },
+    });
+    const [caching, csp, sniffing] = INERT as [string, string, string];
+    const cases: [request: { method?: string; body?: string; secret?: string }, path: string, added: string[]][] = [
+      ...['html', 'svg', 'nothing', 'both', 'like'].flatMap((name): typeof cases => [
+        [{}, `/v1/attachments/${name}`, INERT],
+        [{}, `/v3/${name}`, INERT],
+      ]),
+      [{}, `/v1/groups/${FROM}/${GROUP}/avatar`, INERT],
+      [{}, `/v1/plugins/x`, INERT],
+      [{ secret: OTHER }, '/v2/send?message=x', INERT],
+      [{}, '/v1/attachments/sound', [caching, sniffing]],
+      [{}, '/v1/attachments/film', [caching, sniffing]],
+      [{}, '/v1/attachments/kept', [csp, sniffing]],
+      [{}, '/swagger/index.html', []],
+      [{ method: 'DELETE' }, '/v1/attachments/html', []],
+      [{ method: 'POST', body: JSON.stringify(MESSAGE) }, '/v2/send', []],
+    ];
+    for (const [{ secret = SECRET, ...request }, path, added] of cases) {
+      const answer = await rawRequest(gateway, `/@auth=${secret}${path}`, request);
+      const pairs = own[path.split('/').at(-1)!] ?? [];
+      const passed = pairs.flatMap((name, i) => i % 2 === 0 ? [`${name.toLowerCase()}: ${pairs[i + 1]}`] : []);
+      assert.deepEqual(fieldsOf(answer), [...passed, ...added, 'content-length: 2'].sort(), path);
+    }
+    // Of several X-Content-Type-Options browsers obey the first, and of policies all.
+    const sniffed = await rawRequest(gateway, `/@auth=${SECRET}/v1/attachments/sniffed`);
+    assert.match(sniffed, /nosniff[^]*none\r\n/);
+    assert.doesNotMatch(sniffed.split('nosniff')[0]!, /none\r\n/);
+    assert.equal(fieldsOf(sniffed).includes(csp), true);
+  },
+);
 
 test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
   for (
@@ -2538,30 +2877,73 @@ test('a preflight of an origin on cors is answered without a credential, and rea
         [
           `access-control-allow-headers: ${allowed}`,
           'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
-          'access-control-max-age: 600',
+          'access-control-max-age: 60',
           ...FOR_PAGES,
         ].sort(),
       );
     }
-    // Of what is no route it says the same: who asks holds no token.
+    // Of what is no route, or no target, it says the same: a page can read the refusal that follows.
     const first = await preflight('/v2/send');
-    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
-      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
-    }
-    assert.equal(statusOf(await preflight('/../v2/send')), 400);
+    for (
+      const target of [
+        ...['/no/such/thing', '/v1/accounts', RECEIVE, `/@auth=${OTHER}/v2/send`, `/@auth=${OTHER}/@auth=x/`],
+        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send'],
+      ]
+    ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
     assert.equal(backend.connections, 0);
-    assert.ok(!gateway.log.join().includes(OTHER));
-    const { method, route, token, status, level } = requests(gateway)[0];
-    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    assert.doesNotMatch(gateway.log.join(), SECRETS);
+    const { method, token, status, level } = requests(gateway)[0];
+    assert.deepEqual([method, token, status, level], ['OPTIONS', undefined, 204, 'debug']);
     const headers = { ...BEARER, origin: DASHBOARD };
     assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
   }
 });
 
-test('a preflight from an address that may not connect is refused', async (t) => {
+test('a page of an origin on cors can read why its address is refused', async (t) => {
   const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
   const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
+  assert.equal((await ask(both.gateway, { method: 'OPTIONS', headers })).status, 204);
+  const refused = await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, origin: DASHBOARD } });
+  assertDenied(refused, 403, 'client_not_allowed', both);
+  assert.equal(refused.headers['access-control-allow-origin'], DASHBOARD);
+  assertDenied(
+    await ask(both.gateway, { method: 'OPTIONS', headers: { ...headers, origin: 'https://x.example' } }),
+    403,
+    'client_not_allowed',
+    both,
+  );
+});
+
+test('an origin that is not on cors is named in the log where a credential is missing, and forges no line there', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD] });
+  const asked = { 'access-control-request-method': 'POST' };
+  const cases: [origin: string | undefined, reason: string, logged?: string][] = [
+    ['https://new.example:8443', 'origin_not_listed', 'https://new.example:8443'],
+    ['null', 'origin_not_listed', 'null'],
+    [`https://${'x'.repeat(200)}`, 'origin_not_listed', `https://${'x'.repeat(92)}`],
+    [`http://api:${OTHER}@new.example`, 'no_credential'], // and no credential gets into the log
+    ['https://a\x9b2J.example', 'no_credential'],
+    ['https://a"b,level=info', 'origin_not_listed', 'https://a"b,level=info'],
+    ['a"b level=info \x9b2J\t\xe0', 'no_credential'], // nothing that a browser sends
+    [DASHBOARD, 'no_credential'],
+    [undefined, 'no_credential'],
+  ];
+  for (const [origin, reason, logged] of cases) {
+    const own = origin === undefined ? {} : { origin };
+    for (const request of [{ method: 'OPTIONS', headers: own }, { headers: own }, { body: MESSAGE, headers: own }]) {
+      const answer = await ask(both.gateway, request);
+      assertDenied(answer, 401, 'unauthorized', both);
+      const line = requests(both.gateway).at(-1)!;
+      assert.deepEqual([line.reason, line.origin], [reason, logged]);
+    }
+    if (logged === undefined) continue;
+    const preflight = await ask(both.gateway, { method: 'OPTIONS', headers: { ...own, ...asked } });
+    assertDenied(preflight, 401, 'unauthorized', both);
+    const answer = await ask(both.gateway, { headers: { ...own, authorization: `Bearer ${OTHER}` } });
+    assertDenied(answer, 401, 'unauthorized', both);
+    const [before, after] = requests(both.gateway).slice(-2);
+    assert.deepEqual([before!.reason, after!.reason, after!.origin], ['origin_not_listed', 'unknown_token', undefined]);
+  }
 });
 
 test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
@@ -2608,8 +2990,7 @@ test('WebSocket: a refusal says to a page of an origin on cors that it may read 
   assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
-// ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
-
+section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
 /** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
 const ROUTES = Object.entries({
   info: 'GET /v1/about; GET /v1/health',
@@ -2796,6 +3177,12 @@ const ANY_PATTERN = { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /
 table('attack: use a route that a pattern opens and nobody knows', ANY_PATTERN)`
   * bearer → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
+for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
+  const config = { allow: ['* /*', 'POST /v1/plugins/*'], ...tokens(rule) };
+  table(`attack: use a route that nobody knows with a token that has only ${Object.keys(rule)}`, config)`
+    * bearer → 403 endpoint_not_allowed
+    POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM}`;
+}
 table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
   * bearer | POST / → 403 setup_blocked
   * bearer | DELETE / → 403 setup_blocked
@@ -2826,8 +3213,7 @@ table("attack: read all accounts' attachments by a pattern that names nothing", 
   * bearer → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
-// ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
-
+section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
   let nowMs = 1_700_000_000_000;
   const tokens = { a: { secret: SECRET }, b: { secret: OTHER } };
@@ -2862,23 +3248,95 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   for (let i = 0; i < 30; i++) await rows(`2001:db8::${i.toString(16)}`, '401 unauthorized');
   await rows('2001:db8:0:0:ffff::1', '429 too_many_failures');
   await rows('2001:db8:0:1::1', '401 unauthorized');
+  for (let i = 0; i < 30; i++) await rows(`2001:db8::b:${i.toString(16)}:d:e:f`, '401 unauthorized');
+  await rows('2001:db8:0:b::', '429 too_many_failures');
+  await rows('2001:db8:b::', '401 unauthorized');
+  for (let i = 0; i < 30; i++) await rows(`::c:b:${i}:d:e:f`, '401 unauthorized');
+  await rows('0:0:c:b::', '429 too_many_failures');
+  await rows('c:b::', '401 unauthorized');
+});
+
+// 500 requests without a credential were 500 lines, on a card of a few gigabytes.
+test('a flood without a good token is 30 log lines a minute of each address, whatever is refused; then it is at debug', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const both = await startBoth(t, {
+    trustedProxies: ['127.0.0.1'],
+    clients: ['203.0.113.0/24', '2001:db8::/32'],
+    cors: ['https://dash.example'],
+  }, { now: () => nowMs });
+  const some: Ask[] = [
+    {},
+    { path: '/v1/accounts', body: MESSAGE },
+    { path: '/v1/about/%2e%2e' },
+    { headers: { authorization: `Bearer ${OTHER}` } },
+    { headers: { authorization: 'Digest x' } },
+    { body: 'x', headers: { 'content-encoding': 'gzip' } },
+    { method: 'OPTIONS', headers: { 'origin': 'https://other.example', 'access-control-request-method': 'POST' } },
+  ];
+  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const from = (client: string, { headers, ...rest }: Ask): Promise<Answer> =>
+    ask(both.gateway, { ...rest, headers: { ...headers, 'x-forwarded-for': client } });
+  const levels = async (count: number, ...attempts: (() => Promise<Answer>)[]): Promise<string[]> => {
+    const before = requests(both.gateway).length;
+    for (let i = 0; i < count; i++) await attempts[i % attempts.length]!();
+    return requests(both.gateway).slice(before).map((line) => line.level);
+  };
+  const flooded = [...Array<string>(30).fill('warn'), ...Array<string>(10).fill('debug')];
+  for (const [i, each] of some.entries()) {
+    assert.deepEqual(await levels(40, () => from(`203.0.113.${i + 1}`, each)), flooded, JSON.stringify(each));
+  }
+  assert.deepEqual(await levels(40, () => from('198.51.100.1', {})), flooded, 'an address that may not connect');
+  assert.deepEqual(await levels(40, ...some.map((each) => () => from('203.0.113.99', each))), flooded, 'all together');
+  let host = 0; // one household is one IPv6 /64
+  assert.deepEqual(await levels(40, () => from(`2001:db8::${(++host).toString(16)}`, {})), flooded);
+  assert.deepEqual(
+    [...new Set(await levels(5, () => from('203.0.113.1', { method: 'OPTIONS', headers: preflight })))],
+    [
+      'debug',
+    ],
+  );
+  assert.equal(both.backend.connections, 0);
+  // The count of wrong credentials is another one, and a good token's lines are logged as ever.
+  const wrong = { headers: { authorization: `Bearer ${OTHER}` } };
+  for (let i = 0; i < 30; i++) assert.equal((await from('203.0.113.1', wrong)).status, 401);
+  assert.equal((await from('203.0.113.1', wrong)).status, 429);
+  const right = () => from('203.0.113.1', { headers: BEARER });
+  const setup = () => from('203.0.113.1', { headers: BEARER, path: '/v1/accounts' });
+  assert.deepEqual(await levels(80, right, setup), Array(40).fill(['info', 'warn']).flat());
+  nowMs += 2000;
+  assert.deepEqual(await levels(2, () => from('203.0.113.1', {})), ['warn', 'debug']);
 });
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
   const limiter = new RateLimiter();
-  const take = (key: string, nowMs: number): number => limiter.take(key, { count: 7, perMs: 1000, written: '' }, nowMs);
-  for (let i = 0; i < 7; i++) assert.equal(take('a', 0), 0, `${i} taken from a full bucket`);
-  assert.ok(Math.abs(take('a', 0) - 1000 / 7) < 0.001, 'the wait for the next one');
-  assert.equal(take('b', 0), 0, 'another bucket');
-  assert.equal(take('a', 143), 0, 'one has been refilled');
-  assert.ok(take('a', 143) > 0, 'and no second one');
-  for (let i = 0; i < 7; i++) assert.equal(take('a', 10_000), 0, `${i} taken from a refilled bucket`);
-  assert.ok(take('a', 10_000) > 0, 'it holds no more than its count');
-  assert.ok(take('a', -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
+  const rate = { count: 7, perMs: 1000, written: '' };
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
+  assert.equal(Math.round(limiter.take('a', rate, 0) * 1000), Math.round(1_000_000 / 7));
+  assert.equal(limiter.take('b', rate, 0), 0);
+  assert.equal(limiter.take('a', rate, 143), 0);
+  assert.notEqual(limiter.take('a', rate, 143), 0);
+  for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
+  assert.notEqual(limiter.take('a', rate, 10_000), 0);
+  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
+  assert.equal(limiter.take('a', rate, 143 - 1e12), 0, 'and the bucket fills from then on');
+  limiter.take('b', rate, 20_000);
+  for (let i = 0; i < 100; i++) assert.notEqual(limiter.take('b', { ...rate, count: 1 }, 19_000 + i), 0);
+  assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
 });
 
-// ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
+// A token was locked out for as long as the clock had been set back.
+test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
+  let nowMs = 1_700_000_000_000;
+  const { gateway } = await startBoth(t, { rate: '3/1m' }, { now: () => nowMs });
+  const status = async (): Promise<number> => (await ask(gateway, { headers: BEARER })).status;
+  for (let i = 0; i < 3; i++) assert.equal(await status(), 200);
+  nowMs -= 3_600_000;
+  const got: number[] = [];
+  for (let i = 0; i <= 4; i++, nowMs += 5000) got.push(await status());
+  assert.deepEqual(got, [429, 429, 429, 429, 200]);
+});
 
+section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
 // One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
 const BROKEN = literal`
   {
@@ -2895,7 +3353,7 @@ table('a body that is not a JSON object is 400, and the backend sees nothing', {
   '* bearer → 400 bad_json',
   BROKEN,
   NO_OBJECT.replace("''", ''), // without a body a send is broken too, but is told so in other words
-  'POST /v2/send → "This endpoint needs a JSON object as its body."',
+  'POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."',
 ]);
 table('a broken object is 400 without a token too', {})`
   * → 400 bad_json
@@ -2948,7 +3406,7 @@ table('a compressed body is 415; without a body its encoding says nothing', {})(
   'GET /v1/about | Content-Encoding: gzip → 200',
 ]);
 
-relayTest('an empty body is fine where the route needs none', async (t) => {
+test('an empty body is fine where the route needs none', async (t) => {
   const both = await startBoth(t, { allow: ['setup', 'messaging'] });
   await checkRows(both, [
     '* bearer',
@@ -2959,7 +3417,7 @@ relayTest('an empty body is fine where the route needs none', async (t) => {
   ]);
 });
 
-relayTest('the body of a GET authenticates it and goes no further', async (t) => {
+test('the body of a GET authenticates it and goes no further', async (t) => {
   await checkRows(await startBoth(t), [
     '* GET /v1/about',
     `{"auth":"${SECRET}"} → 200 | ''`,
@@ -2967,7 +3425,7 @@ relayTest('the body of a GET authenticates it and goes no further', async (t) =>
   ]);
 });
 
-relayTest('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const headers = { ...BEARER, 'transfer-encoding': 'chunked' };
   assert.equal((await ask(gateway, { body: sized(2_000_000), headers })).status, 413);
@@ -2975,12 +3433,11 @@ relayTest('a chunked body beyond the limit that is already on its way is cut off
   assert.ok(backend.seen.every((seen) => !seen.complete), 'a request was complete');
 });
 
-relayTest('small bodies arrive with their true length, large ones with the length that was announced', async (t) => {
+test('small bodies arrive with their true length, large ones with the length that was announced', async (t) => {
   const large = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
   const [early, late] = [`{"auth":"${SECRET}",${large.slice(1)}`, `${large.slice(0, -1)},"auth":"${SECRET}"}`];
   const chunked = '> Content-Length: | > Transfer-Encoding: chunked';
-  // Deno 2.9 sends streams chunked, whatever their length.
-  const long = (length: number): string => 'Deno' in globalThis ? chunked : `> Content-Length: ${length}`;
+  const long = (length: number): string => `> Content-Length: ${length}`;
   await checkRows(await startBoth(t), [
     '* bearer → 201',
     `${HELLO} | Transfer-Encoding: chunked → ${HELLO} | > Content-Length: ${HELLO.length} | > Transfer-Encoding:`,
@@ -2992,7 +3449,7 @@ relayTest('small bodies arrive with their true length, large ones with the lengt
   ]);
 });
 
-relayTest('a large body without auth passes unchanged, byte for byte', async (t) => {
+test('a large body without auth passes unchanged, byte for byte', async (t) => {
   const data = `base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}`;
   const body = Buffer.from(`  {"number":"${FROM}" ,"recipients":[ "${TO}"],"${data}"] }`);
   const { backend, gateway } = await startBoth(t);
@@ -3002,7 +3459,7 @@ relayTest('a large body without auth passes unchanged, byte for byte', async (t)
 
 const LATE = HELLO.replace('}', `,"base64_attachments":["${'A'.repeat(300_000)}"]`);
 const LATE_SENDER = LATE.replace(`"number":"${FROM}",`, '');
-relayTest('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
+test('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
   const arrived = new Set<{ text: string; broke: boolean }>();
   const server = net.createServer((socket) => {
     const request = { text: '', broke: false };
@@ -3107,27 +3564,29 @@ test('a refusal that does not read the rest of the body says Connection: close, 
 });
 
 test('a refusal that says keep-alive keeps the connection, however slowly the rest of the small body comes', async (t) => {
-  let finish = (): void => {};
+  const answers: (() => void)[] = [];
   const backend = await startBackend(t, (req, res) => {
-    req.resume().on('end', () => {
-      finish = () => res.writeHead(201).end('[]');
-    });
+    req.resume().on('end', () => answers.push(() => res.writeHead(201).end('[]')));
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  for (const [path, status] of [['/v2/send', 401], ['/healthz', 200]] as const) {
-    const request = post(OTHER, 60_000).replace('POST /v2/send', path === '/healthz' ? 'GET /healthz' : '$&');
-    const { socket, text } = open(t, gateway, `${request}[`);
-    await until(() => text().endsWith('}\n') || text().endsWith('ok\n'));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const refused = `${post(OTHER, 60_000)}[`;
+  const kept = ([[401, refused], [200, refused.replace('POST /v2/send', 'GET /healthz')]] as const)
+    .map(([status, request]) => ({ status, ...open(t, gateway, request) }));
+  // They tell the time: one says "close" and goes soon, one says "keep-alive" and goes when the rest does not come.
+  const [soon, late] = [post(OTHER, 1_000_000), refused].map((begun) => open(t, gateway, begun).socket);
+  for (const { status, text } of kept) {
+    await until(() => /(?:\}|ok)\n$/.test(text()));
     assert.equal(statusOf(text()), status);
     assert.match(text(), /^connection: keep-alive\r$/im);
-    await new Promise((resolve) => setTimeout(resolve, 350)); // longer than who is told to go may take
-    const seen = backend.seen.length;
-    socket.write(`${' '.repeat(59_999)}${SEND}`);
-    await until(() => backend.seen.length > seen);
-    await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
-    finish();
+  }
+  await closed(soon!);
+  for (const { socket } of kept) socket.write(`${' '.repeat(59_999)}${SEND}`);
+  await until(() => answers.length === 2);
+  await closed(late!);
+  for (const answer of answers) answer();
+  for (const { socket, text } of kept) {
     await until(() => text().includes('[]'));
-    assert.ok(!socket.destroyed);
+    assert.equal(socket.destroyed, false);
   }
 });
 
@@ -3153,6 +3612,82 @@ test('a client that is refused holds its connection no longer than a body may ta
   assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
+/** Collects garbage at once. */
+function collectGarbage(): void {
+  const { Bun: bun } = globalThis as { Bun?: { gc(isFull: boolean): void } };
+  if (bun) return bun.gc(true);
+  setFlagsFromString('--expose-gc');
+  runInNewContext('gc')();
+}
+
+// A small body whose client had left stayed in memory for 28 s, and its time could be bought with 77 bytes.
+test('nothing of a request stays in memory once its connection is gone', async (t) => {
+  const wrong = 'wrong-horse-battery-staple';
+  const begun = (token: string, length: number | 'chunked', body = '{"message":"'): string =>
+    post(token, length) + body;
+  const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n';
+  const handshake = `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n` +
+    'Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n';
+  for (
+    const [bytes, arrives] of [
+      ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{'],
+      [begun(wrong, 9)],
+      [begun(wrong, 1_000_000)],
+      [begun(wrong, 'chunked', '4\r\n{"a"')],
+      [begun(SECRET, 99)],
+      [begun(SECRET, 'chunked', 'c\r\n{"message":"\r\n')],
+      [begun(SECRET, 99).replace('/v2/send', '/v1/register')],
+      [post(SECRET, 99, 'Expect: 100-continue')],
+      [begun(OTHER, 99)],
+      [begun(OTHER, 500_000, `{"message":"${'x'.repeat(100_000)}`)],
+      [`${health}Content-Length: 99\r\n\r\n{`],
+      [`${health}\r\n`.repeat(16)],
+      [begun(SECRET, 200_000, `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'x'.repeat(100_000)}`), 'whole'],
+      [SEND, 'whole'],
+      [SEND + begun(SECRET, 99), 'whole'],
+      [handshake, 'whole'],
+      [handshake, 'accepted'],
+    ] as const
+  ) {
+    const held: http.ServerResponse[] = [];
+    const backend = await startUpgradeBackend(t, (socket) => {
+      if (arrives === 'accepted') socket.write(ACCEPTED);
+      socket.on('end', () => socket.end()).resume();
+    });
+    backend.server.removeAllListeners('request').on('request', (req: http.IncomingMessage, res) => {
+      req.on('error', () => {});
+      held.push(res);
+      backend.seen.push({} as Seen);
+    });
+    const tokens = { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } };
+    const gateway = await startGateway(
+      t,
+      backend,
+      { ...RECEIVING, tokens, backend: { url: backend.url, parallel: 0 } },
+      {
+        stallTimeoutMs: 90_000, // longer than a test waits
+      },
+    );
+    const met: WeakRef<object>[] = [];
+    for (const event of ['request', 'checkContinue', 'upgrade']) {
+      gateway.server.on(event, (req: http.IncomingMessage) => met.push(new WeakRef(req)));
+    }
+    const clients = Array.from({ length: 20 }, () => connect(gateway, bytes).socket);
+    await until(() =>
+      met.length >= clients.length && (arrives === undefined || backend.seen.length === clients.length)
+    );
+    clients.forEach((socket) => socket.destroy());
+    await until(() => requests(gateway).length >= clients.length);
+    held.forEach((res) => res.end());
+    const left = (): number => met.filter((request) => request.deref() !== undefined).length;
+    // The runtime may keep the last ones that it has worked on.
+    await until(() => {
+      collectGarbage();
+      return left() <= 2;
+    }).catch(() => assert.fail(`${left()} of ${met.length} stay: ${bytes.slice(0, 200)}`));
+  }
+});
+
 test('headers that do not arrive end in 408, and a body that makes no progress, or is too slow, does too', async (t) => {
   const slow = await startBoth(t, {}, { headersTimeoutMs: 100 });
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 250 });
@@ -3165,8 +3700,54 @@ test('headers that do not arrive end in 408, and a body that makes no progress, 
   ];
   for (const response of await Promise.all(responses)) {
     assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
+    assert.match(response, /^x-request-id: [\w-]{36}\r$/im);
   }
   assert.equal(backend.seen.length, 0, 'the backend saw a request');
+});
+
+// Each byte renewed the time of the rest.
+test('a body of which less than 30 KiB comes in the time for it is 408, and one that the backend reads slowly is not', async (t) => {
+  const held: http.IncomingMessage[] = [];
+  const backend = await startBackend(t, (req, res) => {
+    req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
+    if (!req.url!.includes('slow')) return void req.resume();
+    held.push(req);
+    setTimeout(() => req.resume(), 900); // it does not read for three times as long as a client may take
+  });
+  const tokens = { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } };
+  const gateway = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 300 });
+  const text = '{"message":"';
+  for (
+    const [name, bytes] of [
+      ['within the head', `${post(SECRET, 2_000_000)}${text}`],
+      ['behind the head', `${post(SECRET, 2_000_000)}${text}${'x'.repeat(100_000)}`],
+      ['chunked', `${post(SECRET, 'chunked')}ffffff\r\n${text}${'x'.repeat(100_000)}`],
+      ['of a webhook', `${post(OTHER, 1_000_000)}${text}`],
+      ['of a webhook, behind its head', `${post(OTHER, 1_000_000)}${text}${'x'.repeat(100_000)}`],
+    ] as const
+  ) {
+    const { socket, text: answer } = open(t, gateway, bytes);
+    const trickle = setInterval(() => socket.write('x'), 5);
+    t.after(() => clearInterval(trickle));
+    await until(() => answer() !== '');
+    clearInterval(trickle);
+    assert.deepEqual([statusOf(answer()), codeOf(answer())], [408, 'request_timeout'], name);
+    socket.destroy();
+  }
+  const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
+  const slow = await ask(gateway, { path: '/v2/send?slow', body: big, headers: BEARER });
+  assert.deepEqual([slow.status, held.length], [201, 1]);
+  // One that is slow but steady takes longer than that in all.
+  const steady = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 2000 });
+  const req = beginSend(steady, BEARER);
+  req.write(`${JSON.stringify(MESSAGE).slice(0, -1)},"more":"`);
+  for (let i = 0; i < 25; i++) {
+    req.write('x'.repeat(31 * 1024));
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  req.end('"}');
+  const [{ statusCode }] = await once(req, 'response') as [http.IncomingMessage];
+  assert.equal(statusCode, 201);
 });
 
 test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
@@ -3175,8 +3756,7 @@ test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) =
   assert.match(await raw(gateway, `POST /v2/send HTTP/1.0\r\n${head}\r\n\r\n${HELLO}`), /^HTTP\/1\.1 201 /);
 });
 
-// ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
-
+section('SENDS'); // ───────────────────────────────────────────────────────────────────────────────
 const DEFAULTS = { number: FROM, recipients: [TO] };
 const MEANT = JSON.stringify(DEFAULTS);
 const THIRD = '+15550100003';
@@ -3305,7 +3885,7 @@ table('a urlencoded form is the object of its fields', hook())`
   # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
   'message=Backup done: 5 files' → {"message":"Backup done: 5 files"}
   'message=50% of "x"\n\u00e9&notify_self=no' → {"message":"50% of \"x\"\n\u00e9","notify_self":"no"}
-  'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\r\n\u001b[y z&"}
+  'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\n\u001b[y z&"}
   # The template's names are known too, within a section as well.
   ${WHEN} | 'when=now or so' → {"message":"at now or so, "}
   ${WHEN} | 'x=1&when=now' → {"message":"at now, "}
@@ -3330,7 +3910,7 @@ const SNAP = `data:image/png;filename=snap.png;${PNG_DATA}`;
 table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())([
   `* ${MADE}`,
   literal`
-  -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\r\n{\"ü\":1}"}
+  -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\n{\"ü\":1}"}
   -- message = x -- file; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}
   -- file; filename="snap.png"\r\n${PNG} -- base64_attachments = QUJD → {"base64_attachments":["${SNAP}","QUJD"]}
   -- file; filename="b.txt"\r\nContent-Type: text/plain; charset=utf-8 = b → {"base64_attachments":["data:text/plain;filename=b.txt;base64,Yg=="]}
@@ -3355,7 +3935,7 @@ table("a multipart form's recipients are found however their part is written, or
   ...[
     'Content-Disposition: form-data; name=recipients', // .NET
     'content-disposition:form-data;name="recipients"',
-    'CONTENT-DISPOSITION: form-data ; NAME="recipients"; x=y',
+    'CONTENT-DISPOSITION: form-data ; NAME="recipients"',
     literal`Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"`,
   ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n' → 201`),
   ...[
@@ -3393,13 +3973,13 @@ const TERMINAL = literal`
   \u001b]0;without an end ⇒ ]0;without an end
   10%\r20%\u0008\u0000\u007f\u0085\u001b ⇒ 10%20%
   [31m[0m stays ⇒ [31m[0m stays`.trim().split('\n').map((line) => line.trim().split(' ⇒ ') as [string, string]);
-table('a text loses what only a terminal understands; JSON and forms lose nothing', hook())([
+table('a text loses what only a terminal understands; JSON loses nothing, a form the CR of its line breaks', hook())([
   `* ${MADE}`,
   TERMINAL.flatMap(([text, message]) => [
     `'${text}' | Content-Type: text/plain → {"message":"${message}"}`,
     `'${text}' | Content-Type: ${URLENCODED} → {"message":"${message}"}`,
     `{"message":"${text}"} → same`,
-    `'message=${encodeURIComponent(String(unescaped(text)))}' → {"message":"${text}"}`,
+    `'message=${encodeURIComponent(String(unescaped(text)))}' → {"message":"${text.replaceAll('\\r\\n', '\\n')}"}`,
   ]),
 ]);
 
@@ -3565,7 +4145,7 @@ test('the answer to a GET may be kept by nobody, whatever the backend says of th
   const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
   assert.equal(answer.status, 201, answer.text);
   assert.match(answer.headers['cache-control']!, /no-store/);
-  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Accept, Origin', ['a=1', 'b=2']]);
+  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Origin, Accept', ['a=1', 'b=2']]);
 });
 
 test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
@@ -3619,7 +4199,8 @@ table('attack: do by a token for GET /v2/send what it may not, or send nothing, 
   * → 401 unauthorized
   GET /v2/send?message=x ;; GET /v2/send?message=x&auth=${SECRET}
   * GET /v2/send?message=x | basic → 403 cross_site
-  User-Agent: Mozilla/5.0 (X11; Linux x86_64) ;; Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors`;
+  User-Agent: Mozilla/5.0 (X11; Linux x86_64) ;; Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors
+  Sec-Fetch-Site: none | Sec-Purpose: prefetch`;
 table('attack: smuggle control characters through the query of a GET', BY_GET)`
   * bearer → 400 bad_target
   GET /v2/send?message=x%0D%0A ;; GET /v2/send?message=x%00 ;; GET /v2/send?message=x%1B%5B0m
@@ -3652,6 +4233,31 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
     refused.destroy();
     await Promise.allSettled(answers);
   }
+});
+
+// One webhook's token filled all of it, again and again, with bodies that did not end.
+test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
+  const tokens = { hook: { secret: SECRET, defaults: DEFAULTS }, other: { secret: OTHER, defaults: DEFAULTS } };
+  const { backend, gateway } = await startBoth(t, { tokens });
+  const begin = (token: string): http.ClientRequest => {
+    const req = beginSend(gateway, { 'authorization': `Bearer ${token}`, 'content-length': MIB });
+    req.on('error', () => {}).write('x'.repeat(MIB - 1));
+    return req;
+  };
+  const all = Array.from({ length: 17 }, () => begin(SECRET));
+  const answers = all.map((req) => once(req, 'response') as Promise<[http.IncomingMessage]>);
+  const [refused] = await Promise.race(answers);
+  assert.deepEqual([refused.statusCode, refused.headers['retry-after']], [503, '10']);
+  assert.deepEqual([requests(gateway).length, requests(gateway)[0].code], [1, 'busy']);
+  const other = begin(OTHER);
+  other.end('x');
+  const [{ statusCode }] = await once(other, 'response') as [http.IncomingMessage];
+  assert.equal(statusCode, 201);
+  assert.equal(backend.sent.length, 1);
+  for (const req of all) req.destroy();
+  await until(() => requests(gateway).length === 18);
+  assert.equal((await ask(gateway, { body: 'x'.repeat(MIB), headers: BEARER })).status, 201, 'it is given back');
+  await Promise.allSettled(answers);
 });
 
 const MANY_KEYS = Array.from({ length: 40 }, (_, i) => `"key${i + 10}${'x'.repeat(100)}":${i}`);
@@ -3820,8 +4426,314 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
   assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
 });
 
-// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
+/** A form in each of its encodings, and as the query of a GET: the names and values are the same in all of them. */
+function inEachForm(fields: [name: string, value: string][]): Ask[] {
+  const pairs = new URLSearchParams(fields).toString();
+  return [{ body: pairs }, multipart(fields), { path: `/v2/send?${pairs}` }];
+}
 
+/** A multipart form with a message, and what else is written as it stands. */
+function rawMultipart(more: string): Ask {
+  const message = 'Content-Disposition: form-data; name="message"\r\n\r\nx\r\n';
+  return { body: `--limit\r\n${message}${more}--limit--\r\n`, headers: multipart([]).headers };
+}
+
+const BY_FORM: GatewayConfig = {
+  ...ALL_FORMS,
+  tokens: { hook: { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS } },
+};
+
+attack(
+  'send from the default number what names two, or to the default person what another spelling names',
+  BY_FORM,
+  400,
+  'bad_field',
+  [
+    ...([
+      [['number', '+15550100003'], ['number', '+15550100004']],
+      [['number', FROM], ['number', FROM]],
+      ...[
+        'recipients.0',
+        'recipients.0.number',
+        'number.1',
+        '@recipients',
+        '@number',
+        'recipients\0',
+        ' recipient\u2003',
+      ]
+        .map((name) => [[name, '+15550100003']]),
+    ] as [string, string][][]).flatMap((fields) =>
+      // A control character is no part of a name in a multipart form or a URL at all.
+      inEachForm([['message', 'hi'], ...fields]).slice(0, fields[0]![0].includes('\0') ? 1 : 3)
+    ),
+    { body: { message: 'hi', 'recipients.0': '+15550100003' } },
+    { body: { message: 'hi', 'recipients\u0000': ['+15550100003'] } },
+    { body: 'hi', path: '/v2/send?@recipients=%2B15550100003' },
+    { body: 'hi', path: '/v2/send?send_at=5' },
+  ],
+);
+
+test('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', async (t) => {
+  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{note}}|{{message}}' });
+  const [message, note] = ['one\r\ntwo\r\n\r\n', 'a\r\nb\rc'];
+  for (const request of inEachForm([['message', message], ['note', note]]).slice(0, 2)) {
+    assert.equal((await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } })).status, 201);
+    assert.equal(gotJson(backend).message, 'a\nb\rc|one\ntwo\n\n');
+  }
+  for (const body of [{ message, note }, `payload=${encodeURIComponent(JSON.stringify({ message, note }))}`]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
+    assert.equal(gotJson(backend).message, `${note}|${message}`);
+  }
+});
+
+/** What asks for a later time, which the gateway would otherwise send at once. */
+const LATER: [name: string, token: TokenConfig, attempts: Ask[]][] = [
+  ['a send that is passed on', {}, [
+    ...[1, '2030-01-01', true, {}, [], [null], ''].map((at) => ({ body: { ...MESSAGE, send_at: at } })),
+    ...['Send_At', '\u017fend_at', 'SEND_AT'].map((key) => ({ body: { [key]: 1, ...MESSAGE } })),
+    { body: { ...MESSAGE, send_at: 1 }, path: '/v1/send' },
+    { body: `{"send_a\\u0074":1,${JSON.stringify(MESSAGE).slice(1)}` },
+    { body: { ...MESSAGE, more: 'x'.repeat(100_000), send_at: 1 } },
+    { body: { ...MESSAGE, auth: SECRET, send_at: 1 }, headers: { authorization: '' } },
+  ]],
+  ['a form, or JSON that is no data of a template', { allow: ['send', 'GET /v2/send'], defaults: DEFAULTS }, [
+    ...inEachForm([['message', 'hi'], ['send_at', '5']]),
+    ...inEachForm([['Send_at[]', '5'], ['message', 'hi']]),
+    { body: 'send_at=tomorrow at 5&message=hi' },
+    { body: { message: 'hi', send_at: 5 } },
+    { body: { 'Send_At': '5', message: 'hi' } },
+    { body: 'payload={"message":"hi","send_at":0}' },
+  ]],
+  ['a form that a template reads', { allow: ['send', 'GET /v2/send'], ...reading('{{text}}{{send_at}}') }, [
+    ...inEachForm([['text', 'hi'], ['send_at', '5']]),
+    ...inEachForm([['text', 'hi'], ['\u017fEND_AT', '5']]),
+  ]],
+];
+
+for (const [name, token, attempts] of LATER) {
+  test(`attack: have ${name} sent at once, though it asks for a later time`, async (t) => {
+    for (const attempt of attempts) {
+      const both = await startWebhook(t, { ...token, secret: SECRET });
+      const answer = await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
+      // The length of a large body is announced before its end is judged; what it misses then is its end.
+      const isLong = JSON.stringify(attempt.body ?? '').length > 65_536;
+      if (isLong) assert.deepEqual([answer.status, both.backend.sent.length], [400, 0]);
+      else assertDenied(answer, 400, 'bad_field', both);
+      assert.match(answer.json.error, /nothing is scheduled here/, JSON.stringify(attempt).slice(0, 200));
+    }
+  });
+}
+
+test('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', async (t) => {
+  const { backend, gateway } = await startBoth(t, {
+    allow: ['send', 'messaging', 'POST /v1/plugins/later'],
+    tokens: { plain: { secret: SECRET }, hook: { secret: OTHER, ...reading('at {{send_at}}{{Send_At}}') } },
+  });
+  const HOOK = { authorization: `Bearer ${OTHER}` };
+  for (
+    const [request, got] of [
+      [{ body: { send_at: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
+      [{ body: { Send_At: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
+      [{ body: 'payload={"send_at":[5]}', headers: HOOK }, { ...DEFAULTS, message: 'at [5]' }],
+      [{ body: { ...MESSAGE, send_at: null } }, { ...MESSAGE, send_at: null }],
+      [{ body: { ...MESSAGE, resend_at: 1, more: { send_at: 1 } } }, {
+        ...MESSAGE,
+        resend_at: 1,
+        more: { send_at: 1 },
+      }],
+      [{ body: { send_at: 1, Send_At: 2 }, path: '/v1/plugins/later' }, { send_at: 1, Send_At: 2 }],
+    ] as [Ask, object][]
+  ) {
+    const answer = await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } });
+    assert.deepEqual(gotJson(backend), got, answer.text);
+  }
+});
+
+/** The heads of parts as honest encoders write them, for a field and for a file. */
+const HONEST: [program: string, boundary: string, field: string, file: string][] = [
+  [
+    'curl',
+    '------------------------64c808f5fa53335a',
+    'name="recipients"',
+    'name="f"; filename="ü.png"\r\nContent-Type: image/png',
+  ],
+  [
+    'curl, with a type and a header',
+    'x',
+    'name="recipients"\r\nContent-Type: text/plain\r\nX-A: b',
+    'name="f"; filename="a%22b.png"',
+  ],
+  [
+    'browsers',
+    '----WebKitFormBoundary7MA4YWxkTrZu0gW',
+    'name="recipients"',
+    'name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png',
+  ],
+  [
+    'Node, and Java as in tutorials',
+    '===1795320007953===',
+    'name="recipients"\r\nContent-Type: text/plain; charset=UTF-8',
+    'name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary',
+  ],
+  ['Android as in tutorials', '*****', 'name="recipients"', 'name="größe"; filename="ü.png"'],
+  [
+    "Apache's HttpClient",
+    'IjV-_.9; charset=UTF-8',
+    'name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit',
+    'name="f"; filename="ü.png"',
+  ],
+  [
+    "PHP's Guzzle, and OkHttp",
+    'b',
+    'name="recipients"\r\nContent-Length: 12',
+    'name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png',
+  ],
+  [
+    '.NET',
+    '"7f0-a b"',
+    'name=recipients\r\nContent-Type: text/plain; charset=utf-8',
+    "name=f; filename=ü.png; filename*=utf-8''%C3%BC.png",
+  ],
+];
+
+test('a multipart form is read as honest programs write it: fields, files, and their headers in any order', async (t) => {
+  const { backend, gateway } = await startWebhook(t);
+  for (const [program, boundary, field, file] of HONEST) {
+    const mark = `--${boundary.replace(/;.*/, '').replaceAll('"', '')}`;
+    for (const order of [1, -1]) {
+      const head = (more: string): string =>
+        [`Content-Disposition: form-data; ${more.split('\r\n')[0]}`, ...more.split('\r\n').slice(1)].slice()
+          .sort((a, b) => order * (a.startsWith('Content-D') ? -1 : b.startsWith('Content-D') ? 1 : 0)).join('\r\n');
+      const answer = await ask(gateway, {
+        body: [
+          mark,
+          head('name="message"'),
+          '',
+          'a',
+          mark,
+          head(field),
+          '',
+          '+15550100003',
+          mark,
+          head(file),
+          '',
+          '\n-- ',
+          `${mark}--`,
+          '',
+        ]
+          .join('\r\n'),
+        headers: { ...BEARER, 'content-type': `multipart/form-data; boundary=${boundary}` },
+      });
+      assert.equal(answer.status, 201, `${program} ${answer.text}`);
+      const { base64_attachments: [uri] = [], ...others } = gotJson(backend) as { base64_attachments: string[] };
+      assert.deepEqual(others, { ...DEFAULTS, message: 'a', recipients: ['+15550100003'] });
+      assert.match(uri!, /^data:(?:image\/png|application\/octet-stream);filename=(?:ü|a%22b)\.png;base64,Ci0tIA==$/);
+    }
+  }
+});
+
+const TO_SOMEBODY = 'Content-Disposition: form-data; name="recipients"';
+const TO_NOBODY = 'Content-Disposition: form-data; name="x"';
+attack(
+  'write a multipart form that two honest programs read differently',
+  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
+  400,
+  'bad_json',
+  [
+    ...[
+      `${TO_NOBODY}; name="recipients"`,
+      `${TO_NOBODY}; name*=utf-8''recipients`,
+      `${TO_NOBODY}; x=y`,
+      `${TO_NOBODY}; x-y="; name=recipients"`,
+      'Content-Disposition: form-data; x-y="; name=recipients"; name="x"',
+      `${TO_NOBODY} name="recipients"`,
+      `${TO_NOBODY};`,
+      `${TO_NOBODY}, ${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r\n${TO_SOMEBODY}`,
+      `${TO_SOMEBODY}\r\n${TO_SOMEBODY}`,
+      `${TO_NOBODY}\n${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r${TO_SOMEBODY}`,
+      `${TO_NOBODY}\r\n ; name="recipients"`,
+      `${TO_NOBODY}\r\n\t${TO_SOMEBODY}`,
+      `X-A: b\r\n ${TO_SOMEBODY}\r\n${TO_NOBODY}`,
+      `${TO_NOBODY}\r\nContent-Disposition : form-data; name="recipients"`,
+      TO_SOMEBODY.replace('form-data', 'attachment'),
+      TO_SOMEBODY.replace('form-data', 'form-data, form-data'),
+      TO_SOMEBODY.replace('form-data; ', ''),
+      ...[
+        'x\\" recipients',
+        'recipients\\',
+        '\\recipients',
+        'recip\\ients',
+        'recipients%00',
+        '%72ecipients',
+        'recipients\0',
+        'recipients\x1b',
+        'a"b',
+        '',
+      ]
+        .map((name) => TO_SOMEBODY.replace('recipients', name)),
+      'Content-Disposition: form-data; name=recipients x',
+      'Content-Disposition: form-data; name=recipients;x',
+      'Content-Disposition: form-data; name=reci\\pients',
+      'Content-Disposition: form-data; name=reci%70ients',
+      'Content-Disposition: form-data; name=recipients\u00a0',
+      `${TO_SOMEBODY}; filename*=utf-8''x`,
+      `${TO_NOBODY}; filename=x; name="recipients"`,
+      `${TO_NOBODY}; filename="x\\"; name="recipients"`,
+      `${TO_NOBODY}; filename="x"; filename="y"`,
+      ...['base64', 'quoted-printable', 'x', 'binary, base64', ''].flatMap((encoding) =>
+        [' ', '\t', ''].map((space) => `${TO_SOMEBODY}\r\nContent-Transfer-Encoding:${space}${encoding}`)
+      ),
+      `${TO_SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64`,
+      `${TO_SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain`,
+      `${TO_NOBODY}\r\nContent-Type: multipart/mixed; boundary=b`,
+    ].map((head) => rawMultipart(`--limit\r\n${head}\r\n\r\n+15550100003\r\n`)),
+    ...[
+      '; boundary=limit; boundary=other',
+      '; boundary=other; boundary=limit',
+      '; boundary="limit"; Boundary=limit',
+      "; boundary*=utf-8''limit",
+      '; x="; boundary=limit"',
+      '; boundary=limit x',
+      '; boundary=limit, multipart/form-data; boundary=other',
+      '; boundary=limit;x',
+      '; boundary="limit',
+      '; boundary="li\\mit"',
+      '; boundary=',
+      '; boundary=""',
+      ', boundary=limit',
+      ' boundary=limit',
+    ].map((more) => ({ ...rawMultipart(''), headers: { 'content-type': `multipart/form-data${more}` } })),
+    ...['\n--limit', '\n--limit--\r\n', '\n--limit\r\n'].map((text) =>
+      rawMultipart(`--limit\r\n${TO_NOBODY}\r\n\r\n${text}${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`)
+    ),
+    rawMultipart(`--limit \r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
+    rawMultipart(`--limit\r\n\r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
+    {
+      ...rawMultipart(''),
+      body: Buffer.from(String(rawMultipart('').body).replace('x\r\n--', 'caf\xe9\r\n--'), 'latin1'),
+    },
+    {
+      ...rawMultipart(''),
+      body: Buffer.from(String(rawMultipart('').body).replace('message', 'recipients\xe9'), 'latin1'),
+    },
+  ],
+);
+
+test('a refused send names thirty of its keys, however many there are, each cut at 60 characters', async (t) => {
+  const both = await startWebhook(t);
+  const keys = Array.from({ length: 90_000 }, (_, i) => `k${i}`);
+  const answer = await ask(both.gateway, {
+    body: JSON.stringify(Object.fromEntries(['y'.repeat(61), ...keys].map((key) => [key, 1]))),
+    headers: BEARER,
+  });
+  assertDenied(answer, 400, 'bad_field', both);
+  const shown = ['y'.repeat(60) + '…', ...keys.slice(0, 29)].map((key) => JSON.stringify(key)).join(', ');
+  assert.ok(answer.json.error.includes(`top-level keys are ${shown}, ….`), answer.text);
+});
+
+section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
 /**
  * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in
  * words of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&",
@@ -4011,8 +4923,7 @@ test('the work of a rendering is bounded, however sections multiply', () => {
   assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
-// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
-
+section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
 const TYPING = `PUT /v1/typing-indicator/${FROM}`;
 const GROUPS = `/v1/groups/${FROM}`;
 /** Fields of a send besides its recipients. */
@@ -4248,8 +5159,7 @@ table("attack: reach a person by a group's name where groups are not meant", {
   POST ${GROUPS}/${GROUP}/members | {"members":["group.4366412345678="]}
   POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
 
-// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
-
+section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
 interface Scanned {
   out: string;
   auth: string | undefined;
@@ -4440,8 +5350,7 @@ test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at 
   for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
 });
 
-test('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (t) => {
-  const random = seeded(t);
+randomTest('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (random) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
   const key = (letters: string[] = []): string =>
@@ -4563,7 +5472,32 @@ test('the syntax of a document of any size is checked without its keys, and pass
   );
 });
 
-// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
+  const cases: [before: string, after: string, special: string, refusal: RegExp][] = [
+    ['{"a":"', '\n"}', '\x1f', /a string holds a control character, at byte (\d+)/],
+    ['{"a":"', '\\"}', '\\@', /an unknown escape, at byte (\d+)/],
+    ['{"a":"', '"}', '"@', /comma or the end of the object or array is expected, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', '\0', /a string holds a control character, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', ',', /may have "," and ";" only before its data/],
+    ['{"base64_attachment":"base64,', '\n"}', ';', /may have "," and ";" only before its data/],
+  ];
+  for (const [before, after, special, refusal] of cases) {
+    for (let at = 0; at < 300; at++) {
+      for (const address of [0, 1]) {
+        const text = `${before}${'A'.repeat(at)}${special}${'A'.repeat(299 - at)}${after}`;
+        const bytes = Buffer.alloc(text.length + 2).subarray(address, address + text.length);
+        bytes.write(text);
+        assert.throws(() => scanAll([bytes]), ({ message }: Error) => {
+          const [, where] = refusal.exec(message) ?? assert.fail(message);
+          if (where !== undefined) assert.equal(Number(where), before.length + at + special.length - 1);
+          return true;
+        });
+      }
+    }
+  }
+});
+
+section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 
 /** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
 async function startRawBackend(
@@ -4605,10 +5539,10 @@ test('a path prefix of the backend is kept, and its userinfo becomes Basic', asy
   await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
   assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
   assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
-  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+  assert.doesNotMatch(gateway.log.join(''), /p@ss|p%40ss/);
 });
 
-relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -4721,7 +5655,8 @@ test('a header that holds a copy of the credential ends here, and what only look
       const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
       for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
       for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
-      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
+      const host = seen['x-forwarded-host'] as string;
+      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(host), host);
     }
   }
   // Every credential that was presented counts, not only the one that decided; one below 16 characters does not.
@@ -4741,10 +5676,9 @@ test('a header that holds a copy of the credential ends here, and what only look
   assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
 });
 
-/** Bun 1.4.5 refuses more than 198 header fields by itself, and so a request with more is rubbish there. */
-const [HEADERS_MOST, TOO_MANY] = 'Bun' in globalThis
-  ? [198, [400, undefined]] as const
-  : [200, [431, 'too_many_headers']] as const;
+/** Bun 1.4.5 refuses more than 198 header fields by itself. */
+const HEADERS_MOST = 'Bun' in globalThis ? 198 : 200;
+const TOO_MANY = [431, 'too_many_headers'] as const;
 
 test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
   const both = await startBoth(t);
@@ -4763,9 +5697,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
     ] as const
   ) {
     assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-    assert.ok(
-      code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
-    );
+    assert.ok(logLines(both.gateway.log).some((line) => line.code === code), response);
   }
   assert.equal(both.backend.connections, 0);
   const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
@@ -4776,7 +5708,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
 
-relayTest('status and body come back as the backend sent them', async (t) => {
+test('status and body come back as the backend sent them', async (t) => {
   const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
   const cases: [status: number, type: string | undefined, body: string][] = [
     [200, 'text/plain; charset=utf-8', '[]'],
@@ -4802,7 +5734,7 @@ relayTest('status and body come back as the backend sent them', async (t) => {
   }
 });
 
-relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
+test('a compressed answer of a backend that was asked for none is 502', async (t) => {
   const backend = await startBackend(
     t,
     (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
@@ -4811,7 +5743,7 @@ relayTest('a compressed answer of a backend that was asked for none is 502', asy
   assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
 });
 
-relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
+test('a redirect of the backend is 502, and is not followed', async (t) => {
   const other = await startBackend(t);
   for (const status of [301, 302, 303, 307, 308]) {
     const backend = await startBackend(t, (req, res) => {
@@ -4829,7 +5761,7 @@ relayTest('a redirect of the backend is 502, and is not followed', async (t) => 
   assert.equal(other.seen.length, 0);
 });
 
-relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
+test('a backend that is down is 502, and nothing was sent', async (t) => {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
   const { port } = spare.address() as AddressInfo;
@@ -4839,7 +5771,7 @@ relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
   assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
 });
 
-relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+test('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
   for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
     let asked = 0;
     const server = net.createServer((socket) => {
@@ -4860,7 +5792,7 @@ relayTest('a backend that closes without an answer, or answers rubbish, is 502, 
   }
 });
 
-relayTest(
+test(
   'a slow backend is 504, which says that the message may have been sent; its request is aborted',
   async (t) => {
     let aborted = 0;
@@ -4881,7 +5813,7 @@ relayTest(
   },
 );
 
-relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
+test("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
   for (const headers of [{ 'Content-Length': 100 }, {}]) {
     const backend = await startBackend(t, (req, res) => {
       req.resume();
@@ -4890,15 +5822,13 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, ABOUT);
-    // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
-    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
-    assert.match(response, isBroken);
+    assert.match(response, /half(\r\n)?$/);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
   }
 });
 
-relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+test('without slots, a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
   let arrived = 0;
   let left = 0;
   const backend = await startBackend(t, (req) => {
@@ -4908,7 +5838,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
       left++;
     });
   });
-  const gateway = await startGateway(t, backend);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 0 } });
   for (
     const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
   ) {
@@ -4930,7 +5860,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
   for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
 });
 
-relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+test('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const { socket } = open(
@@ -4946,7 +5876,7 @@ relayTest('a client that leaves in the middle of its upload leaves no document b
   assert.deepEqual(backend.sent, []);
 });
 
-relayTest('a large body reaches the backend while it is still being sent', async (t) => {
+test('a large body reaches the backend while it is still being sent', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
@@ -4960,7 +5890,7 @@ relayTest('a large body reaches the backend while it is still being sent', async
   assert.equal(res.statusCode, 201);
 });
 
-relayTest('an answer reaches the client while it is still being sent', async (t) => {
+test('an answer reaches the client while it is still being sent', async (t) => {
   let finish = (): void => {};
   const backend = await startBackend(t, (_, res) => {
     res.write('first,');
@@ -4976,27 +5906,22 @@ relayTest('an answer reaches the client while it is still being sent', async (t)
   assert.equal(second.toString(), 'second');
 });
 
-relayTest('no more of an upload is read than the backend takes', async (t) => {
-  const backend = await startBackend(t);
+test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
-  const total = 64 * 1024 * 1024;
+  const total = 64 * MIB;
   const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
-  const fetch: typeof globalThis.fetch = async (_, init) => {
+  const backend = await startBackend(t, async (req, res) => {
     // Takes a chunk, lets everything else run for a while, and takes the next.
-    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
-      taken += chunk.length;
+    for await (const chunk of req) {
+      taken += (chunk as Buffer).length;
       for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
-      assert.ok(
-        socket.bytesWritten - taken < 24 * 1024 * 1024,
-        `${socket.bytesWritten - taken} bytes are on their way`,
-      ); // most of it in the system's socket buffers
+      // Most of it is in the system's socket buffers.
+      assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
     }
-    return new Response('{"timestamp":"1"}', { status: 201 });
-  };
-  const { socket, text: answer } = open(t, await startGateway(t, backend, {}, { fetch }));
-  socket.write(
-    `${post(SECRET, total, 'Connection: close')}${body}`,
-  );
+    res.writeHead(201).end('{"timestamp":"1"}');
+  });
+  const { socket, text } = open(t, await startGateway(t, backend));
+  socket.write(`${post(SECRET, total, 'Connection: close')}${body}`);
   const filler = Buffer.alloc(256 * 1024, 'x');
   for (let left = total - body.length - 2; left > 0;) {
     const piece = filler.subarray(0, Math.min(left, filler.length));
@@ -5005,11 +5930,11 @@ relayTest('no more of an upload is read than the backend takes', async (t) => {
   }
   socket.write('"}');
   await closed(socket);
-  assert.equal(statusOf(answer()), 201);
+  assert.equal(statusOf(text()), 201);
   assert.equal(taken, total);
 });
 
-relayTest('an answer that comes before the upload ends is delivered', async (t) => {
+test('an answer that comes before the upload ends is delivered', async (t) => {
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
@@ -5025,7 +5950,7 @@ relayTest('an answer that comes before the upload ends is delivered', async (t) 
   req.destroy();
 });
 
-relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+test('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
     body: Buffer.alloc(5_000_000, 'x'),
@@ -5036,7 +5961,7 @@ relayTest('a client that sends all of a refused upload before it reads still get
   assert.equal(backend.seen.length, 0);
 });
 
-relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
   const { gateway } = await startBoth(t);
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
   t.after(() => agent.destroy());
@@ -5068,8 +5993,8 @@ const EACH_METHOD: Ask[] = [
 ];
 
 for (const way of ['FIN', 'RST'] as const) {
-  // Deno's fetch sent all of them twice, Bun's all but POST.
-  relayTest(
+  // On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
+  test(
     `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
     async (t) => {
       let cut = 0;
@@ -5091,7 +6016,7 @@ for (const way of ['FIN', 'RST'] as const) {
   );
 }
 
-relayTest(
+test(
   'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
   async (t) => {
     const backend = await startRawBackend(
@@ -5106,7 +6031,7 @@ relayTest(
   },
 );
 
-relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
+test('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
   const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
   const backend = await startRawBackend(t, (socket) => {
     socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
@@ -5128,18 +6053,17 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
-relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
+test('connections to the backend are used again, by whoever sends next', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (
     const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
   ) {
-    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
+    for (let i = 0; i < 3; i++) assert.match(`${(await ask(gateway, { ...request, headers: BEARER })).status}`, /^2/);
   }
-  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
-  if (isNode) assert.equal(backend.connections, 1);
+  assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
 });
 
-relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
+test('a backend on IPv6 is reached by its literal address', async (t) => {
   const backend = await startBackend(t);
   const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
   six.listen(0, '::1');
@@ -5152,7 +6076,6 @@ relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
 
 test(
   'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
-  { skip: !isNode },
   async (t) => {
     const silent = await startRawBackend(t, () => {});
     const url = silent.url.replace('http', 'https');
@@ -5193,7 +6116,7 @@ const LIES: [name: string, answer: string][] = [
 ];
 
 for (const [name, text] of LIES) {
-  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
+  test(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
     let isFirst = true;
     const backend = await startRawBackend(t, (socket) => {
       socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
@@ -5206,11 +6129,40 @@ for (const [name, text] of LIES) {
     assert.equal(backend.requests.length, 1);
     const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
     assert.deepEqual([next.status, next.text], [201, '{}']);
-    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
-    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
+    assert.equal(backend.sockets.length, 2);
     assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
   });
 }
+
+test("what the backend sends on an idle connection is nobody's response", async (t) => {
+  const backend = await startRawBackend(t, (socket, _, before) => {
+    socket.write(SENT);
+    if (before === 0) setTimeout(() => socket.write(SENT.replace('{}', '[]')), 20);
+  });
+  const gateway = await startGateway(t, backend);
+  for (let i = 0; i < 5; i++) {
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).text, '{}');
+    await closed(backend.sockets.at(-1)!); // it is not used again
+  }
+  assert.equal(backend.sockets.length, 5);
+});
+
+test('a response without a length that ends by a reset is broken, and by a close complete', async (t) => {
+  for (const end of ['resetAndDestroy', 'end'] as const) {
+    const backend = await startRawBackend(t, (socket) => {
+      socket.write('HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf');
+    });
+    const gateway = await startGateway(t, backend);
+    const { socket, text } = open(t, gateway, ABOUT);
+    await until(() => text().includes('half'));
+    backend.sockets[0]![end]();
+    await until(() => requests(gateway).length === 1);
+    if (end === 'resetAndDestroy') await closed(socket);
+    else await until(() => text().endsWith('\r\n0\r\n\r\n'));
+    assert.equal(text().endsWith('\r\n0\r\n\r\n'), end === 'end');
+    assert.equal(requests(gateway)[0].code, end === 'end' ? undefined : 'bad_backend_answer');
+  }
+});
 
 test('attack: smuggling a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t);
@@ -5236,7 +6188,7 @@ test('attack: smuggling a second request into the first', async (t) => {
     ]
   ) {
     const response = await raw(gateway, bytes);
-    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
+    assert.doesNotMatch(response, / 201 [^]* 201 /);
   }
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
 });
@@ -5257,10 +6209,10 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+test('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
-    seen.push(req.url!);
+    if (req.method === 'POST') seen.push(req.url!);
     req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
   });
   server.listen(0, '127.0.0.1');
@@ -5270,10 +6222,10 @@ relayTest('a backend behind TLS is believed if its certificate is, and else noth
   const gateway = await startGateway(t, { url });
   const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
   assert.equal(answer.status, 502, answer.text);
-  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.equal(answer.json.code, 'backend_unreachable');
   assert.deepEqual(seen, []);
   // The certificate of an authority of one's own is believed by what the runtime has for that.
-  if (!isNode || WAYS.has(t)) return;
+  if (!isNode) return;
   const file = join(folder(t), 'ca.pem');
   writeFileSync(file, CERTS[0].cert);
   const trusting = await startProcess(t, { backend: { url }, env: { NODE_EXTRA_CA_CERTS: file } });
@@ -5347,65 +6299,65 @@ test('WebSocket: a declining answer that breaks off is seen to, and one that is 
   }
 });
 
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
+section('SLOTS'); // ───────────────────────────────────────────────────────────────────────────────
 
 interface HeldBackend extends Backend {
-  /** Answers the request that has come completely, and is not answered, for the longest time. */
+  /** Responds to the request that has come completely, and has no response, for the longest time. */
   answer(): void;
-  /** How many have come completely and are not answered; and how many there were at most. */
-  held: number;
+  /** How many requests it is at work on, whether their clients are still there or not; and how many at most. */
+  acting: number;
   most: number;
 }
 
-/** A backend that holds its answers back until it is told to give them. */
+/** A backend that responds when it is told to. Like the real one, it goes on when the gateway has hung up. */
 async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
   const waiting: http.ServerResponse[] = [];
-  const count = (): void => {
-    held.held = waiting.length;
-    held.most = Math.max(held.most, held.held);
-  };
   const backend = await startBackend(t, (req, res, seen) => {
     const chunks: Buffer[] = [];
     req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
       seen.body = Buffer.concat(chunks);
       seen.complete = true;
       waiting.push(res);
-      count();
-      req.socket.once('close', () => {
-        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
-        count();
-      });
+      held.most = Math.max(held.most, ++held.acting);
     });
   });
   const answer = (): void => {
+    held.acting--;
     waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
-    count();
   };
-  const held = Object.assign(backend, { answer, held: 0, most: 0 });
+  const held = Object.assign(backend, { answer, acting: 0, most: 0 });
   return held;
 }
 
-/** So many turns at a backend that is not waited for if it is down. */
-function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+/** So many slots at a backend that is not waited for while it is down. */
+function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-function send(gateway: Gateway, message: string): Promise<Answer> {
-  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+function send(gateway: Gateway, message: string, secret = SECRET): Promise<Answer> {
+  return ask(gateway, { body: { ...MESSAGE, message }, headers: { authorization: `Bearer ${secret}` } });
 }
 
 function messageOf({ body }: Seen): string {
   return JSON.parse(body.toString()).message;
 }
 
-/** Sends, one after the other is in the gateway, what will find no turn free. */
-async function queueUp(gateway: Gateway, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
+/** The messages that the backend has got completely. */
+function arrived(backend: Backend): string[] {
+  return backend.seen.filter(({ complete }) => complete).map(messageOf);
+}
+
+/** Everything that came to the gateway before this has been read. */
+async function settled(gateway: Gateway): Promise<void> {
+  await ask(gateway, { path: '/healthz' });
+}
+
+/** Sends one message after the other: each has reached the gateway before the next is sent. */
+async function queueUp(gateway: Gateway, messages: string[], secret = SECRET): Promise<Promise<Answer>[]> {
   const answers: Promise<Answer>[] = [];
   for (const message of messages) {
-    const before = started();
-    answers.push(send(gateway, message));
-    await until(() => started() > before);
-    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
+    answers.push(send(gateway, message, secret));
+    for (let i = 0; i < 3; i++) await settled(gateway);
   }
   return answers;
 }
@@ -5427,14 +6379,22 @@ async function statusFor(req: http.ClientRequest): Promise<number> {
   return res.resume().statusCode!;
 }
 
-relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
+/** A send whose client leaves once the backend acts on it. */
+async function sendAndLeave(t: TestContext, gateway: Gateway, backend: HeldBackend): Promise<void> {
+  const before = backend.seen.length;
+  const { socket } = open(t, gateway, SEND);
+  await until(() => backend.seen.length > before && backend.seen.at(-1)!.complete);
+  socket.destroy();
+}
+
+test('the backend acts on as many requests at a time as it has slots, and 0 is no limit', async (t) => {
   for (const parallel of [1, 2, 0]) {
     const backend = await startHeldBackend(t);
-    const gateway = await startGateway(t, backend, turns(backend, parallel));
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
     const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
-    await until(() => backend.held === (parallel || 6));
+    await until(() => backend.acting === (parallel || 6));
     for (let i = 0; i < 6; i++) {
-      await until(() => backend.held > 0);
+      await until(() => backend.acting > 0);
       backend.answer();
     }
     for (const answer of answers) assert.equal((await answer).status, 201);
@@ -5442,47 +6402,44 @@ relayTest('the backend acts on so many requests at a time, and 0 is no limit', a
   }
 });
 
-relayTest(
-  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
-  async (t) => {
-    const backend = await startHeldBackend(t);
-    let started = 0;
-    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
-    const names = ['a', 'b', 'c', 'd', 'e'];
-    const answers = await queueUp(gateway, names, () => started);
-    for (let i = 0; i < 3; i++) {
-      await until(() => backend.held === 1);
-      backend.answer();
-    }
-    await until(() => backend.held === 1);
-    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
-    gateway.reload(turns(backend, 2));
-    await until(() => backend.held === 2);
+test('who asks first gets the first slot, and a reload that gives more or fewer is obeyed', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, slots(backend, 1));
+  const names = ['a', 'b', 'c', 'd', 'e'];
+  const answers = await queueUp(gateway, names);
+  for (let i = 0; i < 3; i++) {
+    await until(() => backend.acting === 1);
     backend.answer();
-    backend.answer();
-    for (const answer of answers) assert.equal((await answer).status, 201);
-    // And less: what runs is not disturbed, and the next waits for both.
-    const both = [send(gateway, 'f'), send(gateway, 'g')];
-    await until(() => backend.held === 2);
-    gateway.reload(turns(backend, 1));
-    const [last] = await queueUp(gateway, ['h'], () => started);
-    backend.answer();
-    await Promise.race(both);
-    await ask(gateway, { path: '/healthz' });
-    assert.equal(backend.held, 1);
-    backend.answer();
-    await Promise.all(both);
-    await until(() => backend.held === 1);
-    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
-    backend.answer();
-    assert.equal((await last!).status, 201);
-  },
-);
+  }
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend), names.slice(0, 4));
+  gateway.reload(slots(backend, 2));
+  await until(() => backend.acting === 2);
+  backend.answer();
+  backend.answer();
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  // Fewer: what runs is not disturbed, and the next waits for both.
+  const both = [send(gateway, 'f'), send(gateway, 'g')];
+  await until(() => backend.acting === 2);
+  gateway.reload(slots(backend, 1));
+  const [last] = await queueUp(gateway, ['h']);
+  backend.answer();
+  await Promise.race(both);
+  await settled(gateway);
+  assert.equal(backend.acting, 1);
+  backend.answer();
+  await Promise.all(both);
+  await until(() => backend.acting === 1);
+  assert.equal(messageOf(backend.seen.at(-1)!), 'h');
+  backend.answer();
+  assert.equal((await last!).status, 201);
+  assert.equal(backend.connections > 0 && backend.connections <= 9, true, 'a reload keeps the connections');
+});
 
-relayTest('a turn is given back, once, wherever a request ends', async (t) => {
+test('a slot is released exactly once, however a request ends', async (t) => {
   const replies: Record<string, string | undefined> = {
     '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
-    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
+    '/v1/search': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
     '/v1/typing-indicator': '204 No Content\r\n\r\n',
     '/v1/reactions': '200 OK', // breaks off
     '/v1/receipts': '2000 OK\r\n\r\n',
@@ -5493,41 +6450,41 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
   const backend = await startBackend(t, (req) => {
     const reply = replies[req.url!.replace(`/${FROM}`, '')];
     req.resume().on('end', () => {
+      if (!reply) return;
       most = Math.max(most, ++acting);
       // In the next turn of the loop, so that those who come too early are seen.
-      if (reply) {
-        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
-      }
+      setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
     });
   });
-  const gateway = await startGateway(t, backend, {
-    ...turns(backend, 1, '500ms'),
-    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
-  });
+  const tokens = { test: { secret: SECRET, allow: ['messaging', 'info'] } };
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), tokens }, { slotTimeoutMs: 50 });
   const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
-  const leave = async (): Promise<void> => {
-    const before = backend.seen.length;
-    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
-    await until(() => backend.seen.length > before);
-    req.destroy();
-    await until(() => requests(gateway).at(-1)!.code === 'client_left');
-  };
+  const large = `${LARGE.slice(0, -1)},"number":"-x"}`;
+  const upgrade = ['Connection: Upgrade', 'Upgrade: websocket', `Authorization: Bearer ${SECRET}`];
   const ends: Record<string, () => Promise<unknown>> = {
     'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
-    'no body': () => ask(gateway, { headers: BEARER }),
-    'a wish to be upgraded': () =>
-      raw(
-        gateway,
-        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-      ),
-    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
-    'a timeout': () => ask(gateway, never),
-    'a client that leaves': leave,
+    'no body': () => ask(gateway, { path: '/v1/search', headers: BEARER }),
+    'a wish to be upgraded': () => rawRequest(gateway, '/v1/search', { headers: upgrade }),
+    'a late violation': () => ask(gateway, { body: large, headers: BEARER }),
+    'a timeout': async () => {
+      gateway.reload({ ...slots(backend, 1, '100ms'), tokens });
+      const answer = ask(gateway, never);
+      await until(() => backend.seen.at(-1)!.url.startsWith('/v1/groups'));
+      gateway.reload({ ...slots(backend, 1), tokens });
+      assert.equal((await answer).json.code, 'backend_timeout');
+    },
+    'a client that leaves': async () => {
+      const before = backend.seen.length;
+      const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
+      await until(() => backend.seen.length > before);
+      req.destroy();
+      await until(() => requests(gateway).at(-1)!.code === 'client_left');
+    },
   };
   for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
     const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      // An answer that breaks off breaks the client's connection.
+      // A response that breaks off breaks the client's connection.
       ends[`${name} ${body.length}`] = () =>
         ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
     }
@@ -5537,52 +6494,62 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
     assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
   }
   [acting, most] = [0, 0];
-  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
+  const fresh = await startGateway(t, backend, { ...slots(backend, 1), tokens });
+  const sends = Array.from({ length: 10 }, () => ask(fresh, { body: MESSAGE, headers: BEARER }));
   for (const answer of sends) assert.equal((await answer).status, 201);
   assert.equal(most, 1);
 });
 
-relayTest(
-  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
-  async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      if (req.url!.startsWith('/v1/receive')) return;
-      if (req.method === 'GET') return void res.writeHead(200).write('half');
-      req.resume().on('end', () => res.writeHead(201).end('[]'));
-    });
-    backend.server.on('upgrade', () => backend.connections++); // and says nothing
-    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
-    const upload = await beginLarge(gateway, backend);
-    open(t, gateway, ABOUT);
-    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    await until(() => backend.seen.length === 3);
-    const before = backend.connections;
-    openWebSocket(t, gateway);
-    await until(() => backend.connections > before);
-    assert.equal((await send(gateway, 'small')).status, 201);
-    upload.end(LARGE.slice(-1));
-    assert.equal(await statusFor(upload), 201);
-  },
-);
+test('uploads before their last byte, responses after their head, info, polls and WebSockets hold no slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    if (req.url!.startsWith('/v1/receive')) return;
+    if (req.method === 'GET') return void res.writeHead(200).write('half');
+    req.resume().on('end', () => res.writeHead(201).end('[]'));
+  });
+  backend.server.on('upgrade', () => backend.connections++); // and says nothing
+  const gateway = await startGateway(t, backend, { allow: ['messaging', 'info'], ...slots(backend, 1) });
+  const upload = await beginLarge(gateway, backend);
+  const head = (path: string): string => `GET ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  for (const path of ['/v1/search', '/v1/about', RECEIVE]) open(t, gateway, head(path));
+  await until(() => backend.seen.length === 4);
+  const before = backend.connections;
+  openWebSocket(t, gateway);
+  await until(() => backend.connections > before);
+  assert.equal((await send(gateway, 'small')).status, 201);
+  upload.end(LARGE.slice(-1));
+  assert.equal(await statusFor(upload), 201);
+});
 
-relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
+test('a health check and a poll do not wait for a slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => req.method === 'GET' ? res.writeHead(200).end('{}') : undefined);
+  const gateway = await startGateway(t, backend, { ...RECEIVING, ...slots(backend, 1) });
+  void send(gateway, 'hangs').catch(() => {});
+  await until(() => backend.seen.length === 1);
+  for (const path of ['/v1/about', '/v1/health', RECEIVE]) {
+    assert.equal((await ask(gateway, { path, headers: BEARER })).status, 200, path);
+  }
+});
+
+test('the last byte of a large body waits for its slot, and its client is not timed out meanwhile', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
+  const gateway = await startGateway(t, backend, slots(backend, 1), { stallTimeoutMs: 300 });
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   upload.end(LARGE.slice(-1));
-  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
+  await settled(gateway);
+  // Another client that makes no progress from now on is timed out.
+  assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /);
   assert.equal(backend.seen[0]!.complete, false);
   backend.answer();
   assert.equal((await first).status, 201);
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   assert.equal(backend.seen[0]!.body.toString(), LARGE);
   backend.answer();
   assert.equal(await statusFor(upload), 201);
 });
 
-relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
+test('a large body whose response comes while it waits for a slot needs none', async (t) => {
   let early: http.ServerResponse | undefined;
   const finish: (() => void)[] = [];
   const backend = await startBackend(t, (req, res, seen) => {
@@ -5590,16 +6557,16 @@ relayTest('a large body that is answered while it waits for its turn needs none'
     else finish.push(() => res.end('[]'));
     req.resume().on('end', () => (seen.complete = true));
   });
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
   await until(() => finish.length === 1);
   upload.end(LARGE.slice(-1));
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
   assert.equal(await statusFor(upload), 400);
   const second = send(gateway, 'second');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   assert.equal(finish.length, 1);
   finish[0]!();
   await until(() => finish.length === 2);
@@ -5607,90 +6574,212 @@ relayTest('a large body that is answered while it waits for its turn needs none'
   assert.deepEqual([(await first).status, (await second).status], [200, 200]);
 });
 
-relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
+test('who gets no slot within backend.timeout is 503 busy: nothing was sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), allow: ['messaging'] });
   const large = await beginLarge(gateway, backend); // under the old time
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '200ms'));
-  const answer = await send(gateway, 'second');
-  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
-  assert.match(answer.json.error, /nothing was sent/);
-  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
-  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
-  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
-  upload.end(LARGE);
-  assert.equal(await statusFor(upload), 503);
+  await until(() => backend.acting === 1);
+  gateway.reload({ ...slots(backend, 1, '200ms'), allow: ['messaging'] });
+  for (const request of [{ body: MESSAGE }, { body: LARGE }, { path: `/v1/groups/${FROM}` }]) {
+    const answer = await ask(gateway, { ...request, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
+    assert.match(answer.json.error, /nothing was sent/);
+  }
   backend.answer();
   assert.equal((await first).status, 201);
   large.end(LARGE.slice(-1));
-  await until(() => backend.held === 1);
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend).sort(), ['first', 'large']);
   backend.answer();
   assert.equal(await statusFor(large), 201);
 });
 
-relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
+// It counted from the request's arrival: requests were handed over in the last milliseconds, and then told 504.
+test('backend.timeout begins anew with the last byte: nobody is handed over with no time left', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  let handedOverMs = 0;
+  backend.server.on('request', () => (handedOverMs = performance.now()));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '2s'));
-  const startMs = performance.now();
+  await until(() => backend.acting === 1);
+  gateway.reload(slots(backend, 1, '2s'));
   const second = send(gateway, 'second');
-  await new Promise((resolve) => setTimeout(resolve, 1000));
+  await new Promise((resolve) => setTimeout(resolve, 700));
   backend.answer();
   assert.equal((await first).status, 201);
-  const answer = await second;
-  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
+  assert.equal((await second).json.code, 'backend_timeout');
+  const leftMs = performance.now() - handedOverMs;
+  assert.ok(leftMs > 1900, `it was given ${leftMs} ms`);
 });
 
-relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
+test('a client that leaves while it waits for its slot was not sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   const large = await beginLarge(gateway, backend);
   large.end(LARGE.slice(-1));
   const small = open(t, gateway, SEND);
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   large.destroy();
   small.socket.destroy();
   await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
   const last = send(gateway, 'last');
   backend.answer();
-  await until(() => backend.held === 1 && backend.seen.length === 3);
+  await until(() => arrived(backend).length === 2);
   backend.answer();
   assert.deepEqual([(await first).status, (await last).status], [201, 201]);
-  const complete = backend.seen.filter((seen) => seen.complete);
-  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
+  assert.deepEqual(arrived(backend), ['first', 'last']);
 });
 
-relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
+// 40 clients that left after 40 ms had 40 requests at work behind a limit of 1.
+test('a client that leaves after its last byte releases no slot, and the log says how the backend answered', async (t) => {
+  for (const parallel of [1, 2]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
+    const clients = Array.from({ length: 40 }, () => open(t, gateway, SEND));
+    await until(() => backend.acting === parallel);
+    await settled(gateway);
+    for (const { socket } of clients) socket.destroy();
+    await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 40 - parallel);
+    const last = send(gateway, 'last');
+    await settled(gateway);
+    assert.equal(backend.acting, parallel);
+    for (let i = 0; i < parallel; i++) backend.answer();
+    await until(() => arrived(backend).includes('last'));
+    backend.answer();
+    assert.equal((await last).status, 201);
+    assert.deepEqual([backend.most, backend.seen.length], [parallel, parallel + 1]);
+    const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
+    assert.deepEqual(reasons, [...Array(40 - parallel).fill(undefined), ...Array(parallel).fill('answered_201')]);
+  }
+});
+
+test('a request without a client is aborted when its slot is overdue, and at once where there are no slots', async (t) => {
+  for (const [parallel, slotTimeoutMs] of [[1, 100], [0, 1e6]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), { slotTimeoutMs });
+    const hungUp = once(backend.server, 'request').then(([req]) => closed(req.socket));
+    await sendAndLeave(t, gateway, backend);
+    await hungUp;
+    await until(() => requests(gateway).some(({ status }) => status === 499));
+    assert.equal(requests(gateway)[0].reason, undefined);
+    void send(gateway, 'next').catch(() => {});
+    await until(() => arrived(backend).includes('next'));
+  }
+});
+
+test('a request without a client does not delay the end of the gateway, which logs it', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
+  await sendAndLeave(t, gateway, backend);
+  await gateway.close();
+  assert.deepEqual(logLines(gateway.log).slice(-2).map(({ message, status }) => [message, status]), [
+    ['request', 499],
+    ['stopped', undefined],
+  ]);
+});
+
+// The daemon was killed with 4 sends in flight: for 144 s nobody else was served.
+test('a slot that is overdue is lent to the next, and its request still gets a late response', async (t) => {
+  for (const parallel of [1, 4]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), {
+      slotTimeoutMs: 100,
+      stallTimeoutMs: 400,
+    });
+    const hanging = await queueUp(gateway, Array.from({ length: parallel }, (_, i) => `hangs ${i}`));
+    await until(() => backend.acting === parallel);
+    const next = send(gateway, 'next');
+    await until(() => arrived(backend).at(-1) === 'next');
+    // A backend that hangs for good has at most twice as many requests as there are slots.
+    const more = Array.from({ length: 3 * parallel }, (_, i) => send(gateway, `more ${i}`));
+    await until(() => backend.acting === 2 * parallel);
+    assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /); // later than another slot would be overdue
+    assert.equal(backend.most, 2 * parallel);
+    for (let i = 0; i < 4 * parallel + 1; i++) {
+      await until(() => backend.acting > 0);
+      backend.answer();
+    }
+    for (const answer of [...hanging, next, ...more]) assert.equal((await answer).status, 201);
+    assert.equal(backend.most, 2 * parallel);
+  }
+});
+
+const [TWO_TOKENS, THREE_TOKENS] = [['a', 'b'], ['a', 'b', 'c']];
+const LAST = 'a-third-secret-of-one';
+
+/** Tokens by name, each with a secret of its own. */
+function several(names: string[]): Pick<GatewayConfig, 'tokens'> {
+  const secrets = [SECRET, OTHER, LAST];
+  return { tokens: Object.fromEntries(names.map((name, i) => [name, { secret: secrets[i]! }])) };
+}
+
+// "The token that holds the fewest goes first" would let two busy tokens keep a third out.
+test('a free slot goes to the token that got one longest ago, and a reload forgets nothing of that', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), ...several(THREE_TOKENS) });
+  const numbered = (name: string, count: number): string[] => Array.from({ length: count }, (_, i) => `${name}${i}`);
+  const answers = await queueUp(gateway, numbered('a', 4));
+  answers.push(...await queueUp(gateway, numbered('b', 4), OTHER));
+  gateway.reload({ ...slots(backend, 1), ...several(THREE_TOKENS) });
+  answers.push(...await queueUp(gateway, numbered('c', 1), LAST));
+  for (let i = 0; i < answers.length; i++) {
+    await until(() => backend.acting === 1);
+    // One that comes late, of a token that was served long ago, goes before those that were served since.
+    if (i === 6) answers.push(...await queueUp(gateway, ['c1'], LAST));
+    backend.answer();
+  }
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  assert.deepEqual(arrived(backend), ['a0', 'b0', 'c0', 'a1', 'b1', 'a2', 'b2', 'c1', 'a3', 'b3']);
+});
+
+test('where there are several tokens and several slots, no token holds all of them', async (t) => {
+  for (const [names, parallel, most] of [[TWO_TOKENS, 4, 3], [TWO_TOKENS, 1, 1], [['a'], 4, 4]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, { ...slots(backend, parallel), ...several([...names]) });
+    const flood = Array.from({ length: 120 }, (_, i) => send(gateway, `flood ${i}`));
+    await until(() => backend.acting === most);
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    assert.equal(backend.acting, most);
+    if (most < parallel) { // and so another token's send is served at once
+      const other = send(gateway, 'other', OTHER);
+      await until(() => arrived(backend).includes('other'));
+      assert.equal(backend.acting, parallel);
+      for (let i = 0; i < parallel; i++) backend.answer();
+      assert.equal((await other).status, 201);
+    }
+    const pump = setInterval(() => backend.acting > 0 && backend.answer(), 1);
+    for (const answer of flood) assert.equal((await answer).status, 201);
+    clearInterval(pump);
+    assert.equal(backend.most, most < parallel ? parallel : most);
+  }
+});
+
+test('closing refuses at once who waits for a slot, and lets who has one finish', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
   const late = await beginLarge(gateway, backend);
   const large = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   large.end(LARGE.slice(-1));
   const uploads = [large, late].map(statusFor);
   const small = send(gateway, 'small');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   const closing = gateway.close();
   const answer = await small;
   assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
-  late.end(LARGE.slice(-1)); // asks for its turn only now
+  late.end(LARGE.slice(-1)); // asks for its slot only now
   assert.deepEqual(await Promise.all(uploads), [503, 503]);
   backend.answer();
   assert.equal((await first).status, 201);
   await closing;
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
+  assert.deepEqual(arrived(backend), ['first']);
 });
 
-/** A port of which nobody listens. */
+/** A port on which nobody listens. */
 async function sparePort(): Promise<number> {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
@@ -5719,7 +6808,24 @@ function linesOf(gateway: Gateway, pattern: RegExp): LogLine[] {
   return logLines(gateway.log).filter(({ message }) => pattern.test(message));
 }
 
-relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+/** The gateway knows that the backend is down. */
+async function isDown(gateway: Gateway): Promise<void> {
+  await until(() => linesOf(gateway, /no connection/).length > 0);
+}
+
+/** A backend behind TLS of which no connection comes about. Each try is seen, and ends when the test wants it to. */
+async function startMuteBackend(t: TestContext): Promise<{ url: string; sockets: net.Socket[]; most: number }> {
+  const { url, sockets } = await startRawBackend(t, () => {});
+  const mute = { url: url.replace('http', 'https'), sockets, most: 0 };
+  const count = (): void => {
+    mute.most = Math.max(mute.most, sockets.filter(({ destroyed }) => !destroyed).length);
+  };
+  const timer = setInterval(count, 1);
+  t.after(() => clearInterval(timer));
+  return mute;
+}
+
+test('a backend that goes down in the middle of twenty sends: none is lost, none doubled', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const server = await listenAgain(t, backend, port);
@@ -5728,79 +6834,145 @@ relayTest('a backend that is down in the middle of twenty sends: none is lost, n
   });
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
-  const answers = names.map((name) => send(gateway, name));
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  const answers = await queueUp(gateway, names);
+  await isDown(gateway);
   assert.equal(backend.sent.length, 8);
-  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
+  const refused = await ask(gateway, { headers: BEARER }); // what is no send does not wait
+  assert.deepEqual([refused.status, refused.json.code], [502, 'backend_unreachable']);
   await listenAgain(t, backend, port);
   for (const answer of answers) assert.equal((await answer).status, 201);
-  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
-  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
-  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
-  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
+  // In the order in which they were sent: message 12 came behind message 27.
+  assert.deepEqual(backend.sent.map(({ message }) => message), names);
+  const url = `http://127.0.0.1:${port}`;
+  assert.deepEqual(
+    linesOf(gateway, /no connection|connected to again/).map((line) => [line.level, line.backend, line.waiting]),
+    [['warn', url, 1], ['warn', url, 12]],
+  );
 });
 
-relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
+test('a large body waits for a backend that restarts, before its first byte was asked for', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const answer = ask(gateway, { body: LARGE, headers: BEARER });
-  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
-    assert.equal((await answer).status, 502);
-    return;
-  }
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  await isDown(gateway);
   await listenAgain(t, backend, port);
   assert.equal((await answer).status, 201);
   assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
 });
 
-relayTest(
-  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
-  async (t) => {
-    const backend = await startBackend(t);
-    const port = await sparePort();
-    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
-    const startMs = performance.now();
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      const timely = await ask(gateway, { body, headers: BEARER });
-      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
-      assert.match(timely.json.error, /nothing was sent/);
-    }
-    assert.ok(performance.now() - startMs > 250, 'it did not wait');
-    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
-    // The time of the backend holds too; and what is no send does not wait at all.
-    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
-    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
-      const early = await ask(gateway, { ...ask1, headers: BEARER });
-      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
-    }
-    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
-    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
-    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
-    const left = open(t, gateway, SEND);
-    await ask(gateway, { path: '/healthz' });
-    left.socket.destroy();
-    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
-    const server = await listenAgain(t, backend, port);
-    assert.equal((await send(gateway, 'last')).status, 201);
-    await new Promise((resolve) => server.close(resolve));
-    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
-    await ask(gateway, { path: '/healthz' });
-    await gateway.close();
-    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
-    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
-  },
-);
+test('while the backend is down, one request at a time tries to connect', async (t) => {
+  const mute = await startMuteBackend(t);
+  const gateway = await startGateway(t, mute, { backend: { url: mute.url, wait: '1h', parallel: 1 } });
+  for (let i = 0; i < 24; i++) void send(gateway, `number ${i}`).catch(() => {});
+  for (let tries = 1; tries < 6; tries++) {
+    await until(() => mute.sockets.length === tries);
+    await settled(gateway);
+    assert.equal(mute.sockets.length, tries);
+    mute.sockets.at(-1)!.destroy();
+  }
+  assert.equal(mute.most, 1);
+  assert.deepEqual(linesOf(gateway, /no connection/).map((line) => line.waiting), [24]);
+});
 
-relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
+// They were 502 in waves, each after `backend.wait`: 24 sends took 24 times as long.
+test('all sends that wait for the backend are 502 after backend.wait, and not one after the other', async (t) => {
+  const gateway = await startGateway(t, { url: '' }, waiting(await sparePort(), '1s'));
+  const startMs = performance.now();
+  const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => send(gateway, `number ${i}`)));
+  for (const answer of answers) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.ok(performance.now() - startMs > 900, 'they did not wait');
+  assert.ok(performance.now() - startMs < 12_000, 'they waited one after the other');
+});
+
+test('a reload to another address begins without an outage, and who waits keeps the old address', async (t) => {
+  const [backend, old] = [await startBackend(t), await startBackend(t)];
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const waits = await queueUp(gateway, ['old 1', 'old 2']);
+  await isDown(gateway);
+  gateway.reload({ backend: { url: backend.url, wait: '1h', parallel: 1 } });
+  assert.equal((await send(gateway, 'new')).status, 201);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  await listenAgain(t, old, port);
+  for (const answer of waits) assert.equal((await answer).status, 201);
+  assert.deepEqual(old.sent.map(({ message }) => message), ['old 1', 'old 2']);
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['new']);
+  assert.equal(linesOf(gateway, /no connection/).length, 1);
+});
+
+test('a backend is found again by any request where nobody waits for it', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '0'), ...RECEIVING });
+  for (const request of [{ path: RECEIVE }, { body: MESSAGE }]) {
+    assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 502);
+  }
+  await listenAgain(t, backend, port);
+  let status = 0;
+  for (let i = 0; i < 1000 && status !== 200; i++) { // until the pause is over
+    ({ status } = await ask(gateway, { path: RECEIVE, headers: BEARER }));
+  }
+  assert.equal(status, 200);
+  assert.equal(linesOf(gateway, /connected to again/).length, 1);
+});
+
+test('a client that leaves while it tries is no outage, and hands the try on', async (t) => {
+  const mute = await startMuteBackend(t);
+  const config = { backend: { url: mute.url, wait: '1h', parallel: 1 } };
+  const gateway = await startGateway(t, mute, config);
+  const first = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 1);
+  first.socket.destroy();
+  await until(() => requests(gateway).length === 1);
+  assert.deepEqual(linesOf(gateway, /no connection/), []);
+  const second = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 2);
+  mute.sockets[1]!.destroy(); // now it is down
+  await until(() => mute.sockets.length === 3);
+  void send(gateway, 'third').catch(() => {});
+  await settled(gateway);
+  second.socket.destroy();
+  await until(() => mute.sockets.length === 4);
+});
+
+test('a wait for the backend ends with its time, with its client and with the gateway', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
+  for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+    const startMs = performance.now();
+    const timely = await ask(gateway, { body, headers: BEARER });
+    assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
+    assert.match(timely.json.error, /nothing was sent/);
+    assert.ok(performance.now() - startMs > 250, 'it did not wait');
+  }
+  // The time of the backend holds too.
+  gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
+  for (const body of [MESSAGE, LARGE]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).json.code, 'backend_unreachable');
+  }
+  gateway.reload(waiting(port, '1h'));
+  const left = open(t, gateway, SEND);
+  await settled(gateway);
+  left.socket.destroy();
+  await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
+  const server = await listenAgain(t, backend, port);
+  assert.equal((await send(gateway, 'last')).status, 201);
+  await new Promise((resolve) => server.close(resolve));
+  const waits = await queueUp(gateway, ['waits for the backend', 'waits too']);
+  await gateway.close();
+  for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
+});
+
+test('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
   // Not reset at once: that is no connection, not even for the system.
   const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
     'data',
     'resetAndDestroy',
   ]] as const;
   for (const [when, end] of cases) {
-    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
       const sockets: net.Socket[] = [];
       const server = net.createServer((socket) => {
@@ -5820,7 +6992,7 @@ relayTest('a backend that takes a connection and closes it is asked once: a byte
   }
 });
 
-// ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
+section('WEBSOCKETS'); // ──────────────────────────────────────────────────────────────────────────
 
 for (
   const [form, at] of [['bearer', {}], ['basic', { headers: [`Authorization: ${basic(`api:${SECRET}`)}`] }], ['path', {
@@ -5845,7 +7017,7 @@ for (
       headers['x-forwarded-for'],
       headers.host,
     ], ['websocket', 'Upgrade', 'dGhlIHNhbXBsZSBub25jZQ==', '127.0.0.1', `127.0.0.1:${backend.port}`]);
-    assert.ok(!JSON.stringify([url, rawHeaders]).includes(SECRET) && headers.authorization === undefined);
+    assert.doesNotMatch(JSON.stringify([url, rawHeaders, headers]), /authorization|correct-horse/i);
     let got = '';
     backend.sockets[0]!.on('data', (chunk) => {
       got += chunk;
@@ -5899,7 +7071,7 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     if (status === 401) {
       assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
     }
-    assert.ok(requests(gateway).some((line) => line.requestId === JSON.parse(body).requestId && line.code === code));
+    assert.equal(requests(gateway).find((line) => line.requestId === JSON.parse(body).requestId)?.code, code);
   }
   assert.equal(backend.connections, 0);
 });
@@ -5978,7 +7150,8 @@ test('WebSocket: bytes that come together with the handshake are not lost, on ei
   });
   const gateway = await startGateway(t, backend, RECEIVING);
   const { text } = openWebSocket(t, gateway, { more: 'early from the client' });
-  await until(() => got === 'early from the client' && text().endsWith('\r\n\r\nearly from the backend'));
+  await until(() => got.endsWith('client') && text().endsWith('backend'));
+  assert.deepEqual([got, text().split('\r\n\r\n')[1]], ['early from the client', 'early from the backend']);
 });
 
 test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
@@ -6008,7 +7181,7 @@ test('WebSocket: a side that ends its half still gets what the other has left to
   await until(() => text().startsWith('HTTP/1.1 101'));
   socket.end('bye');
   await closed(socket);
-  assert.ok(text().endsWith('last words'));
+  assert.match(text(), /last words$/);
 });
 
 test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
@@ -6023,7 +7196,9 @@ test('WebSocket: when the backend goes the client goes, and the other way round'
     (side === 'backend' ? other : socket).destroy();
     await gone;
   }
-  await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
+  const logged = (): LogLine[] => logLines(gateway.log).filter((line) => line.message === 'websocket closed');
+  await until(() => logged().length === 2);
+  assert.deepEqual(logged().map((line) => line.token), ['test', 'test']);
 });
 
 // Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
@@ -6149,8 +7324,7 @@ test('closing the gateway ends a WebSocket whose handshake is not answered yet',
   assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
 });
 
-// ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
-
+section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
 const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
 table('clients: an address that is not on the list is 403 before its credential is looked at', ELSEWHERE)`
   * → 403 client_not_allowed
@@ -6182,7 +7356,7 @@ test("trustedProxies: the client is the right-most address that is not a trusted
   }
 });
 
-// ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
+section('LOG'); // ─────────────────────────────────────────────────────────────────────────────────
 
 test('a log line in text form is one line, whatever is in it', async (t) => {
   const { gateway } = await startBoth(t, { log: { format: 'text' } });
@@ -6216,7 +7390,7 @@ test('a gateway whose log nobody reads any more goes on, and ends with 0', async
 
 // Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
 test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
-  const gateway = await startProcess(t, { backend: await startBackend(t) });
+  const gateway = await startProcess(t, { backend: await startBackend(t), env: { LOG_LEVEL: 'debug' } });
   gateway.child.stdout!.pause();
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
@@ -6266,7 +7440,7 @@ test('the start-up line tells what the tokens may do, not what they might have',
   assert.equal(JSON.parse(gateway.log[0]!).allow, 'receive,setup');
 });
 
-// ── LOADING AND READERS ──────────────────────────────────────────────────────────────────────────
+section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
 
 /** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
@@ -6289,6 +7463,8 @@ function tokenA(settings: object): object {
 const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   [{ lisen: ':1', ...tokenA({ secret: SECRET }) }, 'lisen: is not a setting; did you mean "listen"?'],
   [{ zzz: 1 }, 'zzz: is not a setting'],
+  // A key is shown as one word, so that none forges a second line or setting.
+  [{ 'zz z': 1, 'z\n': 1, 'z\x1b': 1, 'a:b': 1 }, ...[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`)],
   [{ backend: { ulr: 'x' } }, 'backend.ulr: is not a setting; did you mean "url"?'],
   [{ backend: 'http://x' }, 'backend: must be an object'],
   [[], 'the file: must be an object'],
@@ -6299,7 +7475,21 @@ const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   ],
   [{ tokens: {} }, 'tokens: holds no token; leave it out to run without tokens'],
   [{ tokens: [] }, 'tokens: must be an object, name to settings'],
-  [{ tokens: null }, 'tokens: must be an object, name to settings'],
+  [
+    { tokens: null, clients: null, backend: null, tls: { cert: null } },
+    ...['tokens', 'clients', 'backend', 'tls.cert'].map((at) => `${at}: null is no value; leave the line out`),
+  ],
+  [
+    { tokens: { a: null, b: { secret: null }, c: { secret: SECRET, rate: null, defaults: { number: null } } } },
+    ...['[0]', '.b.secret', '.c.rate', '.c.defaults.number'].map((at) =>
+      `tokens${at}: null is no value; leave the line out`
+    ),
+  ],
+  // A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
+  [
+    { 'a b': 1, 'a\n': 1, log: { '\u001b[2J': 1 }, ...tokenA({ secret: SECRET, 'ü': 1 }) },
+    ...['the file[0]', 'the file[1]', 'log[0]', 'tokens.a[0]'].map((at) => `${at}: is not a setting`),
+  ],
   [{ tokens: { a: SECRET } }, 'tokens[0]: must be an object with "secret" or "secretFile"'],
   [tokenA({}), 'tokens.a: needs either "secret" or "secretFile"'],
   [tokenA({ secret: SECRET, secretFile: '/x' }), 'tokens.a: needs either "secret" or "secretFile"'],
@@ -6366,7 +7556,7 @@ for (const [config, ...problems] of BAD_CONFIGS) {
   test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
     const found = problemsOf(() => createGateway(config as GatewayConfig));
     assert.deepEqual(found, problems);
-    assert.ok(!found.join('').includes(SECRET));
+    assert.doesNotMatch(found.join(''), SECRETS);
   });
 }
 
@@ -6467,9 +7657,7 @@ test('the environment never leaves the gateway open by mistake, and no message h
   for (const [env, ...problems] of cases) {
     const found = problemsOf(() => loadSettings({ env }));
     assert.deepEqual(found, problems);
-    assert.ok(
-      !found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'),
-    );
+    assert.doesNotMatch(found.join(''), new RegExp(`${SECRETS.source}|tooshort`));
   }
 });
 
@@ -6493,8 +7681,10 @@ test('a configuration file that is missing, empty, half-written or not an object
   assert.deepEqual(problemsOf(() => loadSettings({ file })), [
     `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
   ]);
-  writeFileSync(file, '[]');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
+  for (const text of ['[]', 'null', '5']) {
+    writeFileSync(file, text);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
+  }
 });
 
 test('a token in a file takes its secret from another, and settings of its own', (t) => {
@@ -6612,7 +7802,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     writeFileSync(file, text);
     return loadSettings({ file });
   };
-  assert.ok(SETTING_ROWS.length >= 18);
+  assert.ok(SETTING_ROWS.length >= 18, `only ${SETTING_ROWS.length} settings`);
   for (const S of CANARIES) {
     const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
@@ -6664,12 +7854,11 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     `--config=${S}`,
     `--listen ${S} --backend ${S}`,
   ];
-  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
+  for (const args of [...lines.map((line) => line.split(' ')), ['token', `${S} `]]) {
     const { code, stdout, stderr } = await cli(args);
     assert.deepEqual([code, stdout], [2, ''], stderr);
     assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
-  });
-  await Promise.all(runs);
+  }
   const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
   writeFileSync(file, JSON.stringify(config));
   const { child, output, ...to } = await startProcess(t, { args: ['--config', file] });
@@ -6678,7 +7867,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
   assert.match(output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
-  assert.ok(!output().includes(OTHER));
+  assert.doesNotMatch(output(), SECRETS);
 });
 
 test('a token that has a secret as its name is refused: every log line would show it', () => {
@@ -6737,6 +7926,7 @@ test('when a source of tokens could not be read, nobody is told to let everybody
   ]);
 });
 
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 const RESTRICTIONS = [
   'API_TOKENS',
   'API_TOKENS_FILE',
@@ -6760,7 +7950,8 @@ test('a variable that differs by one letter or underscore from a restriction is 
         ]
       ) {
         if (name === known) continue;
-        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+        const cure = name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`;
+        assert.deepEqual(problems(name), [`${name}: is not a setting; ${cure}`]);
       }
     }
   }
@@ -6768,11 +7959,17 @@ test('a variable that differs by one letter or underscore from a restriction is 
     const [name, known] of [
       ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
       ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-      ['API__TOKENS', 'API_TOKENS'],
       ['TLS_CRT', 'TLS_CERT'],
     ] as const
   ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+  for (
+    const name of [
+      ...['API__TOKENS', 'API__TOKEN', 'API__TOKENS__0', 'API__AUTH__METHODS', 'SERVICE__HOSTNAMES', 'SETTINGS__'],
+      ...['SETTINGS__ACCESS__IPFILTER__ALLOWED', 'SETTINGS__MESSAGE__VARIABLES__NUMBER'],
+    ]
+  ) assert.deepEqual(problems(name), [`${name}: is not a setting; ${MIGRATING}`]);
   const others = [
+    ...['SETTINGS_', 'SETTINGS', 'MY_SETTINGS__A', 'API_', 'SERVICE_PORT', 'service__port', 'RATE_LIMITS', 'SENDER'],
     ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
     ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
   ];
@@ -6782,15 +7979,16 @@ test('a variable that differs by one letter or underscore from a restriction is 
 });
 
 test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
-  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
+  const cures = {
+    RATE_LIMIT: 'did you mean "RATE"?',
+    SENDERS: 'it belongs to a token in the file',
+    RECIPIENTS: 'it belongs to a token in the file',
+    ...Object.fromEntries(['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING])),
+  };
+  const env = { ...Object.fromEntries(Object.keys(cures).map((name) => [name, 'x'])), API_TOKENS: SECRET };
   const { code, stdout } = await cli(['--check'], { env });
   assert.equal(code, 0);
-  const warnings = [
-    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
-    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
-    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
-    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
-  ];
+  const warnings = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
 
   const [line] = logLines((await startProcess(t, { env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
   assert.equal(line.level, 'warn');
@@ -6936,6 +8134,9 @@ test("a group in a token's recipients or defaults that can be none, and what can
     atob(inner),
     SECRET,
     'somebody',
+    'La.42',
+    '4ara.42',
+    'Lara.4',
     '-x',
     '+49 1555',
   ];
@@ -6943,7 +8144,18 @@ test("a group in a token's recipients or defaults that can be none, and what can
     assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
     assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
   }
-  for (const recipient of [GROUP, TO, randomUUID(), 'somebody.01', 'group_1.1234']) {
+  for (
+    const recipient of [
+      GROUP,
+      TO,
+      randomUUID(),
+      randomUUID().toUpperCase(),
+      'somebody.01',
+      'Lara.42',
+      '_L4.007',
+      'group_1.1234',
+    ]
+  ) {
     assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
   }
   assert.deepEqual(load({ recipients: ['group.*'] }), []);
@@ -6961,13 +8173,45 @@ test("a certificate without its key, with another's, or that is none, is a mista
     writeFileSync(join(dir, name), text);
     return join(dir, name);
   };
-  const [cert, key, rubbish] = [file('c', CERTS[0].cert), file('k', CERTS[1].key), file('r', 'rubbish')] as const;
+  const [cert, key] = [file('c', CERTS[0].cert), file('k', CERTS[0].key)];
   const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
-  // Deno 2.9 looks at them only when it listens: where that changes, this can go.
-  const found = 'Deno' in globalThis ? /^$/ : /^tls: its "cert" and "key" cannot be used together/;
-  for (const tls of [{ cert, key }, { cert: rubbish, key }, { cert, key: rubbish }]) {
-    assert.match(problemsOf(() => createGateway({ ...config, tls })).join(), found);
+  const half = (text: string): string => text.slice(0, text.length / 2);
+  const chain = `${CERTS[0].cert}\n${CERTS[1].cert}`;
+  const others = { rubbish: 'hello', empty: '', space: '\n', key: CERTS[0].key, half: half(CERTS[0].cert) };
+  const cuts = {
+    inSecond: chain.slice(0, -40),
+    inBegin: chain.slice(0, CERTS[0].cert.length + 9),
+    noEnd: chain.slice(0, -5),
+  };
+  for (const [name, text] of Object.entries({ ...others, ...cuts })) {
+    const tls = { cert: file(name, text), key };
+    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
+      'tls: its "cert" is empty, cut, encrypted, or not in PEM',
+    ], name);
+  }
+  for (const [name, text] of Object.entries({ rubbish: 'hello', empty: '', cert: chain, half: half(CERTS[0].key) })) {
+    const tls = { cert, key: file(`${name}.key`, text) };
+    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
+      'tls: its "key" is empty, cut, encrypted, or not in PEM',
+    ], name);
+  }
+  for (const [name, text] of Object.entries({ second: chain, another: CERTS[0].cert })) {
+    const tls = { cert: file(name, text), key: file('another.key', CERTS[1].key) };
+    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
+      'tls: its "key" is not the key of the first certificate in "cert"',
+    ], name);
+  }
+  // A chain, one with the words that programs write around it, and all in one file.
+  for (
+    const [name, text] of Object.entries({
+      chain,
+      said: `subject=CN=my-host\n${chain}\n`,
+      both: `${CERTS[0].key}\n${chain}`,
+    })
+  ) {
+    const tls = { cert: file(name, text), key: name === 'both' ? join(dir, name) : key };
+    createGateway({ ...config, tls });
   }
   assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
     `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
@@ -7001,11 +8245,8 @@ test("a backend's password, or a secret in the place of a name, is not in any me
     assert.equal(found.length, 1, url);
     assert.ok(!found[0]!.includes(SECRET), found[0]!);
   }
-  assert.ok(
-    !problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig)).join('').includes(
-      SECRET,
-    ),
-  );
+  const named = problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig));
+  assert.doesNotMatch(named.join(''), SECRETS);
 });
 
 test('words that every object knows are no groups, and the 31st of February is no time', () => {
@@ -7018,11 +8259,12 @@ test('words that every object knows are no groups, and the 31st of February is n
   );
 });
 
-// ── DEMO AND COMMAND LINE ────────────────────────────────────────────────────────────────────────
+section('DEMO AND COMMAND LINE'); // ───────────────────────────────────────────────────────────────
 
 test('importing does no work and says nothing', async (t) => {
-  const program = script(t, `await import(${JSON.stringify(FILE.href)});`);
-  assert.deepEqual(await cli([], { program, env: { LISTEN: 'nonsense' } }), { code: 0, stdout: '', stderr: '' });
+  const importing = script(t, `await import(${JSON.stringify(program().at(-1))});`);
+  const ended = await runProcess([], { program: importing, env: { LISTEN: 'nonsense' } });
+  assert.deepEqual(ended, { code: 0, stdout: '', stderr: '' });
 });
 
 test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
@@ -7040,6 +8282,8 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
       'render NAME',
       'API_TOKENS_FILE',
       'GATEWAY_CONFIG',
+      'SIGHUP',
+      'the same signal again cuts it off',
       'senders',
       'defaults',
       'message',
@@ -7051,13 +8295,30 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
     ...['send', 'info', 'receive', 'messaging', 'setup'],
   ]);
   const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
-  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
+  assert.ok(help.stdout.endsWith(`\n\n${manual}`), help.stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
+test('the process ends with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
+  const { port } = await startBackend(t);
+  const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `127.0.0.1:${port}`], [2, 'hash', SECRET]];
+  for (const [code, ...args] of rows) {
+    const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
+    // Once as it is started by hand: through the loader, where the runtime needs one.
+    const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
+    assert.deepEqual(ended, await cli(args, given));
+    assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
+    if (code === 1) {
+      assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
+    }
+  }
+  const demo = await cli(['--demo', '--listen', `127.0.0.1:${port}`]);
+  assert.match(demo.stderr, /in use.*; --listen HOST:PORT takes another port\n$/);
+});
+
 test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
-  const runs = (
-    [
+  for (
+    const [args, env, message] of [
       [['--confg', 'x'], {}, /Unknown option '--confg'/],
       [['--config'], {}, /--config/],
       [['--listen', ''], {}, /--listen: is set but empty/],
@@ -7073,23 +8334,15 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
       [['--listen', 'x', '--backend', 'y'], {}, /--backend: must be[^]*--listen: "x" is not/],
       [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
       [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
-      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
+      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /API_TOKENS\[0\]: the secret is shorter[^]*RATE: "x" is not/],
     ] as [string[], NodeJS.ProcessEnv, RegExp][]
-  ).map(async ([args, env, message]) => {
+  ) {
     const result = await cli(args, { env });
     assert.equal(result.code, 2, JSON.stringify(args));
     assert.equal(result.stdout, '');
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
-  });
-  await Promise.all(runs);
-});
-
-test('a port that is taken exits with 1', async (t) => {
-  const backend = await startBackend(t);
-  const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
-  assert.equal(result.code, 1);
-  assert.match(result.stderr, /^gateway: cannot run: .*in use.*\n$/);
+  }
 });
 
 test('token makes a secret that hash and the gateway agree on', async (t) => {
@@ -7146,7 +8399,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
     stdout,
     `The configuration is good.
 backend http://backend:1/p
-5 tokens
+tokens 5
   home
     may call     send, GET /v1/groups/:number
     presented    as path
@@ -7170,7 +8423,7 @@ backend http://backend:1/p
     sends to     anybody
     rate         no limit
     from         any address
-    webhooks     become sends, the message by a template; unless they say otherwise from ${FROM} to ${TO}, ${GROUP} with text_mode styled
+    webhooks     become sends, the message by a template; unless they say otherwise, with number ${FROM}, recipients ${TO},${GROUP}, text_mode styled
     expires      never
   other
     may call     send, info
@@ -7188,40 +8441,10 @@ backend http://backend:1/p
     sends to     ${TO}
     rate         no limit
     from         any address
-    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
+    webhooks     become sends; unless they say otherwise, with number ${FROM}, recipients ${TO},${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
     expires      never
 `,
   );
-});
-
-test('--check reports each pattern that can never match, and no other', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const good = [
-    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
-    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
-    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
-    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
-    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
-  ];
-  const bad = [
-    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
-    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
-    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
-    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
-    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
-  ];
-  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
-    writeFileSync(
-      file,
-      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
-    );
-    const { code, stdout } = await cli(['--check', '--config', file]);
-    const found = Array.from(
-      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
-      ([, it]) => it,
-    );
-    assert.deepEqual([code, found], [0, warned]);
-  }
 });
 
 test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
@@ -7259,7 +8482,7 @@ test('render prints the send that would be made of a payload, and sends nothing'
   const tooLarge = `{"a":"${'x'.repeat(1024 * 1024)}"}`;
   const toStranger = JSON.stringify({ ...payload, recipients: [STRANGER] });
   const fromStranger = JSON.stringify({ ...payload, number: STRANGER });
-  const runs = ([
+  const refused: [number, string, string, RegExp][] = [
     [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
     [1, 'hook', toStranger, /^This token may not send to one of these recipients: a phone number .*\.\n$/],
     [1, 'hook', fromStranger, /^This token may not send from, or read, that account\.\n$/],
@@ -7268,15 +8491,15 @@ test('render prints the send that would be made of a payload, and sends nothing'
     [1, 'hook', tooLarge, /^The body is larger than this gateway accepts\.\n$/],
     [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
     [2, SECRET, '{}', /^there is no token of that name/],
-    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message": what is posted .* as it is\n$/],
-  ] as [number, string, string, RegExp][]).map(async ([code, name, input, message]) => {
+    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and passes on what is posted\n$/],
+  ];
+  for (const [code, name, input, message] of refused) {
     const result = await render(input, name);
     assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
     assert.ok(result.stderr.startsWith('gateway: '), result.stderr);
     assert.match(result.stderr.slice('gateway: '.length), message);
-    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
-  });
-  await Promise.all(runs);
+    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER), result.stderr);
+  }
   assert.equal(backend.connections, 0);
 });
 
@@ -7287,8 +8510,8 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   };
   writeFileSync(file, JSON.stringify({ tokens }));
   const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
-  const runs = (
-    [
+  for (
+    const [input, made] of [
       ['{"message":"x"}', { message: 'x' }],
       ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
       ['temp=23', { message: 'temp=23' }],
@@ -7302,28 +8525,12 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
       }],
       ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
     ] as [string, object][]
-  ).map(async ([input, made]) => {
+  ) {
     const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
     assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
-  });
-  await Promise.all(runs);
+  }
   const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
   assert.deepEqual([broken.code, broken.stdout], [1, '']);
-});
-
-test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const allow = ['GET /v2/send'];
-  const tokens = {
-    hook: { secret: SECRET, allow, defaults: DEFAULTS },
-    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
-    plain: { secret: OTHER, allow },
-  };
-  writeFileSync(file, JSON.stringify({ tokens }));
-  const { code, stdout } = await cli(['--check', '--config', file]);
-  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
-  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
-  assert.doesNotMatch(stdout, /will be refused/);
 });
 
 test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
@@ -7371,6 +8578,24 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     assert.equal((await running).status, 200);
     await closing;
     await until(() => gateway.output().includes('"stopped"'));
+  }
+});
+
+// The handlers of signals came a moment after the line that says "listening".
+test('a SIGTERM in the moment in which it listens ends it with 0, and so does a demonstration', {
+  skip: !isNode && 'only Node loads a module before the program',
+}, async (t) => {
+  const kill = `if (String(text).includes('"listening"')) process.kill(process.pid, 'SIGTERM');`;
+  const preload = script(
+    t,
+    `const { stdout } = process, { write } = stdout;
+     stdout.write = (text, ...more) => { ${kill} return write.call(stdout, text, ...more); };`,
+  ).at(-1)!;
+  for (const args of [[], ['--demo']]) {
+    const program: Program = [process.execPath, ...LOADER, '--import', preload, fileURLToPath(FILE)];
+    const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json' }, program);
+    assert.deepEqual(await once(child, 'exit'), [0, null], child.output());
+    assert.match(child.output(), /"listening"/);
   }
 });
 
@@ -7425,7 +8650,7 @@ test('--demo: every curl line that it prints does what it says, and the token do
   for (const form of ['bearer', 'query', 'path', 'body']) {
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
-  assert.ok(!after.includes(secret));
+  assert.ok(!after.includes(secret), after);
   assert.equal(after.match(/curl/g), null);
   await close('SIGINT');
 });
@@ -7442,7 +8667,76 @@ test('--demo survives a client that leaves in the middle', async (t) => {
   assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
 });
 
-// ── CLIENTS ──────────────────────────────────────────────────────────────────────────────────────
+test('the command line asks the backend once at start, and after a reload to another, and says what it heard', async (t) => {
+  const asked: string[] = [];
+  const replies: Record<string, [status: number, body: string, headers?: http.OutgoingHttpHeaders]> = {
+    '/401': [401, 'who are you?'],
+    '/500': [500, '{}'],
+    '/text': [200, 'hello'],
+    '/list': [200, '[]'],
+    '/moved': [301, '', { location: '/ok/v1/about' }],
+    '/ok': [200, '{"version":"0.100","mode":"json-rpc","more":[1]}'],
+  };
+  const backend = http.createServer((req, res) => {
+    const { 'user-agent': agent = '', authorization } = req.headers;
+    asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
+    const [status, body, headers] = replies[req.url!.replace('/v1/about', '')]!;
+    res.writeHead(status, headers).end(body);
+  }).listen(0, '127.0.0.1');
+  await once(backend, 'listening');
+  t.after(() => void backend.close().closeAllConnections());
+  const host = `127.0.0.1:${(backend.address() as AddressInfo).port}`;
+  const file = join(folder(t), 'gateway.json');
+  const write = (url: string): void =>
+    writeFileSync(file, JSON.stringify({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } }));
+  write(`http://api:password-of-backend@${host}/ok/`);
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
+  await until(() => lines().length === 1);
+  const heard = async (url: string): Promise<LogLine> => {
+    const before = lines().length;
+    write(url);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => lines().length > before);
+    return lines().at(-1)!;
+  };
+  const { time: _, ...first } = lines()[0]!;
+  assert.deepEqual(first, {
+    ...{ level: 'info', message: 'the backend answers' },
+    ...{ backend: `http://${host}/ok`, version: '0.100', mode: 'json-rpc' },
+  });
+  const wrong = 'the backend does not answer as it should';
+  const spare = await sparePort();
+  const rows: [url: string, level: string, message: string, said: RegExp][] = [
+    [`http://${host}/401`, 'info', 'the backend answers', /"status":401/],
+    [`http://${host}/500`, 'warn', wrong, /"reason":"status 500"/],
+    [`http://${host}/text`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/list`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/moved`, 'warn', wrong, /"reason":"status 301"/],
+    [`http://127.0.0.1:${spare}`, 'warn', wrong, /refused/i],
+    ['http://127.0.0.1:6000', 'warn', wrong, /port|refused/i], // a port that fetch refuses, on Node and Bun
+    ['http://nowhere.invalid', 'warn', wrong, /ENOTFOUND|EAI_AGAIN|lookup|dns|connect/i],
+  ];
+  for (const [url, level, message, said] of rows) {
+    const line = await heard(url);
+    assert.deepEqual([line.level, line.message], [level, message], url);
+    assert.match(JSON.stringify(line), said);
+  }
+  assert.deepEqual(
+    asked,
+    ['ok', '401', '500', 'text', 'list', 'moved'].map((path) => `GET /${path}/v1/about true undefined`),
+  );
+  assert.doesNotMatch(gateway.output(), /password-of-backend/);
+  await gateway.close();
+});
+
+test('an embedded gateway asks the backend nothing at start', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  await settled(gateway);
+  assert.equal(backend.server.listenerCount('connection') > 0 && backend.connections, 0);
+});
+
+section('CLIENTS'); // ─────────────────────────────────────────────────────────────────────────────
 
 test("Home Assistant's library: GET /v1/about with userinfo, then a send that must be exactly 201", async (t) => {
   const { gateway } = await startBoth(t);
@@ -7489,7 +8783,7 @@ test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanage
       (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
       201,
     );
-    assert.ok(!('auth' in gotJson(backend)));
+    assert.equal(gotJson(backend).auth, undefined);
   }
   assert.equal(backend.sent.length, 5);
 });
@@ -7503,12 +8797,12 @@ test('wget sends nothing until it is challenged, and signalbot tries TLS first',
   const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
   assert.match(
     await raw(gateway, hello),
-    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n$/,
+    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\n[^]*"code":"bad_request"/,
   );
   assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
 });
 
-// ── RECIPES ──────────────────────────────────────────────────────────────────────────────────────
+section('RECIPES'); // ─────────────────────────────────────────────────────────────────────────────
 
 interface Recipe {
   heading: string;
@@ -7865,7 +9159,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
           ...(heading === 'Grafana' && { text_mode: 'styled' }),
           message: text,
         }, name);
-        assert.ok(!backend.seen.at(-1)!.url.includes('@auth'));
+        assert.doesNotMatch(backend.seen.at(-1)!.url, /@auth/);
       }
     }
   });
@@ -8084,7 +9378,7 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
       if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
       else assert.equal(message, texts[i]);
     }
-    assert.ok(!`${gateway.log}`.includes(SECRET) && !`${gateway.log}`.includes(OTHER));
+    assert.doesNotMatch(`${gateway.log}`, SECRETS);
   });
 }
 
@@ -8118,7 +9412,7 @@ test('every token of README.md and RECIPES.md is confined', () => {
     ...configs,
     ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
   ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
-  assert.ok(tokens.length >= 15);
+  assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
@@ -8127,7 +9421,7 @@ test('every token of README.md and RECIPES.md is confined', () => {
   }
 });
 
-// ── MEMORY ───────────────────────────────────────────────────────────────────────────────────────
+section('MEMORY'); // ──────────────────────────────────────────────────────────────────────────────
 
 const BIG_BYTES = 150 * MIB;
 
@@ -8197,7 +9491,7 @@ for (
         const idle = memoryOf(gateway, 'VmRSS');
         got = 0;
         assert.equal(await sendBig(gateway, how), 201);
-        assert.ok(got > BIG_BYTES - 1000);
+        assert.ok(got > BIG_BYTES - 1000, `${got} bytes`);
         return memoryOf(gateway, 'VmHWM') - idle;
       }),
   );
@@ -8261,7 +9555,7 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
 });
 
-// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
+section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
 test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
@@ -8288,11 +9582,9 @@ test('the README names every code of an error, with its status, and the settings
 test('every problem that there is has been provoked by a test before this one', (t) => {
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
-  assert.ok(codes.length > 20);
+  assert.ok(codes.length > 20, `only ${codes}`);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
-  // Bun 1.4 answers more header fields than it has room for itself.
-  const missing = codes.filter((code) => !PROVOKED.has(code) && !(code === 'too_many_headers' && 'Bun' in globalThis));
-  assert.deepEqual(missing, []);
+  assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
 
 test('every configuration in README.md and RECIPES.md loads', (t) => {
@@ -8302,15 +9594,13 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
   const configs = blocks('json').map((block) =>
     block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
   );
-  assert.ok(configs.length >= 15);
+  assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
-    assert.ok(
-      problemsOf(() => loadSettings({ file })).every((problem) =>
-        /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/.test(problem)
-      ),
-    );
+    for (const problem of problemsOf(() => loadSettings({ file }))) {
+      assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
+    }
     let made = 0;
     writeFileSync(
       file,
@@ -8325,8 +9615,8 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
 
 test("the README's example of embedding runs", async (t) => {
   const [example] = blocks('ts');
-  const program = script(t, example!.replace("'./gateway.ts'", JSON.stringify(FILE.href)));
-  const { code, stdout, stderr } = await cli([], { program, env: { APP_TOKEN: SECRET } });
+  const embedding = script(t, example!.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
+  const { code, stdout, stderr } = await runProcess([], { program: embedding, env: { APP_TOKEN: SECRET } });
   assert.equal(code, 0, stderr);
   assert.match(stdout, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
@@ -8426,13 +9716,13 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
     (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
   );
-  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('GATEWAY_CONFIG') && used.includes('TLS_KEY'));
+  for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
     (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
   );
-  assert.ok(commands.length > 10);
+  assert.ok(commands.length > 10, `only ${commands.length} commands`);
   for (const [command, major, args] of commands) {
     if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
@@ -8442,7 +9732,7 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
     assert.ok(PACKAGE.scripts[script!], script!);
   }
-  assert.ok(README.includes(`./${PACKAGE.name}-${PACKAGE.version}.tgz`));
+  assert.match(README, new RegExp(`\\./${PACKAGE.name}-${PACKAGE.version}\\.tgz`));
 });
 
 test("the README's docker run, its compose file and its unit start the gateway alike", () => {
@@ -8461,8 +9751,10 @@ test("the README's docker run, its compose file and its unit start the gateway a
   );
   const [, image] = /image: (.*)/.exec(gateway)!;
   const [, command] = /command: (.*)/.exec(gateway)!;
-  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`));
-  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) assert.ok(run!.includes(mount));
+  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`), command!);
+  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) {
+    assert.ok(run!.includes(mount), mount);
+  }
   const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
   for (const [key, option] of Object.entries(options)) assert.ok(gateway.includes(key) && run!.includes(option), key);
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
@@ -8480,7 +9772,7 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     ...['methods', 'allow', 'rate', 'clients', 'auth.methods', 'auth.anonymous', 'cors', 'trustedProxies'],
     ...['limits.body', 'limits.connections'],
   ];
-  assert.ok(restrictions.includes('senders') && restrictions.includes('expires'));
+  for (const name of ['senders', 'expires']) assert.ok(restrictions.includes(name), name);
   for (const name of restrictions) assert.ok(named.includes(`\`${name}\``), name);
 
   const [, troubles] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
@@ -8508,7 +9800,7 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, and
   for (const [, from] of SOURCE.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   assert.deepEqual(Array.from(SOURCE.matchAll(/^export .*$/gm), ([line]) => line), [
-    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };',
+    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
 });
@@ -8538,22 +9830,23 @@ function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
 test('gateway.ts keeps the budget that its header states', () => {
   const [, whole, forFunction, forClass] = /^ \* Budget: ([\d,]+) lines of code, (\d+) a function, (\d+) a class\./m
     .exec(SOURCE)!;
-  assert.ok(Number(whole!.replace(',', '')) <= 3100 && Number(forFunction) <= 45 && Number(forClass) <= 250);
-  assert.ok(codeLines(SOURCE).length <= Number(whole!.replace(',', '')), `${codeLines(SOURCE).length} lines of code`);
+  const [most, mostOfFunction, mostOfClass] = [whole!.replace(',', ''), forFunction, forClass].map(Number);
+  assert.ok(most! <= 3100 && mostOfFunction! <= 45 && mostOfClass! <= 250, `${whole}, ${forFunction}, ${forClass}`);
+  assert.ok(codeLines(SOURCE).length <= most!, `${codeLines(SOURCE).length} lines of code`);
   const functions = [
     ...bodiesOf(/^()(?:async )?function\*? (\w+)/),
     ...bodiesOf(/^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/),
   ];
   const classes = bodiesOf(/^()class (\w+)/);
-  assert.ok(functions.length > 200 && classes.length > 5);
-  assert.deepEqual(functions.filter(({ lines }) => lines > Number(forFunction)), []);
-  assert.deepEqual(classes.filter(({ lines }) => lines > Number(forClass)), []);
+  assert.ok(functions.length > 200 && classes.length > 5, `only ${functions.length}, ${classes.length}`);
+  assert.deepEqual(functions.filter(({ lines }) => lines > mostOfFunction!), []);
+  assert.deepEqual(classes.filter(({ lines }) => lines > mostOfClass!), []);
   const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
-  assert.ok(handle.split('\n').length <= 60);
+  assert.ok(handle.split('\n').length <= 60, handle);
   assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
 });
 
-test('the sections of gateway.ts stand as its contents say, within their budgets, and call only downward', () => {
+test('the sections of gateway.ts stand as its contents say, within their budgets, and use only what stands below', () => {
   const contents = /^ \* Contents[^]*?\n \*\n/m.exec(SOURCE)![0].replace(/\n \*\s+/g, ' ');
   const budgets = Array.from(contents.matchAll(/([A-Z]{2}[A-Z ]*) (\d+)/g), ([, name, lines]) => [name, Number(lines)]);
   const all = sections();
@@ -8565,11 +9858,13 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   const names = all.map(({ name }) => name);
   const inner = all.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
   const upward = inner.flatMap(({ name, text }, i) => {
-    const above = inner.slice(0, i).flatMap((other) =>
-      Array.from(other.text.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => called!)
-    );
     const code = codeLines(text).join('\n');
-    return above.filter((called) => new RegExp(`(?<![.#\\w'])${called}\\(`).test(code)).map((called) => [name, called]);
+    const above = inner.slice(0, i).map((other) => other.text).join('');
+    const uses = [
+      ...Array.from(above.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => `(?<![.#\\w'])${called}\\(`),
+      ...Array.from(above.matchAll(/^class (\w+)/gm), ([, made]) => `\\b(?:new|instanceof|extends) ${made}\\b`),
+    ];
+    return uses.flatMap((use) => new RegExp(use).exec(code)?.slice(0, 1) ?? []).map((used) => [name, used]);
   });
   assert.deepEqual(upward, []);
 });
@@ -8579,7 +9874,7 @@ test('the numbers of gateway.ts that are no settings stand in one section, and t
   const found = sections().flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
-  assert.ok(found.length > 20);
+  assert.ok(found.length > 20, `only ${found.length} numbers`);
   assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
   const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
     limit,
@@ -8634,11 +9929,17 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await npm(source, 'pack', '--pack-destination', dir);
   await npm(home, 'install', join(dir, `${PACKAGE.name}-${PACKAGE.version}.tgz`));
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
-  assert.equal(await npm(home, 'exec', '--', PACKAGE.name, '--version'), `${PACKAGE.version}\n`);
-  const { first, close } = await startDemo(t, { env, program: [join(home, 'node_modules/.bin', PACKAGE.name)] });
+  const installed: Program = [join(home, 'node_modules/.bin', PACKAGE.name)];
+  assert.equal((await runProcess(['--version'], { env, program: installed })).stdout, `${PACKAGE.version}\n`);
+  const { first, close } = await startDemo(t, { env, program: installed });
   assert.equal((await askAsCurl(first)).status, 201);
   await close();
   await promisify(execFile)(process.execPath, ['-e', `import('${PACKAGE.name}').then((m) => m.createGateway({}))`], {
     cwd: home,
   });
+  // The last test, so that this stands in the closing lines of .ci/run.
+  const { RUNTIMES_PASSED } = process.env;
+  if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
+
+assert.ok(registered > 0, 'SECTION or ONLY leaves out every test');

@@ -26,16 +26,16 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
- *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
+ *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 205 · SENDS 145 · TEMPLATES 130 ·
+ *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · MESSAGE READER 35 · ANSWERS 40 ·
+ *   ADDRESSES 25 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
  */
 
 import { isUtf8 } from 'node:buffer';
-import crypto, { randomBytes, randomUUID } from 'node:crypto';
+import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
@@ -44,7 +44,6 @@ import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
-import { ReadableStream } from 'node:stream/web';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -205,11 +204,6 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /**
-   * Reaches the backend. On Node, fetch waits 300 s for headers at most.
-   * @default node:http's client on Node, the global fetch on Deno and Bun
-   */
-  fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
   /** Receives each finished log line, without its line feed. @default standard output */
@@ -217,11 +211,13 @@ interface GatewayOptions {
   /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
   /**
-   * How long a client may make no progress with its body or its answer; also how long a body may take in all before its
-   * sender is known, with what is still sent after a refusal.
+   * How long a client may make no progress with its answer, or send less than 30 KiB of its body while it is read; also
+   * how long a body may take in all before its sender is known, with what is still sent after a refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
+  /** How long a request may hold a slot before it is lent; and how long it outlives its client. @default 30_000 */
+  slotTimeoutMs?: number;
 }
 
 /** What `createGateway` returns. Nothing happens before `listen`. */
@@ -328,8 +324,10 @@ type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonl
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
 
-/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
+/** Without progress of an answer; and in all, for the body of somebody unknown. An option too. */
 const STALL_TIMEOUT_MS = 30_000;
+/** So much of a body must come in every STALL_TIMEOUT_MS of reading: single bytes would hold a connection for days. */
+const PACE_BYTES = 30 * 1024;
 
 /** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
 const HEADERS_LIMIT = 200;
@@ -339,7 +337,10 @@ const HEADERS_LIMIT = 200;
  */
 const PIPELINE_LIMIT = 16;
 
-/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
+/**
+ * Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. Also how
+ * many of its requests without a good token are logged at their level.
+ */
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
 /** For a warning of what a stranger can bring about as often as he likes: it must not fill the disk. */
@@ -386,6 +387,12 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
+/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+const SLOT_TIMEOUT_MS = 30_000;
+
+/** How long the question to the backend at start may take. */
+const ASK_TIMEOUT_MS = 5000;
+
 /** The first pause of a send that waits for a backend to connect to; each is twice the one before, up to the second. */
 const RETRY_PAUSE_MS = 100;
 const RETRY_PAUSE_LIMIT_MS = 1000;
@@ -417,7 +424,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 const SILENCE_MS = 30_000;
 
 /** How long a browser may remember what a preflight has said; what it sends then is judged all the same. */
-const PREFLIGHT_MS = 600_000;
+const PREFLIGHT_MS = 60_000;
 
 /**
  * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
@@ -447,6 +454,7 @@ const SETTLE_MS = 1200;
  * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
  */
 const PROBLEMS = {
+  bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
   bad_target: [400, 'The request target is not one that this gateway passes on.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
@@ -457,16 +465,13 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [
-    403,
-    'A browser does this for a page of any site: use a bearer token, or list its origin in CORS_ORIGINS.',
-  ],
+  cross_site: [403, 'Any page could send this: use curl, a bearer token or the path form, or add it to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
-  too_many_headers: [431, 'The request has more than 200 header fields.'],
+  too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
@@ -691,17 +696,9 @@ const NUMBER = /^\+[0-9]{5,15}$/;
  * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
  * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
-  [':number', [
-    (value) => NUMBER.test(value),
-    'the account in the path must be "+" and 5 to 15 digits',
-    '+15550100001',
-  ]],
-  [':groupid', [
-    isGroupId,
-    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
-    `group.${btoa(btoa('-'.repeat(32)))}`,
-  ]],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
+  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
+  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
 ]);
 
 /** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
@@ -765,8 +762,16 @@ function startGateway(settings: Settings, options: GatewayOptions) {
     listen: () => openPort(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
-    reload: (next: GatewayConfig) => applySettings(core, server, embeddedSettings(next)),
+    reload: (next: GatewayConfig) => void applySettings(core, server, embeddedSettings(next)),
   };
+}
+
+/** The queue of the backend that requests are sent to now. */
+function queueOf(core: Core): BackendQueue {
+  const { queues, rules: { backend } } = core;
+  const known = queues.get(backend) ?? new BackendQueue(core);
+  queues.set(backend, known);
+  return known;
 }
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
@@ -774,31 +779,29 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
     rules: makeRules(settings),
-    /** Undefined where node:http's client is the faster way. */
-    fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
+    slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
+    /** Counts the log lines of requests without a good token, by address. */
+    lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is
-     * agreed on.
+     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
+     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
+     * without showing a good token stands first.
      */
-    connections: new Map<Socket, Socket | undefined>(),
-    /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
-    strangers: new Set<Socket>(),
+    connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
      * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
      */
     running: [] as Exchange[],
-    /** The turns at the backend: how many are taken, and who has asked for the next. */
-    turns: { taken: 0, queue: [] as Exchange[] },
+    /** Who waits for which backend: after a reload, running requests keep their own. */
+    queues: new WeakMap<Backend, BackendQueue>(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
-    /** What is held of bodies that sends are made of. */
-    heldBytes: 0,
     draining: false,
   };
 }
@@ -811,6 +814,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+    requireHostHeader: false, // checkHead refuses it, in JSON
     shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
@@ -848,7 +852,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket)?.[0]));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
   // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -870,7 +874,7 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  * its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
-  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
       lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
@@ -900,22 +904,18 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
  * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
-  const forget = (socket: Socket): void => {
-    core.connections.delete(socket);
-    core.strangers.delete(socket);
-  };
+  const { connections } = core;
   server.on('connection', (socket: Socket) => {
     // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
-    core.connections.set(socket, 'setSecureContext' in server ? undefined : socket);
-    core.strangers.add(socket);
-    socket.once('close', () => forget(socket));
-    if (core.connections.size <= core.settings['limits.connections']) return;
-    const [longest] = core.strangers;
-    forget(longest!);
-    longest!.destroy();
+    connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
+    socket.once('close', () => connections.delete(socket));
+    if (connections.size <= core.settings['limits.connections']) return;
+    const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
+    connections.delete(longest);
+    longest.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
-  server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
+  server.on('secureConnection', (speaker: Socket) => connections.set(accepted(speaker), { speaker }));
 }
 
 /**
@@ -953,34 +953,48 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 }
 
 /**
- * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
- * a wrong setting are seen in the log, the rest only by who looks for it.
- * @param current what is being answered on the connection, if anything is.
+ * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
+ * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
+ * connection, it does nothing.
+ * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
   core: Core,
-  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
+  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
   socket: Socket,
-  current: http.ServerResponse | undefined,
+  [current, next]: http.ServerResponse[],
 ): void {
-  const { remoteAddress } = accepted(socket);
-  const client = remoteAddress && normalizeAddress(remoteAddress);
-  const { code = '' } = error;
-  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
-    ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
-    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
-    : undefined;
-  if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: code });
+  const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
+  if (isGone) return void socket.destroy();
+  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  const code = /TIMEOUT/.test(reason)
+    ? 'request_timeout'
+    : /OVERFLOW/.test(reason)
+    ? 'too_many_headers'
+    : 'bad_request';
+  const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
+  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
+    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  else core.log('debug', 'client error', fields);
 
-  const isMidAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
-  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
-  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
-  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
-  socket.write(headBytes(timeout?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
+  if (!socket.writable) return; // TLS is not agreed on
+  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
+  const problem = new Problem(code);
+  if (current === undefined) {
+    const { headers, body } = describeProblem(problem, randomUUID());
+    socket.write(headBytes(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)));
+    return void close(body);
+  }
+  // The requests behind the first one get no response, and nothing acts on them.
+  const x = core.running.find(({ res }) => res === current);
+  const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && x.stage !== 'sent' && next === undefined;
+  if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
+  else if (current.shouldKeepAlive) current.once('close', () => close());
+  current.shouldKeepAlive = false;
 }
 
 /** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
@@ -988,26 +1002,32 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 
 /**
  * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * @returns whether requests go to another backend from now on.
  * @throws {ConfigError} if that would open a gateway that had tokens.
  */
-function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
+function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError([
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
+  // The same address keeps its connections, its slots and its outage.
+  const [backend, next] = [core.settings['backend.url'], settings['backend.url']];
+  const isSame = next.href === backend.href;
+  if (isSame) settings = { ...settings, 'backend.url': backend };
   const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) =>
     JSON.stringify(settings[path]) !== JSON.stringify(started[path])
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  passTurns(core); // there may be more of them now
+  queueOf(core).serve(); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
+  return !isSame;
 }
 
 /** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
@@ -1071,14 +1091,14 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const x of core.running) if (x.isWaiting) x.end(new Problem('shutting_down'));
+  for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
   // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
   // counts no bytes, and closes it (test "a connection on which no request has begun").
-  for (const [socket, speaker] of core.connections) {
+  for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
   const { shutdown } = core.settings;
@@ -1088,15 +1108,30 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
+  // What is left has no client any more, and is logged.
+  for (const x of core.running) x.end(new Problem('client_left'));
+  for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
 /** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
 function endRunning(core: Core): void {
-  for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
+  for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * How far a request has come:
+ *
+ *   received ──► sending ──► sent ──► answered ──► tunnel
+ *                 │   ▲
+ *                 ▼   │      `sending`: a connection is made, or a large body goes out without its last byte
+ *                waiting     `waiting`: for a slot, for a backend that is down, for a WebSocket's handshake
+ *
+ * Before `sent` the backend cannot act on it: the gateway's end refuses at once what waits.
+ */
+type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 
 /**
  * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
@@ -1112,8 +1147,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** They go with every answer: those for a page of an origin on `cors`, and what is said of a send by GET. */
-  ownHeaders: Record<string, string> | undefined;
+  /** Headers of every response: its request id, and what lets a page of an origin on `cors` read it. */
+  readonly ownHeaders: Record<string, string>;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -1122,23 +1157,19 @@ class Exchange {
   problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
-  /** How much of its body is held. */
+  /** How many bytes of its body are held. */
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
-  /** It waits, and nothing is lost if it is refused now: the gateway's end does not wait for it. */
-  isWaiting = false;
-  /** Once its answer has begun, or when there will be none, it needs none any more. */
-  needsTurn = true;
-  hasTurn = false;
-  /** Its body, a large one, is being read for the backend, and kept nowhere: it cannot be sent anew. */
-  streams = false;
-  /** The backend was given its last byte, and may have acted on it. */
-  sent = false;
+  stage: Stage = 'received';
+  /** Who waits for the same backend. */
+  readonly queue: BackendQueue;
+  /** Where it stands in that queue. */
+  place: Place | undefined;
+  /** The client has left, and the gateway stays until the backend has responded: see `leave`. */
+  hasLeft = false;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
   answerRest: Uint8Array | string | undefined;
-  /** It is an open WebSocket: nothing of HTTP is written any more. */
-  isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   endedBy: Problem | undefined;
   /**
@@ -1150,16 +1181,16 @@ class Exchange {
   wake: (() => void) | undefined;
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
-  #sinceMs = 0;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
     this.req = req;
     this.res = res;
+    this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.ownHeaders = corsHeaders(req, core.rules.cors);
+    this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
   /**
@@ -1177,16 +1208,21 @@ class Exchange {
       });
   }
 
-  /** Sets its share of what is held, for the limit of all requests together; 0 gives it back. */
-  setHeld(bytes: number): void {
-    this.core.heldBytes += bytes - this.heldBytes;
-    this.heldBytes = bytes;
+  /**
+   * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
+   * goes on without its client until the head of the response, for as long as a slot may be held.
+   */
+  leave(): void {
+    const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
+    if (!isActing) return this.end(new Problem('client_left'));
+    this.hasLeft = true;
+    this.heldBytes = 0;
   }
 
   /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
-    this.endedBy = reason;
+    this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
     this.underway?.destroy();
     this.wake?.();
     for (const listener of this.#listeners) listener();
@@ -1204,13 +1240,7 @@ class Exchange {
 
   /** The backend's time begins. */
   waitForBackend(): void {
-    this.#sinceMs = performance.now();
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
-  }
-
-  /** What is left of the backend's time: waiting for a turn, for a connection and for an answer all take from it. */
-  get leftMs(): number {
-    return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
   }
 
   /**
@@ -1219,14 +1249,14 @@ class Exchange {
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.isWaiting = true;
+    this.stage = 'waiting';
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    this.isWaiting = false;
+    if (this.stage === 'waiting') this.stage = 'sending';
     if (this.endedBy) throw this.endedBy;
   }
 
-  /** All is written, or nothing is awaited any more. */
-  waitForNobody(): void {
+  /** Nothing is awaited any more. */
+  stopTimer(): void {
     clearTimeout(this.#timer);
   }
 }
@@ -1245,6 +1275,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
+    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    if (answerPreflight(x)) return;
+
     // Before any decision: all later steps judge this one canonical form, and it is what is sent.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
@@ -1253,9 +1286,6 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
-    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
-    if (answerPreflight(x)) return;
-
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
 
@@ -1263,7 +1293,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
-    core.strangers.delete(accepted(req.socket));
+    claimConnection(x, token);
 
     // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
     // endpoint: a page of another site learns nothing of it.
@@ -1283,13 +1313,12 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
     }
   } catch (error) {
     refuse(x, error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
-    x.setHeld(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -1300,13 +1329,32 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
  * shows a good token.
  */
 function begin(x: Exchange): void {
-  const { connections, strangers, running } = x.core;
+  const { connections, running } = x.core;
   running.push(x);
-  const connection = accepted(x.req.socket);
+  const socket = accepted(x.req.socket);
   x.res.once('close', () => {
-    if (!x.res.writableFinished) x.end(new Problem('client_left'));
-    if (connections.has(connection)) strangers.add(connection);
+    if (!x.res.writableFinished) x.leave();
+    const connection = connections.get(socket);
+    if (connection?.token === undefined) return;
+    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.set(socket, { speaker: connection.speaker });
   });
+}
+
+/**
+ * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
+ * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * @throws {Problem} busy.
+ */
+function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
+  const limit = Math.max(1, settings['limits.connections'] / 2);
+  // While there are fewer connections than that, nothing has to be counted.
+  if (rules.tokens.size > 1 && connections.size > limit) {
+    const others = [...connections.values()].filter(({ token }) => token === name);
+    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+  }
+  const connection = connections.get(accepted(req.socket));
+  if (connection) connection.token = name;
 }
 
 /** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
@@ -1335,7 +1383,7 @@ function refuse(x: Exchange, thrown: unknown): void {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
   x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
@@ -1344,17 +1392,21 @@ function refuse(x: Exchange, thrown: unknown): void {
 
 /**
  * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows.
+ * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
-  const { code, details: { reason } = {} } = x.problem ?? {};
+  const { code, details = {} } = x.problem ?? {};
+  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood of wrong credentials must not fill a small computer's card.
-  const isQuiet = route === '/healthz' || code === 'too_many_failures';
+  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
+  // debug, and so are the refusals of an address beyond its 30 a minute.
+  const isQuiet = x.token === undefined &&
+    (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
-  const fields = { requestId, client, method, route, token, form, status, code, reason, bytesIn, bytesOut, ms };
+  const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
 
@@ -1389,8 +1441,13 @@ interface Target {
   readonly querySecret: string | undefined;
 }
 
-/** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
+/**
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
+ * another. Node and Deno let other versions of HTTP through as far as here.
+ */
 function checkHead(req: http.IncomingMessage): void {
+  const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
+  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
   if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1481,14 +1538,13 @@ function decodePart(text: string, isText = false): string {
  * @param isOfSend whether its `message` is a text of several lines.
  */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const cut = pair.indexOf('=');
-  const part = (text: string, isText = false): string => decodePart(text.replaceAll('+', ' '), isText);
-  const name = part(cut < 0 ? pair : pair.slice(0, cut));
+  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+  const name = decodePart(encoded);
   return {
     // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
-    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
+    value: decodePart(value, isOfSend && name === 'message'),
   };
 }
 
@@ -1533,7 +1589,7 @@ interface Token {
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
   // n8n's test of its credentials sends an empty one if it has no token.
-  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== ''));
+  const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1547,21 +1603,18 @@ function takeSecret(found: string[]): string | undefined {
 }
 
 /** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
-function headerValues(req: http.IncomingMessage, name: string): string[] {
-  const values: string[] = [];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    const field = req.rawHeaders[i]!;
-    if (field.length === name.length && field.toLowerCase() === name) values.push(req.rawHeaders[i + 1]!);
-  }
-  return values;
+function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
+  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
  * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
- * does: what comes out is compared by its digest, so that a wrong one is only wrong.
+ * does: what comes out is compared by its digest, so that a wrong one is only wrong. White space is SP and HTAB alone
+ * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
   if (scheme.toLowerCase() === 'basic') {
     // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
@@ -1611,14 +1664,22 @@ function failureKey(address: string): string {
  * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
  * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
  */
-function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
-  const { origin } = req.headers;
-  if (origin === undefined || !cors.has(origin)) return undefined;
-  return {
+function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+  const { origin = '' } = req.headers;
+  return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
     'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
     'Vary': 'Origin',
   };
+}
+
+/**
+ * The origin of a page that is not on `cors`, for the log: a person whose page does not work finds there what to add.
+ * Undefined for what no browser sends: it may hold a secret.
+ */
+function unlistedOrigin({ req, rules }: Exchange): string | undefined {
+  const { origin = '' } = req.headers;
+  return rules.cors.has(origin) ? undefined : /^(?:null|[\w+.-]+:\/\/[!-.0->A-~]+)$/.exec(origin)?.[0].slice(0, 100);
 }
 
 /**
@@ -1629,13 +1690,13 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 
 /**
  * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
- * path: what exists here is nobody's business who holds no token.
+ * target, a malformed one too: what exists here is nobody's business who holds no token.
  * @returns whether it was such a question.
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || !x.ownHeaders || method === undefined) return false;
-  const asked = names.toLowerCase().split(/[\s,]+/);
+  if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
+  const asked = names.toLowerCase().split(/[ \t,]+/);
   x.status = 204;
   x.res.writeHead(204, {
     ...x.ownHeaders,
@@ -1655,24 +1716,22 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    return new Problem('cross_site', {
-      reason: 'public_host',
-      detail:
-        'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
-    });
+    const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
+    return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (origin !== undefined && rules.cors.has(origin)) return undefined;
+  if (rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
+  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
+  // a typed address that another site redirects.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isStranger = site === undefined
-    ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
-    : site !== 'same-origin' && site !== 'none';
-  return isStranger ? new Problem('cross_site') : undefined;
+  const isTaken = from === 'none' && !(isActing && (site !== undefined || agent?.startsWith('Mozilla/')));
+  return isTaken || from === 'same-origin' ? undefined : new Problem('cross_site');
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
@@ -1773,22 +1832,18 @@ interface Rate {
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** How many keys are kept. */
-  get size(): number {
-    return this.#fullAtMs.size;
-  }
-
   /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs) + rate.perMs / rate.count;
-    const waitMs = fullAtMs - nowMs - rate.perMs;
-    if (waitMs > 0.001) return waitMs; // the sum of fractions may be a hair too large
+    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out. A refusal must store
+    // that too, or every further request would find the bucket as empty.
+    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
+    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be a hair too large
     this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
-    this.#fullAtMs.set(key, fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
-    return 0;
+    return isTaken ? 0 : waitMs;
   }
 }
 
@@ -1814,46 +1869,6 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
- */
-class MessageReader {
-  readonly #x: Exchange;
-  readonly #message: http.IncomingMessage;
-  readonly #broken: ProblemCode;
-  #changed: (() => Promise<void>) | undefined;
-
-  /** @param broken what it means if the message breaks off. */
-  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
-    this.#x = x;
-    this.#message = message;
-    this.#broken = broken;
-  }
-
-  /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
-   * @throws {Problem} what ended the exchange, or that the message broke off.
-   */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
-    const message = this.#message;
-    for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
-      if (chunk !== null) return chunk;
-      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
-      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
-      if (isFirst) await undefined;
-      else {
-        this.#x.waitFor(timeoutMs, code);
-        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
-      }
-    }
-  }
-}
-
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
 class RequestBody {
   readonly #x: Exchange;
@@ -1862,6 +1877,8 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
+  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #leftMs: number;
   #head: Uint8Array[] = []; // as it came
   #passed: Uint8Array[] = []; // what of it may go on
   #scan: BodyScan | undefined;
@@ -1873,6 +1890,7 @@ class RequestBody {
     this.#x = x;
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
+    this.#leftMs = core.stallTimeoutMs;
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
@@ -1891,11 +1909,8 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
-    // refusal.
-    const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
     try {
-      const { auth } = await this.#scanHead(deadlineMs);
+      const { auth } = await this.#scanHead();
       return auth === undefined ? undefined : { form: 'body', secret: auth };
     } catch (error) {
       if (!this.#isNoObject(error)) throw error;
@@ -1926,7 +1941,7 @@ class RequestBody {
     scan.takeFields().forEach(judge);
     const isEmpty = this.#x.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
     // would have to be relayed or thrown away unread, and neither is right.
@@ -1950,24 +1965,24 @@ class RequestBody {
   async readWhole(limitBytes: number): Promise<Buffer> {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
-    // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
-    const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
-    await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
-    while (!this.#isComplete) {
-      const chunk = await this.#next(deadlineMs, smallerBytes);
-      if (chunk === undefined) break;
-      this.#countHeld(chunk);
-      gatherChunk(this.#head, chunk);
-    }
+    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
     return joinChunks(this.#head.splice(0));
   }
 
-  /** Counts what is held, until the request is over. */
+  /**
+   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * @throws {Problem} busy.
+   */
   #countHeld({ length }: Uint8Array): void {
-    const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
+    const { core: { running }, rules, token } = this.#x;
+    this.#x.heldBytes += length;
+    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
+    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const own = running.filter((x) => x.token?.name === token?.name);
+    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
     // Who is refused makes room at once, or those that are read in the same moment would be refused too.
-    this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
-    if (isTooMuch) throw new Problem('busy');
+    this.#x.heldBytes = 0;
+    throw new Problem('busy');
   }
 
   /**
@@ -1978,8 +1993,8 @@ class RequestBody {
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     this.#head = []; // it is counted no longer
-    this.#x.waitForNobody();
-    if (this.#x.isTunnel) return;
+    this.#x.stopTimer();
+    if (this.#x.stage === 'tunnel') return;
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
@@ -1993,33 +2008,30 @@ class RequestBody {
   }
 
   /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
-  #discardRest(): Promise<void> {
+  async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
+    if (req.destroyed) return; // its "close" has been, and comes no more
     // One deadline for all of it, or single bytes would hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
-    return new Promise((resolve) => {
-      let timer: NodeJS.Timeout | undefined;
+    await new Promise<void>((resolve) => {
       const wait = (): void => {
-        clearTimeout(timer);
-        timer = setTimeout(resolve, Math.max(0, Math.min(patienceMs, deadlineMs - performance.now())));
-      };
-      const finish = (isComplete: boolean): void => {
-        this.#isComplete = isComplete;
-        clearTimeout(timer);
-        resolve();
+        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
+        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
       };
       wait();
-      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#isComplete));
+      req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
       req.on('data', (chunk: Buffer) => {
         leftBytes -= chunk.length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
     });
+    this.#isComplete = req.readableEnded;
+    this.#x.stopTimer();
   }
 
   /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
@@ -2028,12 +2040,12 @@ class RequestBody {
   }
 
   /** Reads and scans the head, once: for the credential, and then for all that is judged. */
-  async #scanHead(deadlineMs?: number): Promise<BodyScan> {
+  async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan();
+    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
     // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
     if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
@@ -2041,14 +2053,13 @@ class RequestBody {
   /**
    * Reads the head, or what is left of it.
    * @param take gets all of it, in chunks.
-   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
+   * @param upToBytes where the head ends; Infinity for the whole body.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs?: number): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
-      const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
-      const chunk = await this.#next(deadlineMs, undefined, room);
+    while (!this.#isComplete && this.#x.bytesIn < upToBytes) {
+      const chunk = await this.#next(limitBytes, upToBytes - this.#x.bytesIn);
       if (chunk === undefined) return;
       gatherChunk(this.#head, chunk);
       take(chunk);
@@ -2062,27 +2073,19 @@ class RequestBody {
   #begin(): void {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
-    if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
+    if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
     if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
   }
 
   /**
    * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param deadlineMs by performance.now(), besides the time in which there must be progress.
    * @param roomBytes what is more than that is left for the next time.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(
-    deadlineMs = Infinity,
-    limitBytes = this.#x.rules.bodyLimitBytes,
-    roomBytes = Infinity,
-  ): Promise<Uint8Array | undefined> {
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
     let chunk = this.#rest;
     this.#rest = undefined;
-    if (chunk === undefined) {
-      const timeoutMs = Math.max(1, Math.min(this.#x.core.stallTimeoutMs, deadlineMs - performance.now()));
-      chunk = await this.#reader.next(timeoutMs, 'request_timeout');
-    }
+    chunk ??= await this.#read();
     if (chunk !== undefined && chunk.length > roomBytes) {
       this.#rest = chunk.subarray(roomBytes);
       chunk = chunk.subarray(0, roomBytes);
@@ -2096,9 +2099,24 @@ class RequestBody {
     return chunk;
   }
 
+  /**
+   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
+   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
+   * the whole body has 30 s, less the time that the refusal may take.
+   */
+  async #read(): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token } = this.#x;
+    const sinceMs = performance.now();
+    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
+    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    this.#leftMs -= performance.now() - sinceMs;
+    this.#owedBytes -= chunk?.length ?? 0;
+    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
+    return chunk;
+  }
+
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#isComplete) {
@@ -2109,14 +2127,14 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
         this.#x.waitForBackend();
-        if (this.#isComplete) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
       // Its last byte goes out now: the backend may act on it.
-      this.#x.sent = this.#isComplete;
+      if (this.#isComplete && this.#x.stage === 'sending') this.#x.stage = 'sent';
       for (const piece of pieces) yield piece;
     }
   }
@@ -2143,10 +2161,16 @@ const SEND_FIELDS = new Set(
 );
 
 /**
- * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
- * picture. With brackets jQuery, PHP and others write a list into a form; the first is from an "&" that was HTML.
+ * The fields that are refused in any spelling but their own. Dropped, or taken for text, they would send the message to
+ * somebody else, too early or without its picture. jQuery, PHP and axios write a list into a form with brackets or
+ * ".0". "amp;" is left of an "&" that was HTML, and secured-signal-api reads "@recipients" in a query.
  */
-const NEVER_DROPPED = /^(?:amp;)?(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
+const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+
+/** Of those, the one that secured-signal-api keeps a message by. In the payload of a template it is data. */
+const SEND_AT = /send_at/iu;
+const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 
 /** A credential, right or wrong, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2160,13 +2184,10 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
 const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
 
-const ESCAPE_BYTE = '\x1b';
+const ESC = '\x1b';
 /** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
-const TERMINAL_SEQUENCE = new RegExp(
-  `(?:${ESCAPE_BYTE}\\[|\\x9b)[0-?]*[ -/]*[@-~]|` +
-    `${ESCAPE_BYTE}\\][^\\x07${ESCAPE_BYTE}]*(?:\\x07|${ESCAPE_BYTE}\\\\)|${ESCAPE_BYTE}[ -/]+[0-~]`,
-  'g',
-);
+const SEQUENCES = `(?:${ESC}\\[|\\x9b)[0-?]*[ -/]*[@-~]|${ESC}\\][^\\x07${ESC}]*(?:\\x07|${ESC}\\\\)|${ESC}[ -/]+[0-~]`;
+const TERMINAL_SEQUENCE = new RegExp(SEQUENCES, 'g');
 
 /** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
 function makesSends({ defaults, message }: Token): boolean {
@@ -2174,14 +2195,13 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer.
+ * What a GET says. HTTP libraries repeat one on a kept connection that broke.
  * @returns undefined for a POST, whose query is not read.
  * @throws {Problem} bad_field if somebody is named there, and would be lost.
  */
 function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
   if (isSendByGet(target)) {
     x.res.shouldKeepAlive = false;
-    x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
     return readFields(target.parameters);
   }
   const [lost] = target.parameters.find(([name]) => NEVER_DROPPED.test(name)) ?? [];
@@ -2195,18 +2215,14 @@ function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undef
  * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
  */
 function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
-  const type = contentType.split(';')[0]!.trim().toLowerCase();
+  const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) {
-    throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
-  }
-  const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
   const form = text.trim(); // also of the byte order mark and the line feed that files have
-  return readFields(
-    isUndeclared && isHtmlForm(token, form) ? new URLSearchParams(form) : [['message', cleanText(text)]],
-  );
+  const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
+  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
 
 /**
@@ -2222,43 +2238,50 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
+// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
+// .NET, which alone leaves quotes out and adds "filename*". Everything else is refused, because programs read it
+// differently: a second "name" or boundary, "name*", a backslash or a "%" in a name. A message would go to the default
+// recipients if only another program saw those that it names.
+const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
+const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
+const CHARSET = '(?: *; *charset=[\\w"-]+)?';
+const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
+const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
+
+/** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
+const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
+
 /**
- * A multipart form's fields (RFC 7578). Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read,
- * and without its recipients a message goes to the default ones.
+ * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
-  const boundary = parametersOf(contentType).get('boundary');
+  const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = boundary !== undefined && before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  if (!isWhole) throw badMultipart();
+  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
+  // After a lone line feed, some programs see a boundary too.
+  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
   return parts.map(readPart);
 }
 
-/** The parameters of a header, their names in lower case. */
-function parametersOf(header: string): Map<string, string> {
-  const found = header.matchAll(/;\s*([\w*]+)=(?:"([^"]*)"|([^\s;"'][^\s;"]*))/g);
-  return new Map(Array.from(found, ([, name = '', quoted, bare = '']) => [name.toLowerCase(), quoted ?? bare]));
-}
-
-/** A part's field; a file is an attachment, but never a number or a recipient that would be missing then. */
+/** A part's field. A file is an attachment, but never a number or a recipient, which would be missing then. */
 function readPart(part: string): [name: string, value: string] {
-  const [, head = '', content = ''] = /^[ \t]*\r\n((?:[^\r\n]+\r\n)+)\r\n([^]*)$/.exec(part) ?? [];
-  const parameters = parametersOf(/^content-disposition:.*$/im.exec(Buffer.from(head, 'latin1').toString())?.[0] ?? '');
-  const name = parameters.get('name');
-  if (name === undefined || /^content-transfer-encoding: *(?:base64|quoted)/im.test(head)) throw badMultipart();
-  const bytes = Buffer.from(content, 'latin1');
-  if (!parameters.has('filename') && !parameters.has('filename*')) return [name, bytes.toString()];
-  const [, type = 'application/octet-stream'] = /^content-type: *([\w.+/-]+)/im.exec(head) ?? [];
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, parameters.get('filename'))];
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
+  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
+  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
+  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
+  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
+  if (file === undefined) return [name, bytes.toString()];
+  const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, file)];
 }
 
-function badMultipart(): Problem {
-  return new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
+function failMultipart(): never {
+  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
 /** A file as the backend takes it, which ends a name at a semicolon. */
-function dataUri(bytes: Buffer, type: string, path = ''): string {
+function dataUri(bytes: Buffer, type: string, path: string): string {
   const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
   return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
 }
@@ -2267,7 +2290,7 @@ function dataUri(bytes: Buffer, type: string, path = ''): string {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const isKnown = (name: string): boolean =>
     SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
-  return isKnown(/^([^=]*)=/.exec(text)?.[1] ?? '') ||
+  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
     (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
 }
 
@@ -2277,22 +2300,27 @@ function cleanText(text: string): string {
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
-/** The fields of a form as an object, or the JSON that its only one holds. @throws {Problem} as readJson. */
+/**
+ * The fields of a form as an object, or the JSON that its only one holds.
+ * @throws {Problem} as readJson, and bad_field for what is not meant for now, or from two accounts.
+ */
 function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
     // Without a value it was not filled in; but a list of nobody is not everybody's.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // Not encoded, a "+" is read as a space.
-    const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
+    // A textarea's line ends are CR LF. Not encoded, a "+" is read as a space.
+    const text = value.replaceAll('\r\n', '\n');
+    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
     const values = fields.get(name);
+    if (name === 'number' && values) throw badField(name, 'may be given only once');
+    if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
     if (values) values.push(restored);
     else fields.set(name, [restored]);
   }
-  const members = Array.from(fields, ([name, values]) => [name, values.length === 1 ? values[0]! : values] as const);
-  const [[name, value] = []] = members;
-  const isPayload = members.length === 1 && PAYLOAD_FIELDS.has(name!) && typeof value === 'string';
-  return isPayload && BEGINS_OBJECT.test(value) ? readJson(Buffer.from(value)) : Object.fromEntries(members);
+  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
+  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
 }
 
 /**
@@ -2300,36 +2328,42 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
  * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
  */
 function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
+  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no words.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
-  const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
+  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
+    keys.join(', ') || 'none'
+  }.`;
   const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
-/** The fields of a send that a payload gives. @throws {Problem} bad_field. */
-function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
+/**
+ * The fields of a send that a payload gives.
+ * @param isData whether a template makes the message of it.
+ * @throws {Problem} bad_field.
+ */
+function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
   const fields: Record<string, unknown> = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null) continue;
-    if (SEND_FIELDS.has(key)) fields[key] = value;
-    else if (NEVER_DROPPED.test(key.trim()) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
-      throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
+    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
+    if (isEmpty || (isData && SEND_AT.test(key))) continue;
+    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    else if (NEVER_DROPPED.test(key)) {
+      const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
+      throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
     }
   }
   // A number that is no text is another program's, such as a pull request's.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
-  for (const key of ['recipients', 'base64_attachments']) {
-    if (typeof fields[key] === 'string') fields[key] = [fields[key]];
-  }
   return fields;
 }
 
@@ -2526,6 +2560,12 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
+/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+function readTemplate(value: unknown): Template {
+  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
+  return attempt(() => new Template(value), (error) => error.message);
+}
+
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
 
 /**
@@ -2545,6 +2585,7 @@ const BODY_KEYS = {
   base64_attachments: { list: true, role: 'attachment' },
   link_preview: { list: false, role: 'object' },
   base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
+  send_at: { list: false, role: 'schedule' }, // of a send: secured-signal-api keeps it until then, the backend does not
 } as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
@@ -2659,8 +2700,9 @@ function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter: at the top level, or `within` the object of another. */
-const KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+/** The keys that matter in the body of a send, in that of any request, and in no body at all. */
+const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
 
 /** An object or array that is open, or around them all the document. */
 interface Scope {
@@ -2701,7 +2743,7 @@ class BodyScan {
   /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
   defers = false;
 
-  readonly #keys: typeof KEYS;
+  readonly #keys: typeof SEND_KEYS;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // null is none
   #fields: Field[] = [];
@@ -2724,16 +2766,16 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
-  constructor(keys: 'all' | 'none' = 'all') {
-    this.#keys = keys === 'all' ? KEYS : new Map();
+  /** @param keys which keys matter; with none, the syntax of any JSON object is checked. */
+  constructor(keys: keyof typeof KEYS = 'all') {
+    this.#keys = KEYS[keys];
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
@@ -2767,7 +2809,7 @@ class BodyScan {
    */
   end(): Uint8Array[] {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys === KEYS && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -2986,7 +3028,7 @@ class BodyScan {
     // At the top level there is no key outside, and no `within`.
     if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
-      if (name !== key) this.#refuse('must be spelled exactly so');
+      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
@@ -3037,6 +3079,7 @@ function wholeCharacters(bytes: Buffer): Buffer {
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
+  if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
   // refused as such. Clients send `"base64_attachments": null` for none.
@@ -3046,19 +3089,21 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
 
 /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
 function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
-  if (chunk.length - i > 64) {
-    // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
-    // begin at an even address; which of its two bytes comes first does not matter to the table.
-    if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
-    const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
-    let at = 0;
-    while (
-      at + 8 <= two.length &&
-      (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-          pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-    ) at += 8;
-    i += 2 * at;
-  }
+  // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
+  // at an even address, because a view of pairs has to begin there.
+  const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
+  while (i < near && !bytes[chunk[i]!]) i++;
+  if (i < near || near === chunk.length) return i;
+  // Sixteen bytes per test, two at a time: a large attachment spends its time in this loop. Which byte of a pair comes
+  // first does not matter to the table.
+  const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  let at = 0;
+  while (
+    at + 8 <= two.length &&
+    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
+        pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
+  ) at += 8;
+  i += 2 * at;
   while (i < chunk.length && !bytes[chunk[i]!]) i++;
   return i;
 }
@@ -3088,7 +3133,7 @@ const NOT_FORWARDED = [
 ];
 
 /** What is not taken over from an answer, and from a request. */
-const NOT_INBOUND = new Set(HOP_BY_HOP);
+const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
 /** A request as the backend gets it. */
@@ -3099,52 +3144,49 @@ interface BackendRequest {
   /** Name and value in turn, without a length, which the content says. */
   readonly headers: readonly string[];
   readonly content: Content;
+  /** The client asks for a WebSocket. */
+  readonly isUpgrade: boolean;
 }
 
-/** The backend's answer: its head, and the way to read the rest. */
-interface BackendAnswer {
-  readonly status: number;
-  readonly statusText: string;
-  /** Name and value in turn, as they came. */
-  readonly headers: readonly string[];
+/** The head of the backend's response, and the way to read the rest. */
+interface BackendResponse {
+  readonly incoming: http.IncomingMessage;
+  readonly reader: MessageReader;
   /** Set where the backend speaks another protocol from here on. */
   readonly upgraded: Side | undefined;
-  /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
-  next(): Promise<Uint8Array | undefined>;
-  /** Lets go of it after the last byte of its body. */
-  finish(): void;
-  /** Breaks it off. Its connection is not used again. */
-  destroy(): void;
 }
 
 /**
- * Sends the request to the backend, once, and its answer to the client.
+ * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side of a WebSocket that is to be.
- * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
+ * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
   const { core, rules, res } = x;
   const headers = outboundHeaders(x);
   if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  const request = { x, method: target.method, path: backendPath(rules.backend, target), headers, content };
   const early = upgrade && listenEarly(x, upgrade);
-  let answer: BackendAnswer | undefined;
+  const group = target.route?.group;
+  let response: BackendResponse | undefined;
   try {
-    x.isWaiting = upgrade !== undefined; // one that is not open yet loses nothing
-    const { fetch } = core;
-    const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
-    answer = await sendInTurn(request, target.route?.group, send);
-    x.isWaiting = false;
-    const head = readAnswerHead(answer, upgrade && 'websocket');
-    x.status = answer.status;
-    if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
-    if (core.draining) res.shouldKeepAlive = false;
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? rules.backendWaitMs : 0);
+    const path = backendPath(rules.backend, target);
+    response = await sendWhenUp({ x, method: target.method, path, headers, content, isUpgrade: upgrade !== undefined });
+    if (x.endedBy) throw x.endedBy;
+    const { incoming, upgraded } = response;
+    const head = readAnswerHead(incoming, upgrade && 'websocket');
+    x.status = incoming.statusCode!;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
-    res.writeHead(answer.status, answer.statusText, head.headers);
-    await relayAnswer(x, answer, head.length);
+    head.headers.unshift(...addedHeaders(x, head.headers));
+    if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
+    if (core.draining) res.shouldKeepAlive = false;
+    res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
+    await relayAnswer(x, response.reader, head.length);
+    // Its end has to be read, or its connection is not used again.
+    incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    answer?.destroy();
+    if (response) breakOff(response);
     throw backendProblem(error);
   }
 }
@@ -3189,7 +3231,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
 /** The names that a Connection header declares to be for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
-  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
+  return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
 
 const NO_NAMES: ReadonlySet<string> = new Set();
@@ -3208,116 +3250,102 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends it when it is its turn, which ends with the head of the answer, or when there will be none.
- * @param group of its route; only a send may wait for a backend that restarts.
+ * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
+ * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendInTurn(
-  { x, content }: BackendRequest,
-  group: Group | undefined,
-  send: () => Promise<BackendAnswer>,
-): Promise<BackendAnswer> {
-  const isLarge = content !== undefined && 'chunks' in content;
-  x.waitForBackend();
+async function sendWhenUp(request: BackendRequest): Promise<BackendResponse> {
+  const { x, content } = request;
+  const { queue } = x;
   try {
-    // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
-    if (!isLarge && group !== 'receive') await takeTurn(x);
-    // From here on it may have been sent; a large one only with its last byte.
-    x.sent = !isLarge;
-    return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
-  } finally {
-    giveTurn(x);
-  }
-}
-
-/**
- * Where no connection came about, because the backend restarts, nothing can have been sent, and it is tried again. This
- * repeats nothing: a large body has not been read yet.
- * @param waitMs how long, from the first time on.
- */
-async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
-  let giveUpMs: number | undefined;
-  for (let pauseMs = RETRY_PAUSE_MS;; pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
-    try {
-      const answer = await send();
-      if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
-      return answer;
-    } catch (error) {
-      const problem = x.endedBy ?? backendProblem(error);
-      giveUpMs ??= performance.now() + waitMs;
-      const leftMs = giveUpMs - performance.now();
-      if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
-      const fields = { backend: x.rules.backend.origin, reason: problem.details.reason };
-      warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
-      // Whatever is left of the backend's time ends the wait too, and then nothing was sent.
-      x.waitFor(x.leftMs, 'backend_unreachable');
-      setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
-      await x.standBy();
-      x.waitFor(x.leftMs, 'backend_timeout');
+    for (;;) {
+      await queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      try {
+        return await connectAndSend(request);
+      } catch (error) {
+        // A client that leaves while the connection is made looks like a refused one.
+        if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
+        queue.refused(x, error);
+      }
     }
+  } finally {
+    queue.release(x);
   }
 }
 
+/** Whether a body is larger than what is read before the backend hears of it. */
+function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+  return content !== undefined && 'chunks' in content;
+}
+
 /**
- * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
- * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
+ * Sends the request by node:http's client, which never sends it again and never follows a redirect.
+ * @returns the response, when its head has come.
+ * @throws {Problem} backend_unreachable if no connection came about.
  */
-function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
-  const { backend } = x.rules;
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
+function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
+  const { x, method, path, headers, content } = request;
+  const { backend, backendTimeoutMs } = x.rules;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
+    if (x.endedBy) return reject(x.endedBy);
+    x.stage = 'sending';
     const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
+    x.underway = outgoing;
     let isConnected = false;
-    let isAnswered = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): void => {
-      isAnswered = true;
-      resolve(answerByHttp(x, incoming, upgraded));
+    let response: BackendResponse | undefined;
+    const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
+      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+      // The client has left, and nobody needs the body: the log says what became of the request.
+      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      x.stage = 'answered';
+      resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // An answer may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may come before the request is through, and end before it: nobody reads the rest then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      answer(incoming);
+      onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
-    // Before the connection has come about, nothing can have been sent: a large body is not even read before.
-    outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
-    outgoing.on('close', () => isAnswered || reject(new Error('closed')));
+    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
+    const fail = (error: Error): void => reject(isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', (error) => {
+      // Without a length, a body that ends by a reset would look complete.
+      if (response && !response.incoming.complete) response.reader.isBroken = true;
+      fail(error);
+    });
+    outgoing.on('close', () => response || fail(new Error('closed')));
     const onConnect = (): void => {
       isConnected = true;
-      if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
+      x.queue.connected(x);
+      writeRequest(request, outgoing).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
+      socket.off('data', destroyThis); // see readBackend
       if (!socket.connecting) return onConnect(); // one that was kept
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs), 'backend_unreachable', (problem) => {
         reject(problem);
         outgoing.destroy();
       });
-      socket.once(isTls ? 'secureConnect' : 'connect', () => {
-        x.waitFor(x.leftMs, 'backend_timeout');
-        onConnect();
-      });
+      socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
-    x.underway = outgoing;
-    if (!chunks) outgoing.end(content);
   });
 }
 
-/** @param upgraded the backend's side, where it speaks another protocol from here on. */
-function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
-  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
-  return {
-    status: incoming.statusCode ?? 0,
-    statusText: incoming.statusMessage ?? '',
-    headers: incoming.rawHeaders,
-    upgraded,
-    next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
-    // Its end has to be read, or the connection is not used again.
-    finish: () => incoming.removeAllListeners('readable').resume(),
-    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
-    destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
-  };
+/** Writes the request on its connection. The backend may act on it from the last byte on, and so needs a slot then. */
+async function writeRequest(request: BackendRequest, outgoing: http.ClientRequest): Promise<void> {
+  const { x, content, isUpgrade } = request;
+  if (isLarge(content)) return await upload(x, outgoing, content.chunks());
+  await x.queue.enter(x, true); // a try has no slot yet
+  x.waitForBackend();
+  x.stage = isUpgrade ? 'waiting' : 'sent'; // a WebSocket that is not open yet loses nothing
+  outgoing.end(content);
+}
+
+/** Breaks a response off. Its connection is not used again. */
+function breakOff({ incoming, upgraded }: BackendResponse): void {
+  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
@@ -3326,7 +3354,7 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-/** Writes a large body at the backend's pace. It just returns where the backend has ended: its answer says why. */
+/** Writes a large body at the backend's pace. It just returns where the backend has ended: its response says why. */
 async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = x.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of chunks) {
@@ -3337,58 +3365,6 @@ async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGe
 }
 
 /**
- * By `fetch`: on Deno and Bun, whose own it is, and wherever a program brings one. The backend never has to redirect a
- * canonical target; and in any other mode Node's fetch keeps the whole body, in case that it has to send it again.
- */
-async function sendByFetch(
-  fetch: typeof globalThis.fetch,
-  { x, method, path, headers, content }: BackendRequest,
-): Promise<BackendAnswer> {
-  const abort = new AbortController();
-  x.underway = { destroy: () => abort.abort() };
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
-  const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
-  const response = await fetch(x.rules.backend.origin + path, {
-    method,
-    headers: all.flatMap((name, i) => i % 2 === 0 ? [[name, all[i + 1]!] as [string, string]] : []),
-    redirect: 'error',
-    signal: abort.signal,
-    ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-    ...(chunks && { body: ReadableStream.from(chunks) as NonNullable<RequestInit['body']>, duplex: 'half' as const }),
-  });
-  const reader = response.body?.getReader();
-  return {
-    status: response.status,
-    statusText: response.statusText,
-    headers: [...response.headers].flat(),
-    upgraded: undefined,
-    next: async () => {
-      x.waitForBackend();
-      return (await reader?.read())?.value;
-    },
-    finish: () => void reader?.read().catch(() => {}),
-    destroy: () => {
-      abort.abort();
-      // Else Deno 2.9 keeps the connection until it collects garbage, half a minute later.
-      void reader?.cancel().catch(() => {});
-    },
-  };
-}
-
-/**
- * Deno 2.9's fetch sends a request again, POST too, if a re-used connection ends before the whole head of the answer is
- * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. The test "nothing is sent
- * twice" asks each of them; this goes when they leave it to the caller.
- * @returns undefined on Node, where node:http's client is the way.
- */
-function fetchOnce(): typeof globalThis.fetch | undefined {
-  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
-  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
-  if (client) return (url, init) => fetch(url, { ...init, client } as RequestInit);
-  return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
-}
-
-/**
  * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
  * answer for those of another, or lose its credential on another way.
  * @param protocol that the client has asked to change to.
@@ -3396,7 +3372,7 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
  *   length of the body, if it was said, or if there is none.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
+function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3413,7 +3389,7 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none, and fetch may have decoded it
+    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3425,11 +3401,11 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | undefined): Promise<void> {
-  const { res, core } = x;
+async function relayAnswer(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+  const { res, core, rules } = x;
   let room: (() => Promise<void>) | undefined;
   while (x.bytesOut !== length) {
-    const chunk = await answer.next();
+    const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
     x.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
@@ -3443,7 +3419,6 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
   }
-  answer.finish();
 }
 
 /**
@@ -3455,76 +3430,222 @@ function collectSoon(chunk: Uint8Array | undefined): void {
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
-/** What a failure at the backend means to the client. Only what is known to have sent nothing is told so. */
-function backendProblem(error: unknown): Problem {
-  if (error instanceof Problem) return error;
-  const reason = failureCode(error);
-  // A time-out can also end a read.
-  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string };
-  if (UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)) return unreachable(error);
-  // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
-  return new Problem(code, { reason, cause: error });
-}
-
-/** Connection never made (Node's and undici's codes, Bun's, Deno's), or a port that fetch refuses to ask. */
-const UNREACHABLE =
-  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
-
-/** No connection came about: the only failure of which it is certain that nothing was sent. */
-function unreachable(error: unknown): Problem {
-  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
-}
-
-/** What fetch failed with, in one word and without an address or a path. */
-function failureCode(error: unknown): string {
-  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
-  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
-  // Deno has no codes, but a word in its message, which may quote the address.
-  const text = inner.message ?? '';
-  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
-}
-
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
-
 /**
- * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
- * requests, each of which reads and writes an unguarded map.
- * @throws {Problem} busy, and what else ended the exchange meanwhile.
+ * What a failure at the backend means to the client.
+ * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
-async function takeTurn(x: Exchange): Promise<void> {
-  if (!x.needsTurn) return; // the answer came before the body's end
-  const { queue } = x.core.turns;
-  queue.push(x);
-  passTurns(x.core);
-  if (x.hasTurn) return;
-  x.waitFor(x.leftMs, 'busy');
-  await x.standBy();
-  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
+  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
+  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
 }
 
-/** Gives a turn back, or the place among those that wait for one. Twice does no harm. */
-function giveTurn(x: Exchange): void {
-  const { turns } = x.core;
-  const place = turns.queue.indexOf(x);
-  if (place >= 0) turns.queue.splice(place, 1);
-  if (x.hasTurn) turns.taken--;
-  x.hasTurn = x.needsTurn = false;
-  x.wake?.();
-  passTurns(x.core);
+// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
+
+/** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
+interface Place {
+  readonly needsSlot: boolean;
+  /** When the request was ready to be sent, by performance.now(). The queue has this order. */
+  readonly readyMs: number;
+  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
+  readonly untilMs: number;
+  isConnected: boolean;
+  isAdmitted: boolean;
+  /** Set while the request waits for a slot. */
+  wantsSlot: boolean;
+  /** Set while it holds one. */
+  timer: NodeJS.Timeout | undefined;
+  /** It has held its slot for `slotTimeoutMs`. */
+  isOverdue: boolean;
+}
+
+/** From a refused connection until one comes about. */
+interface Outage {
+  reason: string;
+  /** The one request that tries to connect. */
+  trier: Exchange | undefined;
+  /** How long nobody tries after a try has failed. */
+  pauseMs: number;
+  pause: NodeJS.Timeout | undefined;
 }
 
 /**
- * Gives the turns that are free to those that wait, in the order in which they asked: a client that sends much waits
- * behind one that has asked before. Called whenever one may be free: given back, asked for, or after a reload.
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
+ * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
+ *
+ *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
+ *     ▲    a slot          │
+ *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
+ *
+ * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
+ * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
+ * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
-function passTurns({ turns, rules }: Core): void {
-  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
-    const x = turns.queue.shift()!;
-    turns.taken++;
-    x.hasTurn = true;
+class BackendQueue {
+  readonly #core: Core;
+  readonly #origin: string;
+  /** Who holds a slot, first the one that acquired it first. */
+  #holders: Exchange[] = [];
+  #waiting: Exchange[] = [];
+  /** By the name of the token, the number of its last slot: the smallest is next. */
+  readonly #lastSlots = new Map<string, number>();
+  #slotCount = 0;
+  #outage: Outage | undefined;
+
+  constructor(core: Core) {
+    this.#core = core;
+    this.#origin = core.rules.backend.origin;
+  }
+
+  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  join(x: Exchange, needsSlot: boolean, waitMs: number): void {
+    const readyMs = performance.now();
+    const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
+    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...state };
+  }
+
+  /**
+   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
+   * backend is up goes on without.
+   * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
+   */
+  async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
+    const place = x.place!;
+    const isLimited = this.#core.rules.backendParallel < Infinity;
+    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
+    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
+    place.isAdmitted = false;
+    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
+    this.serve();
+    if (place.isAdmitted) return;
+    // While the backend is down the end of a try decides who has waited for too long.
+    if (this.#isInLine(x)) x.stopTimer();
+    else x.waitFor(x.rules.backendTimeoutMs, 'busy');
+    await x.standBy();
+  }
+
+  /** A connection came about: the backend is up. */
+  connected(x: Exchange): void {
+    x.place!.isConnected = true;
+    if (!this.#outage) return;
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    clearTimeout(this.#outage.pause);
+    this.#outage = undefined;
+    const waiting = [x, ...line].filter(waits).length;
+    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
+    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
+    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+  }
+
+  /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
+  refused(x: Exchange, problem: Problem): void {
+    const { reason = '' } = problem.details;
+    const isNews = this.#outage === undefined;
+    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
+    outage.reason = reason;
+    if (outage.trier === x) {
+      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
+      outage.pause = setTimeout(() => {
+        outage.pause = undefined;
+        this.serve();
+      }, outage.pauseMs).unref();
+    }
+    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    this.release(x);
+    if (isNews) {
+      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
+      const fields = { backend: this.#origin, reason, waiting };
+      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
+    }
+    if (isLate(x)) throw problem;
+  }
+
+  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  release(x: Exchange): void {
+    const place = x.place!;
+    clearTimeout(place.timer);
+    place.timer = undefined;
+    place.isOverdue = false;
+    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    if (this.#outage?.trier === x) this.#outage.trier = undefined;
+    x.wake?.(); // an upload may wait for a slot that it needs no longer
+    this.serve();
+  }
+
+  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
+  serve(): void {
+    if (this.#outage) this.#serveLine(this.#outage);
+    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    while (this.#waiting.length > 0) {
+      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
+      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
+      const next = this.#next(overdue.slice(0, backendParallel));
+      if (!next) return;
+      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#holders.push(next);
+      next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      this.#admit(next);
+    }
+  }
+
+  /**
+   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * Where there are several tokens and several slots, no token holds all of them.
+   * @param lent who holds a slot that does not count, because it is lent.
+   */
+  #next(lent: Exchange[]): Exchange | undefined {
+    const { rules: { backendParallel, tokens } } = this.#core;
+    const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
+    if (tokens.size < 2) return this.#waiting.find(isAble);
+    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
+    const most = Math.max(1, backendParallel - 1);
+    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
+    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    return this.#waiting
+      .filter((x) => isAble(x) && !full.has(x.token!.name))
+      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
+  }
+
+  /**
+   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
+   * out that the backend is back. What does not wait is refused.
+   */
+  #serveLine(outage: Outage): void {
+    const line = this.#waiting.filter((x) => this.#isInLine(x));
+    if (!outage.trier && !outage.pause) {
+      outage.trier = line.find(waits) ?? line[0];
+      if (outage.trier) this.#admit(outage.trier);
+    }
+    for (const x of line) {
+      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
+    }
+  }
+
+  /** Whether the request waits for a backend that is down. */
+  #isInLine({ place }: Exchange): boolean {
+    return this.#outage !== undefined && !place!.isConnected;
+  }
+
+  #admit(x: Exchange): void {
+    this.#waiting.splice(this.#waiting.indexOf(x), 1);
+    x.place!.isAdmitted = true;
     x.wake?.();
   }
+
+  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  #passTime(x: Exchange): void {
+    x.place!.isOverdue = true;
+    if (x.hasLeft) x.end(new Problem('client_left'));
+    else this.serve();
+  }
+}
+
+/** Whether the request is one that waits for a backend that is down. */
+function waits({ place }: Exchange): boolean {
+  return place!.untilMs > place!.readyMs;
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
@@ -3562,7 +3683,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
  */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.isTunnel = true;
+  x.stage = 'tunnel';
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
@@ -3615,20 +3736,65 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   backend.once('close', () => socket.end());
 }
 
+// ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
+
+/**
+ * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
+ * there when they are asked for, and nothing is listened to then.
+ */
+class MessageReader {
+  readonly #x: Exchange;
+  readonly #message: http.IncomingMessage;
+  readonly #broken: ProblemCode;
+  #changed: (() => Promise<void>) | undefined;
+  /** The message has broken off, whatever it says of itself. */
+  isBroken = false;
+
+  /** @param broken what it means if the message breaks off. */
+  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
+    this.#x = x;
+    this.#message = message;
+    this.#broken = broken;
+  }
+
+  /**
+   * The next chunk, or undefined at the end.
+   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * @throws {Problem} what ended the exchange, or that the message broke off.
+   */
+  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+    const message = this.#message;
+    for (let isFirst = this.#changed === undefined;; isFirst = false) {
+      if (this.#x.endedBy) throw this.#x.endedBy;
+      const chunk = message.read() as Buffer | null;
+      if (chunk !== null) return chunk;
+      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
+      if (isEnded && !this.isBroken) return undefined;
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      // What came in one packet with the head is handed over by the parser when this function returns.
+      if (isFirst) await undefined;
+      else {
+        this.#x.waitFor(timeoutMs, code);
+        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
+      }
+    }
+  }
+}
+
 // ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
-function describeProblem(
-  { message, code, status, details: { allow, retryAfterMs } }: Problem,
-  requestId: string,
-  req?: http.IncomingMessage,
-): { headers: http.OutgoingHttpHeaders; body: string } {
+function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
+  const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   return {
     body,
     headers: {
       'Content-Type': 'application/json',
       'Content-Length': Buffer.byteLength(body),
+      'X-Content-Type-Options': 'nosniff',
+      'Cache-Control': 'no-store',
+      'X-Request-Id': requestId,
       // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
       // password, remember it, and add it to the requests of any page.
       ...(status === 401 &&
@@ -3637,6 +3803,28 @@ function describeProblem(
       ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
   };
+}
+
+/**
+ * The headers that a relayed response gets besides the backend's, name and value in turn. They stand before those: of
+ * several X-Content-Type-Options browsers obey the first.
+ *
+ * Attack: the backend serves an attachment as the HTML or SVG that it is, and who has sent it knows its URL. Its script
+ * would run as a page of the gateway's own, and even its <img> would ask the gateway with the token of the path. So no
+ * response to a GET may do anything, but for the pages of swagger. With a policy Chromium plays neither sound nor
+ * video, and neither of them can run a script.
+ */
+function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
+  const added = Object.entries(ownHeaders).flat();
+  if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
+  const own = new Map<string, string>();
+  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  added.push('X-Content-Type-Options', 'nosniff');
+  // Browsers keep received messages on disk; and a send by GET is never answered by a cache.
+  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
+  return added;
 }
 
 /** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
@@ -3818,6 +4006,7 @@ function noteFileAt(sources: Sources, file: string): void {
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
+    ensure(isObject(config), 'is not a JSON object');
     sources.collect('the file', () => noteFile(sources, config));
     if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
       sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
@@ -3882,20 +4071,20 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-/** Further off than one letter, and still meant as one: without it the gateway would be more open. */
-const MISSPELT = new Map(
-  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
-);
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 /**
- * Names that secured-signal-api, or whoever guesses, has for a setting. They may be another program's, so only a
- * warning.
+ * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
+ * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
  */
-const DOUBTFUL = new Map(Object.entries({
-  RATE_LIMIT: '"RATE"',
-  SENDERS: '"senders" of a token in the file',
-  RECIPIENTS: '"recipients" of a token in the file',
-  API__URL: '"BACKEND_URL"',
-}));
+const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+  [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
+  [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/, true, MIGRATING],
+  [/^(?:API|SERVICE)__/, false, MIGRATING],
+  [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
+  [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
+];
 
 /** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
@@ -3908,12 +4097,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     // A file that cannot be read counts as given: without it there would seem to be no tokens.
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
-  // Two letters off would meet other programs' names too.
-  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
-    const other = DOUBTFUL.get(name);
-    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+  for (const name of Object.keys(env)) {
+    // Two letters off would meet other programs' names too.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
+    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
+    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
 
@@ -4034,9 +4224,15 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
-    return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
+}
+
+/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+function refuseNull(value: unknown): unknown {
+  ensure(value !== null, 'null is no value; leave the line out');
+  return value;
 }
 
 /** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
@@ -4155,10 +4351,8 @@ function readDefaults(value: unknown): SendDefaults {
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
-function readTemplate(value: unknown): Template {
-  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  return attempt(() => new Template(value), (error) => error.message);
+function destroyThis(this: Socket): void {
+  this.destroy();
 }
 
 /** The backend, as requests need it. */
@@ -4173,8 +4367,15 @@ function readBackend(value: unknown) {
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
-  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
+  // it again, POST too (test "nothing is sent twice").
+  const keepAlive = !('Deno' in globalThis);
+  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
+    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    href: url.href,
     /** Without userinfo. */
     origin: url.origin,
     /** Of the path, without a slash at the end. */
@@ -4235,11 +4436,23 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
   return cert && key && { cert: cert.text, key: key.text };
 }
 
-/** Says what node:https would only say on the first connection, or on start. */
+/**
+ * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
+ * Node takes an empty file for no certificate.
+ */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
-  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
-  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
+  const files = tlsFiles(settings);
+  if (files === undefined) return;
+  const parts = (text: string, kind: string): string[] =>
+    text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
+  const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
+  // One by one: of a chain, X509Certificate reads the first alone.
+  const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
+  ensure(chain[0]!.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
+  attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
 /**
@@ -4332,7 +4545,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4404,7 +4617,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 }
 
 /** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
@@ -4415,6 +4628,7 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients } } },
   });
+  stopOnSignal(gateway);
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
@@ -4434,7 +4648,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
-  return gateway;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
@@ -4450,42 +4663,65 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
-/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
+/** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
   // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
   // serving.
   process.stdout.on('error', () => {});
-  const print = (text: string): void => writeOut(`${text}\n`);
-  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
+  writeOut(stdout);
+  process.stderr.write(stderr);
+  process.exitCode = code;
+}
+
+/** Runs a command line. Returns the exit code and what to write, once the command is done or the gateway serves. */
+async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
+  try {
+    const said = await runCommand(args, env, stdin);
+    return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
+  } catch (error) {
+    const { message, code } = error as NodeJS.ErrnoException;
+    // A problem is one of `render`: what the webhook would be told.
+    const isAnswer = error instanceof UsageError || error instanceof Problem;
+    const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
+    const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
+    return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
+  }
+}
+
+/** Returns what a command prints, or nothing if a gateway serves from now on. */
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
+  const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // These need no configuration, and so work with a broken one.
-  if (values.help) return print(usage());
-  if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
-  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
+  if (values.help) return usage();
+  if (values.version) return VERSION;
+  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
+  if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  const isKnown = command === undefined || isRender;
-  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
+  ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
-  const file = values.config ?? process.env.GATEWAY_CONFIG;
+  const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
-    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+    await runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
+    return undefined;
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
-  const load = (): Settings => loadSettings({ file, env: process.env, flags });
+  const flags = { 'listen': values.listen, 'backend.url': values.backend };
+  const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
-  if (values.check) return print(printCheck(settings));
-  if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
+  if (values.check) return printCheck(settings);
+  if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
+  stopOnSignal(gateway);
   await gateway.listen();
-  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
+  void askBackend(gateway, settings);
+  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return undefined;
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4493,7 +4729,7 @@ function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+    return `${isLong ? 'that is no option' : said}; see --help`;
   });
 }
 
@@ -4507,8 +4743,7 @@ function usage(): string {
   gateway.ts [FLAGS]        run
   gateway.ts --check        say all that is wrong, or what each token may do
   gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts render NAME    print the send that the token of that name makes
-                            of what a webhook posts, here on standard input
+  gateway.ts render NAME    print the send that a token makes of standard input
   gateway.ts token [NAME]   make a secret, and its digest
   gateway.ts hash           print the digest of a secret on standard input
 
@@ -4518,6 +4753,8 @@ Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
 their variable and [default]; of file, environment and flags, the later wins.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let what
+runs finish; the same signal again cuts it off.
 
 ${rows.join('\n')}
 
@@ -4552,19 +4789,17 @@ function newSecret(): string {
 }
 
 /** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
-function hashStdin(): string {
-  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
-  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
+function hashSecret(line: string): string {
+  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** What `--check` says of a configuration that is good. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
-  const count = rules.tokens.size;
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
-    rules.anonymous ? OPEN_WARNING : `${count} token${count === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...rules.all.map((token) => describeToken(token, Date.now())),
   ].join('\n');
@@ -4573,14 +4808,9 @@ function printCheck(settings: Settings): string {
 /** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  // A pattern that opens nothing is no danger, but its owner believes that it opens something.
-  const idle = token.allow.patterns.filter((pattern) =>
-    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
-  );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4593,33 +4823,11 @@ function describeToken(token: Token, nowMs: number): string {
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
-/**
- * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
- * each.
- */
-function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
-  return ROUTES.some(({ method, parts }) => {
-    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
-      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
-      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
-    });
-    try {
-      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
-      return target.route !== undefined && findGrant(allow, target) !== undefined;
-    } catch {
-      return false;
-    }
-  });
-}
-
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeSends(token: Token): string {
-  const { number, recipients, text_mode: mode } = token.defaults ?? {};
-  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
-  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise${defaults}`);
+  if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
   try {
     const target = sendTarget(token);
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
@@ -4648,8 +4856,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
-  const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
-  ensure(makesSends(token), why);
+  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   // No Content-Type is known here, but a multipart form shows its boundary.
@@ -4659,36 +4866,70 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-/** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
-async function stopOnSignal(gateway: Gateway): Promise<void> {
-  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-  await gateway.close();
-  // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-  // running.
-  setTimeout(() => process.exit(), FLUSH_MS);
-  writeOut('', () => process.exit());
+/**
+ * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
+ * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ */
+async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
+  const backend = origin + prefix;
+  try {
+    const response = await fetch(`${backend}/v1/about`, {
+      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
+      redirect: 'manual',
+      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
+    });
+    const { status } = response;
+    if (status === 401) return log('info', 'the backend answers', { backend, status });
+    ensure(response.ok, `status ${status}`);
+    const about = await response.json().catch(() => undefined);
+    ensure(isObject(about), 'no JSON object');
+    const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
+    log('info', 'the backend answers', { backend, version, mode });
+  } catch (error) {
+    const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
+    log('warn', 'the backend does not answer as it should', {
+      backend,
+      reason: cause?.code ?? cause?.message ?? message,
+    });
+  }
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
+ * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ */
+function stopOnSignal(gateway: Gateway): void {
+  gateway.server.once('listening', async () => {
+    await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+    await gateway.close();
+    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
+    // running.
+    setTimeout(() => process.exit(), FLUSH_MS);
+    writeOut('', () => process.exit());
+  });
+}
+
+/**
+ * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
  * (editors and secret mounts replace them), and those named in a new configuration with it.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
+  const reloadSoon = (): void => {
+    clearTimeout(settled);
+    settled = setTimeout(reload, SETTLE_MS).unref();
+  };
   const watched = new Set<string>();
   const watch = (file: string | undefined): void => {
     if (file === undefined || watched.has(file)) return;
     watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
-      clearTimeout(settled);
-      settled = setTimeout(reload, SETTLE_MS).unref();
-    });
+    watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
     // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
     try {
       const settings = load();
-      gateway.apply(settings);
+      if (gateway.apply(settings)) void askBackend(gateway, settings);
       settingsFiles(settings).forEach(watch);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
@@ -4696,9 +4937,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     }
   };
   files.forEach(watch);
-  process.on('SIGHUP', reload);
+  process.on('SIGHUP', reloadSoon);
   gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reload);
+    process.off('SIGHUP', reloadSoon);
     watched.forEach((file) => unwatchFile(file));
   });
 }
@@ -4725,14 +4966,7 @@ function isEntryPoint(): boolean {
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
 // To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
-export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };
+export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
-if (isEntryPoint()) {
-  main().catch((error: Error) => {
-    // Of `render`: what the webhook would be told.
-    const isAnswer = error instanceof UsageError || error instanceof Problem;
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
-    process.exitCode = error instanceof UsageError ? 2 : 1;
-  });
-}
+if (isEntryPoint()) main();
