@@ -3189,8 +3189,9 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(x, headers));
+    x.report.status = incoming.statusCode!;
     if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
-    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    x.respond(x.report.status, headers, undefined, incoming.statusMessage);
     await relayBody(x, response.reader, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
