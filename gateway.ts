@@ -766,14 +766,6 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   };
 }
 
-/** The queue of the backend that requests are sent to now. */
-function queueOf(core: Core): BackendQueue {
-  const { queues, rules: { backend } } = core;
-  const known = queues.get(backend) ?? new BackendQueue(core);
-  queues.set(backend, known);
-  return known;
-}
-
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
@@ -798,8 +790,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
      */
     running: [] as Exchange[],
-    /** Who waits for which backend: after a reload, running requests keep their own. */
-    queues: new WeakMap<Backend, BackendQueue>(),
+    /** Of the present backend. After a reload to another one, the requests that run keep their queue. */
+    queue: new BackendQueue(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
     draining: false,
@@ -1021,7 +1013,8 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  queueOf(core).serve(); // there may be more slots now
+  if (!isSame) core.queue = new BackendQueue();
+  core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -1206,7 +1199,7 @@ class Exchange {
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
-    this.queue = queueOf(core);
+    this.queue = core.queue;
     this.req = req;
     this.res = res;
     this.startedMs = core.now();
@@ -1909,7 +1902,6 @@ class RequestBody {
   #head: Uint8Array[] = []; // as it came
   #passed: Uint8Array[] = []; // what of it may go on
   #scan: BodyScan | undefined;
-  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #isComplete: boolean;
 
   constructor(x: Exchange) {
@@ -2106,40 +2098,28 @@ class RequestBody {
   }
 
   /**
-   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param roomBytes what is more than that is left for the next time.
+   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30 s
+   * of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until the
+   * sender is known, the whole body has 30 s, less the time that the refusal may take.
+   * @param limitBytes the most that the body may have.
+   * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
-    let chunk = this.#rest;
-    this.#rest = undefined;
-    chunk ??= await this.#read();
-    if (chunk !== undefined && chunk.length > roomBytes) {
-      this.#rest = chunk.subarray(roomBytes);
-      chunk = chunk.subarray(0, roomBytes);
-    }
-    this.#x.report.bytesIn += chunk?.length ?? 0;
-    if (this.#x.report.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || this.#x.report.bytesIn === this.#declaredBytes) {
-      this.#isComplete = true;
-      this.#x.res.shouldKeepAlive = this.#keepAlive;
-    }
-    return chunk;
-  }
-
-  /**
-   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
-   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
-   * the whole body has 30 s, less the time that the refusal may take.
-   */
-  async #read(): Promise<Uint8Array | undefined> {
-    const { core: { stallTimeoutMs }, token } = this.#x;
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes?: number): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
-    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk?.length ?? 0;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
+    report.bytesIn += chunk?.length ?? 0;
+    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
+    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+      this.#isComplete = true;
+      res.shouldKeepAlive = this.#keepAlive;
+    }
     return chunk;
   }
 
@@ -3461,7 +3441,6 @@ interface Place {
   /** Until when it waits for a backend that is down; `readyMs` if it does not. */
   readonly untilMs: number;
   isConnected: boolean;
-  isAdmitted: boolean;
   /** Set while the request waits for a slot. */
   wantsSlot: boolean;
   /** Set while it holds one. */
@@ -3482,56 +3461,47 @@ interface Outage {
 
 /**
  * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
- * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
  * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
  *
  *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
  *     ▲    a slot          │
  *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
  *
- * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
- * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
- * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
+ * While the backend is down, requests without a connection wait in the same queue, in line, and acquire nothing. One of
+ * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request, and
+ * the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
 class BackendQueue {
-  readonly #core: Core;
-  readonly #origin: string;
-  /** Who holds a slot, first the one that acquired it first. */
-  #holders: Exchange[] = [];
-  #waiting: Exchange[] = [];
-  /** By the name of the token, the number of its last slot: the smallest is next. */
-  readonly #lastSlots = new Map<string, number>();
-  #slotCount = 0;
+  /** The requests that hold a slot, in the order in which they acquired it. */
+  readonly #holders: Exchange[] = [];
+  readonly #waiting: Exchange[] = [];
+  /** By the name of the token, when it last got a slot. */
+  readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  constructor(core: Core) {
-    this.#core = core;
-    this.#origin = core.rules.backend.origin;
-  }
-
-  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
     const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
-    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
-    x.place = { needsSlot, readyMs, untilMs, ...state };
+    const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
   }
 
   /**
-   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
-   * backend is up goes on without.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
+   * backend is up goes on without one.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
     const place = x.place!;
-    const isLimited = this.#core.rules.backendParallel < Infinity;
+    const isLimited = x.core.rules.backendParallel < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    place.isAdmitted = false;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve();
-    if (place.isAdmitted) return;
-    // While the backend is down the end of a try decides who has waited for too long.
+    this.serve(x.core);
+    if (!this.#waiting.includes(x)) return;
+    // In line there is no timer: at the end of each try the queue looks who has waited for too long.
     if (this.#isInLine(x)) x.stopTimer();
     else x.waitFor(x.rules.backendTimeoutMs, 'busy');
     await x.standBy();
@@ -3544,10 +3514,9 @@ class BackendQueue {
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
-    const waiting = [x, ...line].filter(waits).length;
-    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
+    this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
     for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
-    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
   /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
@@ -3560,22 +3529,19 @@ class BackendQueue {
       outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
       outage.pause = setTimeout(() => {
         outage.pause = undefined;
-        this.serve();
+        this.serve(x.core);
       }, outage.pauseMs).unref();
     }
-    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const isLate = ({ place }: Exchange): boolean => place!.untilMs <= performance.now();
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
     this.release(x);
-    if (isNews) {
-      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
-      const fields = { backend: this.#origin, reason, waiting };
-      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
-    }
+    const waiting = [x, ...line].filter((y) => !isLate(y));
+    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
   }
 
-  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
   release(x: Exchange): void {
     const place = x.place!;
     clearTimeout(place.timer);
@@ -3584,19 +3550,19 @@ class BackendQueue {
     for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
-    this.serve();
+    this.serve(x.core);
   }
 
-  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
-  serve(): void {
+  /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
+  serve(core: Core): void {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    const { rules: { backendParallel }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
-      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
-      const next = this.#next(overdue.slice(0, backendParallel));
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, backendParallel);
+      if (this.#holders.length - lent.length >= backendParallel) return;
+      const next = this.#next(core, lent);
       if (!next) return;
-      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
       next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
@@ -3604,26 +3570,25 @@ class BackendQueue {
   }
 
   /**
-   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent who holds a slot that does not count, because it is lent.
+   * @param lent the requests whose slots do not count, because they are lent.
    */
-  #next(lent: Exchange[]): Exchange | undefined {
-    const { rules: { backendParallel, tokens } } = this.#core;
+  #next({ rules: { backendParallel, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
     const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
     const most = Math.max(1, backendParallel - 1);
     const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
     return this.#waiting
       .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
+      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
   }
 
   /**
-   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
-   * out that the backend is back. What does not wait is refused.
+   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds out
+   * that the backend is back. All requests that do not wait are refused.
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
@@ -3643,15 +3608,18 @@ class BackendQueue {
 
   #admit(x: Exchange): void {
     this.#waiting.splice(this.#waiting.indexOf(x), 1);
-    x.place!.isAdmitted = true;
     x.wake?.();
   }
 
-  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange): void {
     x.place!.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
-    else this.serve();
+    else this.serve(x.core);
+  }
+
+  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
+    core.log('warn', message, { backend: rules.backend.origin, reason, waiting: waiting.length });
   }
 }
 
@@ -3770,15 +3738,18 @@ class MessageReader {
   }
 
   /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * Reads the next chunk.
+   * @param timeoutMs how long that may take; then the exchange ends with `code`.
+   * @param limitBytes the most that the chunk may have; the rest is left for the next time.
+   * @returns undefined at the end of the message.
    * @throws {Problem} what ended the exchange, or that the message broke off.
    */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+  async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
     const message = this.#message;
     for (let isFirst = this.#changed === undefined;; isFirst = false) {
       if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
+      const isMore = message.readableLength > limitBytes;
+      const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
