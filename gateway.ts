@@ -49,7 +49,7 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const VERSION = '1.0.0';
+const VERSION = '2.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
@@ -241,7 +241,7 @@ interface Gateway {
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
 // A setting is one field above, one row here, and one use. The compiler refuses a field without a row, and a test
-// compares rows, fields and README.
+// compares rows, fields and docs/settings.md.
 
 /** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
 type PathOf<C> = {
@@ -261,8 +261,8 @@ type Reader<T> = (value: unknown) => T;
 type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
 
 /**
- * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
- * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ * Every setting, once. What is read, `--help` and the table of docs/settings.md come from here or are checked against
+ * it; the manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
@@ -323,7 +323,7 @@ type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? und
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 // ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
-// The numbers that are no settings, with their reasons. The README's table of them is checked against this section.
+// The numbers that are no settings, with their reasons. Their table in docs/settings.md is checked against it.
 
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
