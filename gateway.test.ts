@@ -9789,7 +9789,8 @@ test('the contents of the pages are their headings, and every link leads somewhe
 
 test('the pages name only variables, options, commands and scripts that there are', async () => {
   const { stdout: help } = await cli(['--help']);
-  const others = ['MODE', 'SEND', 'SEED', 'API__TOKENS', 'API__URL']; // the backend's, the shell's, another gateway's
+  // The backend's, the tests', the shell's, another gateway's.
+  const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL'];
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
   const inline = Array.from(ALL_PAGES.matchAll(/`([^`\n]+)`/g), ([, code]) => code!);
   const used = [...blocks('sh|yaml|ini'), ...inline].flatMap((text) =>
