@@ -1,31 +1,39 @@
 /**
  * What the gateway costs, beside servers that do nothing else: `npm run bench`, or shorter `npm run bench -- --quick`.
  *
- *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent
- *   fetch relay      the same with fetch, bodies streamed; on Deno without re-used connections, as the gateway has it
+ *   gateway          with `backend.parallel` 0, because the other servers limit nothing
+ *   parallel N       the gateway with another `backend.parallel`; 4 is the default
+ *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent; on Deno
+ *                    without re-used connections, as the gateway has it there
  *   bare 401         a bare node:http server that says 401 and reads nothing
- *   parallel N       the gateway with that setting of `backend.parallel`; 0 is no limit
  *
- * `npm run bench` measures the compiled file on the Node that runs it. Everything else measures the gateway beside this
- * file: `node gateway.bench.ts` (22.18 and newer), `deno run -A gateway.bench.ts`, `bun gateway.bench.ts`.
- * GATEWAY_FILE names another file, and `--beside FILE` a second one that is measured with it in the same rounds:
- * another version (compiled, for Node 20).
+ * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
+ * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
+ * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
+ * `--only TEXT` measures only the rows of requests whose names contain the text.
  *
- * Only ratios mean anything, and those of processor time (user and system, as each server's own process counts it) more
- * than those of throughput, for the load, the backend and other work on the machine want its cores too. Servers take
- * turns in rounds, each with connections of its own; the first round of a row warms up and counts nowhere. Of the rest
- * the medians are printed, with the least and the greatest; a ratio is the median of the rounds' ratios, for what slows
- * a round slows all its servers. 0.55 says that this server takes 0.55 of the gateway's processor time (or of its
- * milliseconds or memory), or that the gateway has 0.55 of its throughput: below 1 the gateway is the worse one. Where
- * gateways are compared with each other, the first of them stands for it.
+ * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
+ * backend and other work on the machine need the same cores. Processor time is user and system time of the server's own
+ * process, by `process.cpuUsage`. On Linux this is the kernel's count in nanoseconds, cut to microseconds; a sum over
+ * /proc/self/task agreed with it to 0.1 %, but lacks the threads that have ended.
  *
- * The gateway has its own defaults, but no limit of requests at a time, because the others have none. It logs a line
- * per request into a pipe, which is read and dropped, as journald or Docker would, while the others log nothing. Wrong
- * credentials are soon 429 from one address, and not logged then.
+ * Servers take turns in rounds, each with connections of its own. The first round of a row warms up and counts nowhere;
+ * at least five uploads do so. The medians of the other rounds are printed, with the least and the greatest value. A
+ * ratio is the median of the rounds' ratios, because what slows a round slows all its servers. An upload of 100 MB is
+ * too long for that: the best of eleven warm uploads is printed, and a ratio is one of bests.
  *
- * The file starts itself once per role. The load is raw sockets in a process of its own. An answer that is not the
- * expected one ends the run: nothing may be fast by failing. Loopback only, on ports that the system chooses; children
- * end with their standard input, say what they found on standard error, and leave standard output to the gateway's log.
+ * A ratio compares a server with the gateway in the first line of the row: 0.55 says that the server takes 0.55 of the
+ * gateway's processor time (or milliseconds, or memory), or that the gateway has 0.55 of the server's throughput. Below
+ * 1 the gateway is the worse one. Beside some ratios stands a goal of this runtime.
+ *
+ * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as
+ * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
+ * logged then.
+ *
+ * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
+ * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system
+ * chooses. Children end with their standard input, report on standard error, and leave standard output to the gateway's
+ * log.
  */
 
 import { spawn } from 'node:child_process';
@@ -37,8 +45,6 @@ import net, { type AddressInfo } from 'node:net';
 import { arch, availableParallelism, cpus, platform } from 'node:os';
 import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
-import { Readable } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -46,7 +52,7 @@ import { parseArgs } from 'node:util';
 // ── WHAT IS MEASURED ─────────────────────────────────────────────────────────────────────────────
 
 const { values: options, positionals: [role = '', port = '', file = ''] } = parseArgs({
-  options: { quick: { type: 'boolean' }, beside: { type: 'string' } },
+  options: { quick: { type: 'boolean' }, beside: { type: 'string' }, only: { type: 'string' } },
   allowPositionals: true,
 });
 const SCALE = options.quick
@@ -56,11 +62,31 @@ const GATEWAYS: Record<string, string> = {
   gateway: process.env.GATEWAY_FILE ?? fileURLToPath(import.meta.url).replace('.bench.', '.'),
   ...(options.beside && { beside: options.beside }),
 };
-const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay', 'fetch relay'];
+const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay'];
+const SENDERS = [...Object.keys(GATEWAYS), 'parallel 4', 'node:http relay'];
 const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
 const PARALLELS = ['parallel 0', 'parallel 1', 'parallel 4', 'parallel 16'];
 /** About what a send takes in json-rpc mode. */
 const SLOW_MS = 50;
+
+const RUNTIME = process.versions.bun ? 'Bun' : process.versions.deno ? 'Deno' : 'Node';
+const IS_OLD_NODE = RUNTIME === 'Node' && parseInt(process.versions.node) < 24;
+/** What the ratios of a row should be, by server. */
+type Goals = Record<string, string | undefined>;
+const SEND_GOALS: Goals = {
+  'node:http relay': { Node: IS_OLD_NODE ? '≥ 0.55' : '≥ 0.62', Deno: '≥ 0.6', Bun: '≥ 0.5' }[RUNTIME],
+  'parallel 4': '≤ 1.15',
+};
+const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : undefined };
+const UPLOAD_GOALS: Goals = { 'node:http relay': RUNTIME === 'Node' ? '≥ 0.6' : undefined };
+
+/** How many rounds a row has, and whether the best of those that count stands for them, or their median. */
+interface Rounds {
+  warm: number;
+  counted: number;
+  best: boolean;
+}
+const ROUNDS: Rounds = { warm: 1, counted: SCALE.rounds, best: false };
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
 
@@ -76,7 +102,8 @@ function endToEnd(headers: Iterable<readonly [string, string | string[] | undefi
 }
 
 function httpRelay(port: string): http.Server {
-  const agent = new http.Agent({ keepAlive: true });
+  // On Deno a request is sent again if the re-used connection fails, so that the gateway re-uses none there.
+  const agent = new http.Agent({ keepAlive: RUNTIME !== 'Deno' });
   return http.createServer((req, res) => {
     const headers = endToEnd(Object.entries(req.headers));
     const options = { host: '127.0.0.1', port, method: req.method!, path: req.url!, headers, agent };
@@ -84,21 +111,6 @@ function httpRelay(port: string): http.Server {
       res.writeHead(answer.statusCode!, endToEnd(Object.entries(answer.headers)));
       answer.pipe(res);
     }));
-  });
-}
-
-function fetchRelay(port: string): http.Server {
-  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
-  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
-  return http.createServer(async (req, res) => {
-    const response = await fetch(`http://127.0.0.1:${port}${req.url}`, {
-      method: req.method!,
-      headers: endToEnd(Object.entries(req.headers)),
-      redirect: 'error',
-      ...{ body: Readable.toWeb(req) as ReadableStream, duplex: 'half', client },
-    });
-    res.writeHead(response.status, endToEnd(response.headers));
-    await pipeline(response.body!, res);
   });
 }
 
@@ -140,7 +152,6 @@ const SERVERS: Record<string, (port: string, file: string) => http.Server | Prom
   gateway: (port, file) => gateway(port, file),
   beside: (port, file) => gateway(port, file),
   'node:http relay': httpRelay,
-  'fetch relay': fetchRelay,
   'bare 401': () => always(401, { error: 'A valid API token is required.', code: 'unauthorized' }, false),
   backend: () => always(201, { timestamp: '1' }, true),
   'slow backend': () => always(201, { timestamp: '1' }, true, SLOW_MS),
@@ -290,17 +301,25 @@ function bearer(secret: string): string {
 const BASIC = `Authorization: Basic ${Buffer.from(`api:${SECRET}`).toString('base64')}\r\n`;
 const SEND = post(bearer(SECRET));
 
-const ROWS: ({ name: string; servers?: string[] } & Partial<Job>)[] = [
-  { name: 'send, 1 connection', connections: 1 },
-  { name: 'send, 32 connections' },
-  { name: 'send, 256 connections', connections: 256 },
+interface Row extends Partial<Job> {
+  name: string;
+  servers?: string[];
+  goals?: Goals;
+  rounds?: Rounds;
+}
+
+const ROWS: Row[] = [
+  { name: 'send, 1 connection', servers: SENDERS, connections: 1 },
+  { name: 'send, 32 connections', servers: SENDERS, goals: SEND_GOALS },
+  { name: 'send, 256 connections', servers: SENDERS, connections: 256 },
   { name: 'send, basic', request: post(BASIC) },
   { name: 'send, body', request: post('', { auth: SECRET }) },
   { name: 'send, confined token', request: post(bearer(CONFINED)) },
-  { name: 'refusal, no credential', servers: REFUSERS, request: post(''), expect: [401] },
+  { name: 'refusal, no credential', servers: REFUSERS, goals: REFUSAL_GOALS, request: post(''), expect: [401] },
   {
     name: 'refusal, wrong credential',
     servers: REFUSERS,
+    goals: REFUSAL_GOALS,
     request: post(bearer('not-the-secret-of-the-benchmark')),
     expect: [401, 429],
   },
@@ -309,6 +328,7 @@ const ROWS: ({ name: string; servers?: string[] } & Partial<Job>)[] = [
     request: post(bearer(SECRET), { megabytes }),
     megabytes,
     connections: 1,
+    ...(megabytes === 100 && { goals: UPLOAD_GOALS, rounds: { warm: 5, counted: 11, best: true } }),
   })),
 ];
 
@@ -326,21 +346,29 @@ function format(value: number): string {
 }
 
 function printRow(cells: string[]): void {
-  const widths = [25, 15, 29, 5, 30, 5];
+  const widths = [25, 15, 29, 5, 6, 30, 5];
   console.log(`| ${widths.map((width, i) => (cells[i] ?? '').padEnd(width)).join(' | ')} |`);
 }
 
-/** Prints a line for each server. */
-function report(row: string, units: string[], found: Found): void {
+/** Prints a line for each server, with the median of its rounds, or the best of them. */
+function report(row: string, units: string[], found: Found, { best }: Rounds = ROUNDS, goals: Goals = {}): void {
   const [first] = Object.values(found);
   for (const [server, rounds] of Object.entries(found)) {
     const cells = units.flatMap((unit, i) => {
-      const values = rounds.map((round) => round[i]!);
-      const ratios = first!.map((own, r) => unit.endsWith('/s') ? own[i]! / values[r]! : values[r]! / own[i]!);
+      const isRate = unit.endsWith('/s');
+      const typical = (values: number[]): number =>
+        !best ? quantile(values, 0.5) : Math[isRate ? 'max' : 'min'](...values);
+      const [own, values] = [first!, rounds].map((each) => each.map((round) => round[i]!)) as [number[], number[]];
+      const compare = (ours: number, theirs: number): number => isRate ? ours / theirs : theirs / ours;
+      const ratio = best
+        ? compare(typical(own), typical(values))
+        : quantile(own.map((ours, r) => compare(ours, values[r]!)), 0.5);
       const spread = values.length > 1 ? ` (${format(Math.min(...values))}–${format(Math.max(...values))})` : '';
+      const isFirst = rounds === first;
       return [
-        `${format(quantile(values, 0.5))} ${unit}${spread}`,
-        rounds === first ? '' : quantile(ratios, 0.5).toFixed(2),
+        `${format(typical(values))} ${unit}${spread}`,
+        isFirst ? '' : ratio.toFixed(2),
+        ...(i === 0 ? [isFirst ? '' : goals[server] ?? ''] : []),
       ];
     });
     printRow([row, server, ...cells]);
@@ -349,28 +377,47 @@ function report(row: string, units: string[], found: Found): void {
 
 // ── MEASUREMENTS ─────────────────────────────────────────────────────────────────────────────────
 
-/** Servers take turns, and their order turns round each time; the first round only warms up. */
-async function inRounds(servers: string[], measure: (server: string) => Promise<number[]>): Promise<Found> {
+/** Servers take turns, and their order turns round each time. */
+async function inRounds(
+  servers: string[],
+  measure: (server: string) => Promise<number[]>,
+  { warm, counted }: Rounds = ROUNDS,
+): Promise<Found> {
   const found: Found = Object.fromEntries(servers.map((server) => [server, []]));
-  for (let round = 0; round <= SCALE.rounds; round++) {
+  for (let round = 0; round < warm + counted; round++) {
     for (const server of round % 2 ? servers : servers.toReversed()) {
       const values = await measure(server);
-      if (round > 0) found[server]!.push(values);
+      if (round >= warm) found[server]!.push(values);
     }
   }
   return found;
 }
 
+type Drive = (child: Child, job: Partial<Job>) => Promise<Told>;
+type StartServer = (server: string, backend?: Child) => Promise<Child>;
+
 async function measureAll(): Promise<void> {
   const loader = await start('load');
   const backend = await start('backend');
-  const startServer = (server: string, { port } = backend): Promise<Child> =>
+  const startServer: StartServer = (server, { port } = backend) =>
     start(server, String(port), GATEWAYS[server] ?? GATEWAYS.gateway!);
-  const drive = ({ port }: Child, job: Partial<Job>): Promise<Told> =>
+  const drive: Drive = ({ port }, job) =>
     loader.ask({ port, request: SEND, connections: 32, megabytes: 0, expect: [201], count: 1e9, forMs: 1e9, ...job });
-  const memoryMiB = async ({ ask }: Child): Promise<number> => (await ask()).bytes / 2 ** 20;
 
-  const fresh = await inRounds(RELAYS, async (server) => {
+  if (!options.only) await measureStart(startServer, drive);
+  const children: Record<string, Child> = {};
+  for (const server of new Set([...SENDERS, ...REFUSERS])) children[server] = await startServer(server);
+  if (!options.only) await measureMemory(children, drive);
+  for (const row of ROWS) if (row.name.includes(options.only ?? '')) await measureRow(row, children, drive);
+  if (!options.only) await measureSlots(startServer, drive);
+}
+
+async function memoryMiB({ ask }: Child): Promise<number> {
+  return (await ask()).bytes / 2 ** 20;
+}
+
+async function measureStart(startServer: StartServer, drive: Drive): Promise<void> {
+  const found = await inRounds(RELAYS, async (server) => {
     const startMs = performance.now();
     const child = await startServer(server);
     const tookMs = performance.now() - startMs;
@@ -380,48 +427,50 @@ async function measureAll(): Promise<void> {
     child.stop();
     return values;
   });
-  report('start, memory idle', ['ms', 'MiB'], fresh);
+  report('start, memory idle', ['ms', 'MiB'], found);
+}
 
-  const children: Record<string, Child> = {};
-  for (const server of new Set([...RELAYS, ...REFUSERS])) children[server] = await startServer(server);
-  const loaded = await inRounds(RELAYS, async (server) => {
+async function measureMemory(children: Record<string, Child>, drive: Drive): Promise<void> {
+  const found = await inRounds(RELAYS, async (server) => {
     await drive(children[server]!, { count: SCALE.sends / (SCALE.rounds + 1) });
     return [await memoryMiB(children[server]!)];
   });
-  for (const server of RELAYS) loaded[server]!.splice(0, SCALE.rounds - 1); // what it holds in the end
-  report(`memory, ${SCALE.sends.toLocaleString('en')} sends`, ['MiB'], loaded);
+  for (const server of RELAYS) found[server]!.splice(0, SCALE.rounds - 1); // what the server holds in the end
+  report(`memory, ${SCALE.sends.toLocaleString('en')} sends`, ['MiB'], found);
+}
 
-  for (const { name, servers = RELAYS, megabytes = 0, ...job } of ROWS) {
-    const bounds = megabytes ? { count: Math.ceil(SCALE.megabytes / megabytes) } : { forMs: SCALE.forMs };
-    const found = await inRounds(servers, async (server) => {
-      const before = await children[server]!.ask();
-      const { count, tookMs } = await drive(children[server]!, { megabytes, ...bounds, ...job });
-      const cpuUs = ((await children[server]!.ask()).cpuUs - before.cpuUs) / count;
-      return megabytes ? [cpuUs / 1000, count * megabytes * 1000 / tookMs] : [cpuUs, count * 1000 / tookMs];
-    });
-    report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found);
-  }
+async function measureRow(row: Row, children: Record<string, Child>, drive: Drive): Promise<void> {
+  const { name, servers = RELAYS, megabytes = 0, goals, rounds, ...job } = row;
+  const bounds = megabytes ? { count: Math.ceil(SCALE.megabytes / megabytes) } : { forMs: SCALE.forMs };
+  const found = await inRounds(servers, async (server) => {
+    const before = await children[server]!.ask();
+    const { count, tookMs } = await drive(children[server]!, { megabytes, ...bounds, ...job });
+    const cpuUs = ((await children[server]!.ask()).cpuUs - before.cpuUs) / count;
+    return megabytes ? [cpuUs / 1000, count * megabytes * 1000 / tookMs] : [cpuUs, count * 1000 / tookMs];
+  }, rounds);
+  report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found, rounds, goals);
+}
 
+async function measureSlots(startServer: StartServer, drive: Drive): Promise<void> {
   const slow = await start('slow backend');
-  const slowed: Record<string, Child> = {};
+  const children: Record<string, Child> = {};
   const servers = [...PARALLELS, 'node:http relay'];
-  for (const server of servers) slowed[server] = await startServer(server, slow);
-  const waited = await inRounds(servers, async (server) => {
-    const { count, tookMs, p99Ms } = await drive(slowed[server]!, { connections: 64, forMs: SCALE.forMs });
+  for (const server of servers) children[server] = await startServer(server, slow);
+  const found = await inRounds(servers, async (server) => {
+    const { count, tookMs, p99Ms } = await drive(children[server]!, { connections: 64, forMs: SCALE.forMs });
     return [p99Ms, count * 1000 / tookMs];
   });
-  report(`64 clients, ${SLOW_MS} ms each`, ['ms p99', '/s'], waited);
+  report(`64 clients, ${SLOW_MS} ms each`, ['ms p99', '/s'], found);
 }
 
 async function main(): Promise<never> {
-  const { bun, deno, node } = process.versions;
   console.log(
-    `${bun ? `Bun ${bun}` : deno ? `Deno ${deno}` : `Node ${node}`}, ${platform()} ${arch()}, ` +
+    `${RUNTIME} ${process.versions[RUNTIME.toLowerCase()]}, ${platform()} ${arch()}, ` +
       `${availableParallelism()} × ${cpus()[0]?.model}, ${new Date().toISOString()}\n` +
       `${Object.entries(GATEWAYS).map((pair) => pair.join(': ')).join(', ')}\n`,
   );
-  printRow(['', '', 'processor time, or as it says', 'ratio', 'throughput, or as it says', 'ratio']);
-  printRow(['---', '---', '---', '---', '---', '---']);
+  printRow(['', '', 'processor time, or as it says', 'ratio', 'goal', 'throughput, or as it says', 'ratio']);
+  printRow(['---', '---', '---', '---', '---', '---', '---']);
   await measureAll();
   process.exit(); // and with it all children
 }

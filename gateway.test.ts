@@ -85,7 +85,7 @@ interface Seen {
 interface Backend {
   url: string;
   port: number;
-  /** Every request that reached it, complete or not. */
+  /** Every request that reached it, complete or not; but for the question of a process that starts. */
   seen: Seen[];
   /** Every message that it would have sent. */
   sent: { number: string; recipients: string[]; message: string }[];
@@ -102,6 +102,10 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
     backend.connections++;
   });
   backend.server.on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    if (req.headers['user-agent']?.startsWith('signal-gateway/')) {
+      backend.connections--;
+      return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
+    }
     const seen: Seen = {
       method: req.method!,
       url: req.url!,
@@ -233,20 +237,7 @@ interface Gateway extends Running {
   reload(config: GatewayConfig): void;
 }
 
-/** Options of the tests that are run for both ways to the backend. */
-const WAYS = new WeakMap<TestContext, GatewayOptions>();
-
 const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
-
-/** On Node the relay has two ways, node:http's client and fetch, which a program may bring; elsewhere it has one. */
-function relayTest(title: string, run: (t: TestContext) => Promise<void>): void {
-  test(title, run);
-  if (!isNode) return;
-  test(`${title} (by fetch)`, (t) => {
-    WAYS.set(t, { fetch: globalThis.fetch });
-    return run(t);
-  });
-}
 
 /** The codes of all refusals so far: in the end, each that there is must have been among them. */
 const PROVOKED = new Set<string>();
@@ -273,7 +264,7 @@ async function startGateway(
     shutdown: '1s',
     log: { format: 'json', level: 'debug' },
   };
-  const gateway = createGateway({ ...base, ...config }, { log: note, ...WAYS.get(t), ...options });
+  const gateway = createGateway({ ...base, ...config }, { log: note, ...options });
   t.after(() => {
     gateway.server.closeAllConnections();
     return gateway.close();
@@ -453,6 +444,8 @@ function assertDenied(
   assert.match(answer.text, /^\{.*\}\n$/); // a line of its own on a terminal
   assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
   assert.equal(answer.json.code, code);
+  const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
+  assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
   const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
   assert.equal(line?.status, status);
   assert.equal(line?.code, code);
@@ -777,26 +770,131 @@ test('a mistake of the gateway itself is a 500 that tells nothing of it, and its
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
 
-test('rubbish on the port is a plain 400, and a connection without a request is just closed', async (t) => {
-  const both = await startBoth(t);
-  for (
-    const bytes of [
-      'rubbish\r\n\r\n',
-      '\0\0\0\0',
-      'GET / HTTP/9.9\r\n\r\n',
-      'GET /v1/about HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n',
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`,
-    ]
-  ) {
-    const response = await raw(both.gateway, bytes);
-    assert.equal(statusOf(response), 400, JSON.stringify(bytes));
+const REFUSED = [400, 'bad_request'] as const;
+
+test('what the HTTP parser refuses is told in JSON, and logged once a minute for each kind', async (t) => {
+  let now = Date.now();
+  const both = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
+  const [host, auth] = ['Host: x\r\n', `Authorization: Bearer ${SECRET}\r\n`];
+  const about = `GET /v1/about HTTP/1.1\r\n${host}${auth}`;
+  const lines = `POST /v2/send HTTP/1.1\r\n${host}${auth}`;
+  const padding = 'x'.repeat(17_000);
+  const rows: (readonly [string, number, string])[] = [
+    ['rubbish\r\n\r\n', ...REFUSED],
+    ['\0\0\0\0', ...REFUSED],
+    [`GET /v1/about?a=b c HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about?a=ü HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about?a=\xfc HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
+    [`GET /v1/about HTTP/1.1\nHost: x\nAuthorization: Bearer ${SECRET}\n\n`, ...REFUSED],
+    [`${about}Bad Header\r\n\r\n`, ...REFUSED],
+    [`${lines}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, ...REFUSED],
+    [`${lines}Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   `, ...REFUSED],
+    [`GET / HTTP/9.9\r\n${host}\r\n`, ...REFUSED],
+    ['PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', ...REFUSED],
+    [`${about}X: ${padding}\r\n\r\n`, ...TOO_MANY],
+    [`GET /v1/about?${padding} HTTP/1.1\r\n${host}${auth}\r\n`, ...TOO_MANY],
+    [`${about}X: ${padding.repeat(20)}\r\n\r\n`, ...TOO_MANY],
+  ];
+  for (const [bytes, status, code] of rows) {
+    const response = await raw(both.gateway, Buffer.from(bytes, bytes.includes('ü') ? 'utf8' : 'latin1'));
+    assert.deepEqual([statusOf(response), codeOf(response)], [status, code], bytes.slice(0, 60));
+    const [head = '', body = ''] = response.split('\r\n\r\n');
+    assert.match(head, /\r\nConnection: close(\r\n|$)/i);
+    assert.deepEqual(Object.keys(JSON.parse(body)), ['error', 'code', 'requestId']);
+    if (status === 400) assert.match(body, /percent-encode URLs .* Content-Length or chunked/);
   }
+  const warnings = (): unknown[] =>
+    logLines(both.gateway.log).flatMap(({ level, code, client }) => level === 'warn' ? [[code, client]] : []);
+  const once = [['bad_request', '127.0.0.1'], ['too_many_headers', '127.0.0.1']];
+  assert.deepEqual(warnings(), once);
+  now += 60_001;
+  for (const [bytes] of rows.slice(-2)) await raw(both.gateway, bytes);
+  assert.deepEqual(warnings(), [...once, once[1]]);
   const { socket } = open(t, both.gateway);
   socket.end();
   await closed(socket.resume());
+  assert.equal(both.backend.connections, 0);
   assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
-  assert.equal(both.backend.seen.length, 1);
   assert.equal(requests(both.gateway).length, 1);
+});
+
+// node:http itself answered the first with an empty 400, and let the versions pass.
+test('a request without Host, or of another version than 1.0 and 1.1, is 400, and the connection closes', async (t) => {
+  const both = await startBoth(t);
+  const auth = `Authorization: Bearer ${SECRET}\r\n`;
+  const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
+  for (
+    const head of [
+      `GET /v1/about HTTP/1.1\r\n${auth}`,
+      `GET /v1/about HTTP/1.1\r\n${auth}${upgrade}`,
+      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}`,
+      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}${upgrade}`,
+      `GET /v1/about HTTP/0.9\r\nHost: x\r\n${auth}`,
+      `GET /v1/about\r\nHost: x\r\n${auth}`,
+    ]
+  ) {
+    const response = await raw(both.gateway, `${head}\r\n`);
+    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, head);
+    assert.match(response, /\r\nConnection: close\r\n/i);
+  }
+  assert.equal(both.backend.connections, 0);
+  assert.equal(statusOf(await raw(both.gateway, `GET /v1/about HTTP/1.0\r\n${auth}\r\n`)), 200);
+});
+
+// The 400 took the place of the response that was due, or of its rest.
+test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
+  let finish = (): void => {};
+  const backend = await startBackend(t, (req, res) => {
+    req.resume();
+    if (req.url === '/v1/about?b') res.write('first, ');
+    finish = () => void res.end('and last');
+  });
+  const gateway = await startGateway(t, backend);
+  for (const begins of [false, true]) {
+    const { socket, text } = open(t, gateway, ABOUT.replace('about', begins ? 'about?b' : 'about'));
+    await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
+    for (const piece of [`${ABOUT}GET /a b HTTP/1.1\r\n`, '\r\n', 'more rubbish']) {
+      socket.write(piece);
+      await ask(gateway, { path: '/healthz' });
+    }
+    finish();
+    await closed(socket);
+    assert.match(text(), begins ? /first, [^]*and last/ : /^HTTP\/1\.1 200 [^]*and last/);
+    assert.equal(text().match(/HTTP\/1\.1/g)!.length, 1);
+    assert.equal(backend.seen.splice(0).length, 1);
+  }
+  // A client that leaves after that is noticed.
+  const { socket } = open(t, gateway, ABOUT);
+  await until(() => backend.seen.length === 1);
+  socket.write('rubbish\r\n\r\n', () => socket.destroy());
+  await until(() => requests(gateway).some((line) => line.code === 'client_left'));
+});
+
+test('a body that is framed wrongly is 400, and so is one without a length; one that breaks off is the client that left', async (t) => {
+  const both = await startBoth(t, {}, { stallTimeoutMs: 4000 });
+  const chunked =
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n`;
+  for (
+    const request of [
+      `${chunked}\r\nzz\r\n{}`,
+      `${chunked}\r\n2\r\n{}xx\r\n`,
+      `${chunked.replace('chunked', 'gzip')}\r\n{}`,
+      // Bun 1.4.5 serves the request first, and refuses its body then.
+      ...'Bun' in globalThis ? [] : [
+        `${chunked.replace(/Transfer.*/, '')}${JSON.stringify(MESSAGE)}`,
+        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n${JSON.stringify({ ...MESSAGE, auth: SECRET })}`,
+      ],
+    ]
+  ) {
+    const response = await raw(both.gateway, request);
+    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, request);
+    assert.match(response, /\r\nConnection: close\r\n/i);
+    assert.equal(requests(both.gateway).at(-1)!.code, 'bad_request');
+  }
+  const { socket } = open(t, both.gateway);
+  socket.write(`${post(SECRET, 100)}{`, () => socket.destroy());
+  await until(() => requests(both.gateway).at(-1)!.code === 'client_left');
+  assert.equal(both.backend.connections, 0);
 });
 
 test('CONNECT is refused like every target that is no path, and its connection is closed', async (t) => {
@@ -994,6 +1092,13 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
   writeFileSync(secretFile, 'fresh-secret-of-good-length');
   await until(() => logged('reloaded').length > reloaded);
   assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
+
+  // What comes at once is one reload: two signals, as a signal and the change of a file.
+  for (const [i, signals] of [2, 1].entries()) {
+    for (let n = 0; n < signals; n++) process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => logged('reloaded').length > reloaded + 1 + i);
+  }
+  assert.equal(logged('reloaded').length, reloaded + 3);
   assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => gateway.output().includes(secret)));
   await gateway.close();
 });
@@ -1188,20 +1293,6 @@ test('pipelined requests are answered one at a time and in order, and all are ab
   await until(() => requests(gateway).length === 4);
   assert.equal(requests(gateway)[3]!.status, 499);
   assert.equal(order.length, 4);
-});
-
-// The 400 for the rubbish became part of the body of the first answer.
-test('rubbish behind an answer that is half sent breaks the connection and writes nothing into it', async (t) => {
-  const backend = await startBackend(t, (_, res) => {
-    res.writeHead(200, { 'Content-Length': 300 });
-    res.write('A'.repeat(100));
-  });
-  const gateway = await startGateway(t, backend);
-  const { socket, text } = open(t, gateway, ABOUT);
-  await until(() => text().endsWith('AAAA'));
-  socket.write(`${ABOUT}rubbish\r\n\r\n`);
-  await closed(socket);
-  assert.ok(text().endsWith('AAAA'));
 });
 
 // A setting that needs a restart was taken over all the same, and then mistaken for what is.
@@ -1444,13 +1535,24 @@ test('at the deadline a request that the backend has is 504, any other is 503, a
   assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
 });
 
-test('a request id is in the answer, in the log and in the request to the backend, and is new each time', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  await ask(gateway, { headers: BEARER });
-  await ask(gateway, { headers: { ...BEARER, 'x-request-id': 'forged' } });
-  const ids = backend.seen.map((seen) => seen.headers['x-request-id']);
+test('every response has a new X-Request-Id, which is in the log and in the request to the backend', async (t) => {
+  const { backend, gateway } = await startBoth(t, { cors: ['https://dash.example'] });
+  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const ids: unknown[] = [];
+  for (
+    const request of [
+      { headers: BEARER },
+      { headers: { ...BEARER, 'x-request-id': 'forged' } },
+      { headers: BEARER, body: MESSAGE },
+      { path: '/healthz' },
+      { path: '/..' },
+      { method: 'OPTIONS', headers: preflight },
+      {},
+    ]
+  ) ids.push((await ask(gateway, request)).headers['x-request-id']);
   assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
-  assert.equal(new Set(ids).size, 2);
+  assert.equal(new Set(ids).size, 7);
+  assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
 });
 
 test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
@@ -2144,11 +2246,11 @@ const CHROME = {
     'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
 };
 
-/** The headers of a raw answer, sorted, less what is about the connection and the time. */
+/** The headers of a raw answer, sorted, less what is about the connection and the time, and the request's id. */
 function fieldsOf(response: string): string[] {
   const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
   return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding):/.test(line)).sort();
+    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding|x-request-id):/.test(line)).sort();
 }
 
 const SWITCHED: GatewayConfig = {
@@ -2182,6 +2284,13 @@ const FROM_ELSEWHERE: Ask[] = [
   { path: '/v2/send?message=x', headers: CHROME },
   { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
   { path: '/v1/accounts', headers: CHROME },
+  // Speculation rules of any page, and a typed address that another site redirects.
+  ...[RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/@auth=/v1/accounts'].flatMap((path): Ask[] => [
+    { path, headers: { ...CHROME, 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch;anonymous-client-ip' } },
+    { path, headers: { 'sec-fetch-site': 'none', 'sec-fetch-mode': 'navigate' } },
+    { path, headers: { ...CHROME, ...STRANGE_PAGE } },
+    { path, headers: { ...CHROME, 'origin': 'http://gateway.lan:8880', 'sec-fetch-site': 'none' } },
+  ]),
 ];
 const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
 
@@ -2200,7 +2309,7 @@ attack(
   FROM_ELSEWHERE.map(withHost),
 );
 
-test('a page of the gateway itself, the address bar, an origin on cors and a program are served', async (t) => {
+test('a page of the gateway itself, an origin on cors and a program are served, and the address bar what does nothing', async (t) => {
   const backend = await startBackend(t);
   for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
     const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
@@ -2208,8 +2317,8 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const headers of [
         {},
         { 'user-agent': 'curl/8.14.1' },
+        { 'user-agent': 'node', 'sec-fetch-mode': 'cors' }, // Node's fetch
         { ...CHROME, 'sec-fetch-site': 'same-origin' },
-        { ...CHROME, 'sec-fetch-site': 'none' },
         { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
         { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
         { ...CHROME, 'origin': 'https://dash.example:8443' },
@@ -2225,9 +2334,10 @@ test('a page of the gateway itself, the address bar, an origin on cors and a pro
       const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
       assert.equal(answer.status, 201, answer.text);
     }
-    // A GET that does nothing.
-    const about = await ask(gateway, withHost({ path: '/v1/about', headers: { ...credential, ...CHROME } }));
-    assert.equal(about.status, 200);
+    for (const headers of [CHROME, { ...CHROME, 'sec-fetch-site': 'none' }]) {
+      const request = { path: '/v1/about', headers: { ...credential, ...headers } };
+      assert.equal((await ask(gateway, withHost(request))).status, 200);
+    }
   }
 });
 
@@ -2262,10 +2372,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
         headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
       });
     const before = backend.connections;
-    // Chromium sends no Sec-Fetch-Site with a WebSocket: even a page of the gateway's own needs a bearer token.
-    for (
-      const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, { origin: 'http://gateway' }, {}]
-    ) {
+    for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
       const { socket, text } = open(headers);
       await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
       assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
@@ -2273,7 +2380,8 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
     assert.equal(backend.connections, before);
     for (
       const headers of [
-        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' },
+        { origin: 'http://gateway' }, // of the gateway's own page: Chromium sends no Sec-Fetch-Site with a WebSocket
+        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' }, // the same from Firefox
         { ...wss, origin: 'https://dash.example:8443' },
         { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
       ]
@@ -2281,6 +2389,7 @@ test('WebSocket: a page of another site opens none with what the browser adds', 
       const { text } = open(headers);
       await until(() => text().includes('\r\n\r\n'));
       assert.equal(statusOf(text()), 101, JSON.stringify(headers));
+      assert.match(text(), /^x-request-id: [\w-]{36}\r$/im);
     }
   }
 });
@@ -2423,7 +2532,7 @@ const FOR_PAGES = [
   'vary: Origin',
 ];
 
-relayTest('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+test('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
   const backend = await startBackend(t);
   const config: GatewayConfig = {
     cors: [DASHBOARD, 'https://plain.example'],
@@ -2481,7 +2590,7 @@ relayTest('a page of an origin on cors may read every answer, refusals included,
   assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
-relayTest('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
+test('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -2498,16 +2607,76 @@ relayTest('what the backend says of pages reaches nobody; the rest of its answer
     'set-cookie: a=1',
     'set-cookie: b=2',
     'vary: Accept',
-    'x-request-id: of the backend',
-  ];
+    ...INERT,
+  ].sort();
   const bearer = `Authorization: Bearer ${SECRET}`;
   for (const origin of NOT_LISTED) {
     const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
     assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
+    assert.doesNotMatch(answer, /of the backend/);
   }
   const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
   assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
 });
+
+/** What a relayed response to a GET says besides, so that what it holds does nothing and is kept nowhere. */
+const CSP = "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; sandbox";
+const INERT = ['cache-control: no-store', CSP, 'x-content-type-options: nosniff'];
+
+test(
+  'what the backend answers to a GET runs no script, asks for nothing and is kept nowhere, but for swagger',
+  async (t) => {
+    const own: Record<string, string[]> = {
+      'html': ['Content-Type', 'text/html; charset=utf-8'],
+      'svg': ['content-type', 'image/svg+xml'],
+      'nothing': [],
+      'sound': ['Content-Type', 'audio/aac'],
+      'film': ['content-type', 'Video/mp4; codecs="avc1"'],
+      'both': ['Content-Type', 'audio/aac, text/html'],
+      'like': ['Content-Type', 'text/html; audio/aac'],
+      'kept': ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
+      'sniffed': ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
+    };
+    const backend = await startBackend(t, (req, res) => {
+      const name = req.url!.split('/').at(-1)!;
+      req.resume().on(
+        'end',
+        () => res.writeHead(name === 'html' ? 404 : 200, [...own[name] ?? [], 'Content-Length', '2']).end('hi'),
+      );
+    });
+    const gateway = await startGateway(t, backend, {
+      ...ALL_FORMS,
+      allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
+      tokens: { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } },
+    });
+    const [caching, csp, sniffing] = INERT as [string, string, string];
+    const cases: [request: { method?: string; body?: string; secret?: string }, path: string, added: string[]][] = [
+      ...['html', 'svg', 'nothing', 'both', 'like'].flatMap((name): typeof cases => [
+        [{}, `/v1/attachments/${name}`, INERT],
+        [{}, `/v3/${name}`, INERT],
+      ]),
+      [{}, `/v1/groups/${FROM}/${GROUP}/avatar`, INERT],
+      [{}, `/v1/plugins/x`, INERT],
+      [{ secret: OTHER }, '/v2/send?message=x', INERT],
+      [{}, '/v1/attachments/sound', [caching, sniffing]],
+      [{}, '/v1/attachments/film', [caching, sniffing]],
+      [{}, '/v1/attachments/kept', [csp, sniffing]],
+      [{}, '/swagger/index.html', []],
+      [{ method: 'DELETE' }, '/v1/attachments/html', []],
+      [{ method: 'POST', body: JSON.stringify(MESSAGE) }, '/v2/send', []],
+    ];
+    for (const [{ secret = SECRET, ...request }, path, added] of cases) {
+      const answer = await rawRequest(gateway, `/@auth=${secret}${path}`, request);
+      const pairs = own[path.split('/').at(-1)!] ?? [];
+      const passed = pairs.flatMap((name, i) => i % 2 === 0 ? [`${name.toLowerCase()}: ${pairs[i + 1]}`] : []);
+      assert.deepEqual(fieldsOf(answer), [...passed, ...added, 'content-length: 2'].sort(), path);
+    }
+    // Of several X-Content-Type-Options browsers obey the first, and of policies all.
+    const sniffed = await rawRequest(gateway, `/@auth=${SECRET}/v1/attachments/sniffed`);
+    assert.ok(sniffed.indexOf('nosniff') > 0 && sniffed.indexOf('nosniff') < sniffed.indexOf('none\r\n'));
+    assert.ok(fieldsOf(sniffed).includes(csp));
+  },
+);
 
 test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
   for (
@@ -2536,30 +2705,73 @@ test('a preflight of an origin on cors is answered without a credential, and rea
         [
           `access-control-allow-headers: ${allowed}`,
           'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
-          'access-control-max-age: 600',
+          'access-control-max-age: 60',
           ...FOR_PAGES,
         ].sort(),
       );
     }
-    // Of what is no route it says the same: who asks holds no token.
+    // Of what is no route, or no target, it says the same: a page can read the refusal that follows.
     const first = await preflight('/v2/send');
-    for (const target of ['/no/such/thing', '/v1/accounts', `/v1/receive/${FROM}`, `/@auth=${OTHER}/v2/send`]) {
-      assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
-    }
-    assert.equal(statusOf(await preflight('/../v2/send')), 400);
+    for (
+      const target of [
+        ...['/no/such/thing', '/v1/accounts', RECEIVE, `/@auth=${OTHER}/v2/send`, `/@auth=${OTHER}/@auth=x/`],
+        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send'],
+      ]
+    ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
     assert.equal(backend.connections, 0);
     assert.ok(!gateway.log.join().includes(OTHER));
-    const { method, route, token, status, level } = requests(gateway)[0];
-    assert.deepEqual([method, route, token, status, level], ['OPTIONS', '/v2/send', undefined, 204, 'info']);
+    const { method, token, status } = requests(gateway)[0];
+    assert.deepEqual([method, token, status], ['OPTIONS', undefined, 204]);
     const headers = { ...BEARER, origin: DASHBOARD };
     assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
   }
 });
 
-test('a preflight from an address that may not connect is refused', async (t) => {
+test('a page of an origin on cors can read why its address is refused', async (t) => {
   const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
   const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'OPTIONS', headers }), 403, 'client_not_allowed', both);
+  assert.equal((await ask(both.gateway, { method: 'OPTIONS', headers })).status, 204);
+  const refused = await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, origin: DASHBOARD } });
+  assertDenied(refused, 403, 'client_not_allowed', both);
+  assert.equal(refused.headers['access-control-allow-origin'], DASHBOARD);
+  assertDenied(
+    await ask(both.gateway, { method: 'OPTIONS', headers: { ...headers, origin: 'https://x.example' } }),
+    403,
+    'client_not_allowed',
+    both,
+  );
+});
+
+test('an origin that is not on cors is named in the log where a credential is missing, and forges no line there', async (t) => {
+  const both = await startBoth(t, { cors: [DASHBOARD] });
+  const asked = { 'access-control-request-method': 'POST' };
+  const cases: [origin: string | undefined, reason: string, logged?: string][] = [
+    ['https://new.example:8443', 'origin_not_listed', 'https://new.example:8443'],
+    ['null', 'origin_not_listed', 'null'],
+    [`https://${'x'.repeat(200)}`, 'origin_not_listed', `https://${'x'.repeat(92)}`],
+    [`http://api:${OTHER}@new.example`, 'no_credential'], // and no credential gets into the log
+    ['https://a\x9b2J.example', 'no_credential'],
+    ['https://a"b,level=info', 'origin_not_listed', 'https://a"b,level=info'],
+    ['a"b level=info \x9b2J\t\xe0', 'no_credential'], // nothing that a browser sends
+    [DASHBOARD, 'no_credential'],
+    [undefined, 'no_credential'],
+  ];
+  for (const [origin, reason, logged] of cases) {
+    const own = origin === undefined ? {} : { origin };
+    for (const request of [{ method: 'OPTIONS', headers: own }, { headers: own }, { body: MESSAGE, headers: own }]) {
+      const answer = await ask(both.gateway, request);
+      assertDenied(answer, 401, 'unauthorized', both);
+      const line = requests(both.gateway).at(-1)!;
+      assert.deepEqual([line.reason, line.origin], [reason, logged]);
+    }
+    if (logged === undefined) continue;
+    const preflight = await ask(both.gateway, { method: 'OPTIONS', headers: { ...own, ...asked } });
+    assertDenied(preflight, 401, 'unauthorized', both);
+    const answer = await ask(both.gateway, { headers: { ...own, authorization: `Bearer ${OTHER}` } });
+    assertDenied(answer, 401, 'unauthorized', both);
+    const [before, after] = requests(both.gateway).slice(-2);
+    assert.deepEqual([before!.reason, after!.reason, after!.origin], ['origin_not_listed', 'unknown_token', undefined]);
+  }
 });
 
 test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
@@ -3114,7 +3326,7 @@ test('a body of just the size that is allowed passes', async (t) => {
   }
 });
 
-relayTest('an empty body is fine where the route needs none', async (t) => {
+test('an empty body is fine where the route needs none', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
   assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
   assert.equal(
@@ -3142,7 +3354,7 @@ relayTest('an empty body is fine where the route needs none', async (t) => {
   assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
 });
 
-relayTest('the body of a GET authenticates it and goes no further', async (t) => {
+test('the body of a GET authenticates it and goes no further', async (t) => {
   const { backend, gateway } = await startBoth(t);
   assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
   assert.equal(backend.seen[0]!.body.length, 0);
@@ -3183,7 +3395,7 @@ test('a body beyond the limit is 413: at once if it says so, and as soon as it i
   );
 });
 
-relayTest('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
@@ -3195,7 +3407,7 @@ relayTest('a chunked body beyond the limit that is already on its way is cut off
   assert.ok(backend.seen.every((seen) => !seen.complete));
 });
 
-relayTest(
+test(
   'small bodies arrive with their true length, chunked or not; large ones as they were announced',
   async (t) => {
     const { backend, gateway } = await startBoth(t);
@@ -3213,10 +3425,8 @@ relayTest(
     for (const [body, headers, length] of cases) {
       assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
       const seen = backend.seen.at(-1)!;
-      // Deno 2.9 sends streams chunked, whatever their length.
-      const streamed = body.length > 65_536 && 'Deno' in globalThis;
-      assert.equal(seen.headers['content-length'], length === undefined || streamed ? undefined : String(length));
-      assert.equal(seen.headers['transfer-encoding'], length === undefined || streamed ? 'chunked' : undefined);
+      assert.equal(seen.headers['content-length'], length === undefined ? undefined : String(length));
+      assert.equal(seen.headers['transfer-encoding'], length === undefined ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
       assert.deepEqual(JSON.parse(seen.body.toString()), expected);
       assert.ok(!seen.body.includes(SECRET));
@@ -3224,7 +3434,7 @@ relayTest(
   },
 );
 
-relayTest('a large body without auth passes unchanged, byte for byte', async (t) => {
+test('a large body without auth passes unchanged, byte for byte', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const body = Buffer.from(
     `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
@@ -3233,7 +3443,7 @@ relayTest('a large body without auth passes unchanged, byte for byte', async (t)
   assert.ok(backend.seen[0]!.body.equals(body));
 });
 
-relayTest(
+test(
   'a large body that fails late never becomes a document, and the request to the backend breaks off',
   async (t) => {
     const big = 'A'.repeat(300_000);
@@ -3402,6 +3612,7 @@ test('headers that do not arrive end in 408, and a body that makes no progress d
   );
   const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
   assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
+  assert.match(slowHeaders, /^x-request-id: [\w-]{36}\r$/im);
   for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
     const slowBody = await raw(
       both.gateway,
@@ -4198,7 +4409,7 @@ test('the answer to a GET may be kept by nobody, whatever the backend says of th
   const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
   assert.equal(answer.status, 201);
   assert.match(answer.headers['cache-control']!, /no-store/);
-  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Accept, Origin', ['a=1', 'b=2']]);
+  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Origin, Accept', ['a=1', 'b=2']]);
 });
 
 test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
@@ -4323,6 +4534,10 @@ attack('have a browser send by a GET with the password that it remembers', BY_GE
   {
     path: '/v2/send?message=x',
     headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' },
+  },
+  {
+    path: '/v2/send?message=x',
+    headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch' },
   },
 ]);
 
@@ -5908,6 +6123,31 @@ test('the syntax of a document of any size is checked without its keys, and pass
   );
 });
 
+test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
+  const cases: [before: string, after: string, special: string, refusal: RegExp][] = [
+    ['{"a":"', '\n"}', '\x1f', /a string holds a control character, at byte (\d+)/],
+    ['{"a":"', '\\"}', '\\@', /an unknown escape, at byte (\d+)/],
+    ['{"a":"', '"}', '"@', /comma or the end of the object or array is expected, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', '\0', /a string holds a control character, at byte (\d+)/],
+    ['{"base64_attachment":"base64,', '\n"}', ',', /may have "," and ";" only before its data/],
+    ['{"base64_attachment":"base64,', '\n"}', ';', /may have "," and ";" only before its data/],
+  ];
+  for (const [before, after, special, refusal] of cases) {
+    for (let at = 0; at < 300; at++) {
+      for (const address of [0, 1]) {
+        const text = `${before}${'A'.repeat(at)}${special}${'A'.repeat(299 - at)}${after}`;
+        const bytes = Buffer.alloc(text.length + 2).subarray(address, address + text.length);
+        bytes.write(text);
+        assert.throws(() => scanAll([bytes]), ({ message }: Error) => {
+          const [, where] = refusal.exec(message) ?? assert.fail(message);
+          if (where !== undefined) assert.equal(Number(where), before.length + at + special.length - 1);
+          return true;
+        });
+      }
+    }
+  }
+});
+
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
 /** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
@@ -5953,7 +6193,7 @@ test('a path prefix of the backend is kept, and its userinfo becomes Basic', asy
   assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
 });
 
-relayTest('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume();
     res.writeHead(200, [
@@ -6086,10 +6326,9 @@ test('a header that holds a copy of the credential ends here, and what only look
   assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
 });
 
-/** Bun 1.4.5 refuses more than 198 header fields by itself, and so a request with more is rubbish there. */
-const [HEADERS_MOST, TOO_MANY] = 'Bun' in globalThis
-  ? [198, [400, undefined]] as const
-  : [200, [431, 'too_many_headers']] as const;
+/** Bun 1.4.5 refuses more than 198 header fields by itself. */
+const HEADERS_MOST = 'Bun' in globalThis ? 198 : 200;
+const TOO_MANY = [431, 'too_many_headers'] as const;
 
 test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
   const both = await startBoth(t);
@@ -6108,9 +6347,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
     ] as const
   ) {
     assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-    assert.ok(
-      code === undefined || requests(both.gateway).some((line) => line.code === code && line.status === status),
-    );
+    assert.ok(logLines(both.gateway.log).some((line) => line.code === code));
   }
   assert.equal(both.backend.connections, 0);
   const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
@@ -6121,7 +6358,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
 
-relayTest('status and body come back as the backend sent them', async (t) => {
+test('status and body come back as the backend sent them', async (t) => {
   const challenge = '{"error":"rate limit","challenge_tokens":["a-b"],"account":"+1555"}';
   const cases: [status: number, type: string | undefined, body: string][] = [
     [200, 'text/plain; charset=utf-8', '[]'],
@@ -6147,7 +6384,7 @@ relayTest('status and body come back as the backend sent them', async (t) => {
   }
 });
 
-relayTest('a compressed answer of a backend that was asked for none is 502', async (t) => {
+test('a compressed answer of a backend that was asked for none is 502', async (t) => {
   const backend = await startBackend(
     t,
     (_, res) => res.writeHead(200, { 'Content-Encoding': 'gzip' }).end(gzipSync('{"versions":[]}')),
@@ -6156,7 +6393,7 @@ relayTest('a compressed answer of a backend that was asked for none is 502', asy
   assert.deepEqual([answer.status, answer.json.code], [502, 'bad_backend_answer']);
 });
 
-relayTest('a redirect of the backend is 502, and is not followed', async (t) => {
+test('a redirect of the backend is 502, and is not followed', async (t) => {
   const other = await startBackend(t);
   for (const status of [301, 302, 303, 307, 308]) {
     const backend = await startBackend(t, (req, res) => {
@@ -6174,7 +6411,7 @@ relayTest('a redirect of the backend is 502, and is not followed', async (t) => 
   assert.equal(other.seen.length, 0);
 });
 
-relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
+test('a backend that is down is 502, and nothing was sent', async (t) => {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
   const { port } = spare.address() as AddressInfo;
@@ -6184,7 +6421,7 @@ relayTest('a backend that is down is 502, and nothing was sent', async (t) => {
   assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable']);
 });
 
-relayTest('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
+test('a backend that closes without an answer, or answers rubbish, is 502, and is asked only once', async (t) => {
   for (const reply of ['', 'rubbish\r\n\r\n', 'HTTP/1.1 2000 OK\r\n\r\n']) {
     let asked = 0;
     const server = net.createServer((socket) => {
@@ -6205,7 +6442,7 @@ relayTest('a backend that closes without an answer, or answers rubbish, is 502, 
   }
 });
 
-relayTest(
+test(
   'a slow backend is 504, which says that the message may have been sent; its request is aborted',
   async (t) => {
     let aborted = 0;
@@ -6226,7 +6463,7 @@ relayTest(
   },
 );
 
-relayTest("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
+test("a backend that breaks off in the middle of an answer breaks the client's connection too", async (t) => {
   for (const headers of [{ 'Content-Length': 100 }, {}]) {
     const backend = await startBackend(t, (req, res) => {
       req.resume();
@@ -6235,15 +6472,13 @@ relayTest("a backend that breaks off in the middle of an answer breaks the clien
     });
     const gateway = await startGateway(t, backend);
     const response = await raw(gateway, ABOUT);
-    // Bun 1.4's fetch may lose what came before the end: then it is a 502, a head alone, or nothing.
-    const isBroken = 'Bun' in globalThis ? /^$|("code":"bad_backend_answer".*|\r\n\r\n|half(\r\n)?)$/s : /half(\r\n)?$/;
-    assert.match(response, isBroken);
+    assert.match(response, /half(\r\n)?$/);
     await until(() => requests(gateway).length === 1);
     assert.equal(requests(gateway)[0].code, 'bad_backend_answer');
   }
 });
 
-relayTest('a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
+test('without slots, a client that leaves takes its request to the backend with it, and is 499 in the log', async (t) => {
   let arrived = 0;
   let left = 0;
   const backend = await startBackend(t, (req) => {
@@ -6253,7 +6488,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
       left++;
     });
   });
-  const gateway = await startGateway(t, backend);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 0 } });
   for (
     const body of [undefined, JSON.stringify(MESSAGE), JSON.stringify({ ...MESSAGE, message: 'x'.repeat(500_000) })]
   ) {
@@ -6275,7 +6510,7 @@ relayTest('a client that leaves takes its request to the backend with it, and is
   for (const line of requests(gateway)) assert.deepEqual([line.status, line.code], [499, 'client_left']);
 });
 
-relayTest('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
+test('a client that leaves in the middle of its upload leaves no document behind', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const { socket } = open(
@@ -6291,7 +6526,7 @@ relayTest('a client that leaves in the middle of its upload leaves no document b
   assert.deepEqual(backend.sent, []);
 });
 
-relayTest('a large body reaches the backend while it is still being sent', async (t) => {
+test('a large body reaches the backend while it is still being sent', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend);
   const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(500_000)] });
@@ -6305,7 +6540,7 @@ relayTest('a large body reaches the backend while it is still being sent', async
   assert.equal(res.statusCode, 201);
 });
 
-relayTest('an answer reaches the client while it is still being sent', async (t) => {
+test('an answer reaches the client while it is still being sent', async (t) => {
   let finish = (): void => {};
   const backend = await startBackend(t, (_, res) => {
     res.write('first,');
@@ -6321,27 +6556,22 @@ relayTest('an answer reaches the client while it is still being sent', async (t)
   assert.equal(second.toString(), 'second');
 });
 
-relayTest('no more of an upload is read than the backend takes', async (t) => {
-  const backend = await startBackend(t);
+test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
-  const total = 64 * 1024 * 1024;
+  const total = 64 * MIB;
   const body = JSON.stringify(MESSAGE).slice(0, -1) + ',"message2":"';
-  const fetch: typeof globalThis.fetch = async (_, init) => {
+  const backend = await startBackend(t, async (req, res) => {
     // Takes a chunk, lets everything else run for a while, and takes the next.
-    for await (const chunk of init!.body as ReadableStream<Uint8Array>) {
-      taken += chunk.length;
+    for await (const chunk of req) {
+      taken += (chunk as Buffer).length;
       for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
-      assert.ok(
-        socket.bytesWritten - taken < 24 * 1024 * 1024,
-        `${socket.bytesWritten - taken} bytes are on their way`,
-      ); // most of it in the system's socket buffers
+      // Most of it is in the system's socket buffers.
+      assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
     }
-    return new Response('{"timestamp":"1"}', { status: 201 });
-  };
-  const { socket, text: answer } = open(t, await startGateway(t, backend, {}, { fetch }));
-  socket.write(
-    `${post(SECRET, total, 'Connection: close')}${body}`,
-  );
+    res.writeHead(201).end('{"timestamp":"1"}');
+  });
+  const { socket, text } = open(t, await startGateway(t, backend));
+  socket.write(`${post(SECRET, total, 'Connection: close')}${body}`);
   const filler = Buffer.alloc(256 * 1024, 'x');
   for (let left = total - body.length - 2; left > 0;) {
     const piece = filler.subarray(0, Math.min(left, filler.length));
@@ -6350,11 +6580,11 @@ relayTest('no more of an upload is read than the backend takes', async (t) => {
   }
   socket.write('"}');
   await closed(socket);
-  assert.equal(statusOf(answer()), 201);
+  assert.equal(statusOf(text()), 201);
   assert.equal(taken, total);
 });
 
-relayTest('an answer that comes before the upload ends is delivered', async (t) => {
+test('an answer that comes before the upload ends is delivered', async (t) => {
   const backend = await startBackend(t, (_, res) => {
     res.writeHead(400, { 'Content-Type': 'application/json' }).end('{"error":"early"}');
   });
@@ -6370,7 +6600,7 @@ relayTest('an answer that comes before the upload ends is delivered', async (t) 
   req.destroy();
 });
 
-relayTest('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
+test('a client that sends all of a refused upload before it reads still gets the answer', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const answer = await ask(gateway, {
     body: Buffer.alloc(5_000_000, 'x'),
@@ -6381,7 +6611,7 @@ relayTest('a client that sends all of a refused upload before it reads still get
   assert.equal(backend.seen.length, 0);
 });
 
-relayTest('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
+test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
   const { gateway } = await startBoth(t);
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
   t.after(() => agent.destroy());
@@ -6413,8 +6643,8 @@ const EACH_METHOD: Ask[] = [
 ];
 
 for (const way of ['FIN', 'RST'] as const) {
-  // Deno's fetch sent all of them twice, Bun's all but POST.
-  relayTest(
+  // On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
+  test(
     `nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`,
     async (t) => {
       let cut = 0;
@@ -6436,7 +6666,7 @@ for (const way of ['FIN', 'RST'] as const) {
   );
 }
 
-relayTest(
+test(
   'an answer that stalls after its head ends with the time of the backend, and is seen to be broken',
   async (t) => {
     const backend = await startRawBackend(
@@ -6451,7 +6681,7 @@ relayTest(
   },
 );
 
-relayTest('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
+test('a client that takes nothing of its answer is dropped, and its request to the backend with it', async (t) => {
   const part = `${(65_536).toString(16)}\r\n${'x'.repeat(65_536)}\r\n`;
   const backend = await startRawBackend(t, (socket) => {
     socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
@@ -6473,18 +6703,17 @@ relayTest('a client that takes nothing of its answer is dropped, and its request
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
-relayTest('connections to the backend are used again, by whoever sends next', async (t) => {
+test('connections to the backend are used again, by whoever sends next', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (
     const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
   ) {
     for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
   }
-  // Deno's and Bun's fetch would send a request again if a connection that is used again breaks.
-  if (isNode) assert.equal(backend.connections, 1);
+  assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
 });
 
-relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
+test('a backend on IPv6 is reached by its literal address', async (t) => {
   const backend = await startBackend(t);
   const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
   six.listen(0, '::1');
@@ -6497,7 +6726,6 @@ relayTest('a backend on IPv6 is reached by its literal address', async (t) => {
 
 test(
   'a connection to the backend that does not come about, TLS included, is 502: nothing was sent',
-  { skip: !isNode },
   async (t) => {
     const silent = await startRawBackend(t, () => {});
     const url = silent.url.replace('http', 'https');
@@ -6538,7 +6766,7 @@ const LIES: [name: string, answer: string][] = [
 ];
 
 for (const [name, text] of LIES) {
-  relayTest(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
+  test(`a backend that answers with ${name} is 502, and the next answer is not mixed up with it`, async (t) => {
     let isFirst = true;
     const backend = await startRawBackend(t, (socket) => {
       socket.write(Buffer.from(isFirst ? text : SENT, 'latin1'));
@@ -6551,11 +6779,40 @@ for (const [name, text] of LIES) {
     assert.equal(backend.requests.length, 1);
     const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
     assert.deepEqual([next.status, next.text], [201, '{}']);
-    // A program cannot tell fetch not to use a connection again whose answer was read to its end.
-    if (isNode && !WAYS.has(t)) assert.equal(backend.sockets.length, 2);
+    assert.equal(backend.sockets.length, 2);
     assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
   });
 }
+
+test("what the backend sends on an idle connection is nobody's response", async (t) => {
+  const backend = await startRawBackend(t, (socket, _, before) => {
+    socket.write(SENT);
+    if (before === 0) setTimeout(() => socket.write(SENT.replace('{}', '[]')), 20);
+  });
+  const gateway = await startGateway(t, backend);
+  for (let i = 0; i < 5; i++) {
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).text, '{}');
+    await closed(backend.sockets.at(-1)!); // it is not used again
+  }
+  assert.equal(backend.sockets.length, 5);
+});
+
+test('a response without a length that ends by a reset is broken, and by a close complete', async (t) => {
+  for (const end of ['resetAndDestroy', 'end'] as const) {
+    const backend = await startRawBackend(t, (socket) => {
+      socket.write('HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf');
+    });
+    const gateway = await startGateway(t, backend);
+    const { socket, text } = open(t, gateway, ABOUT);
+    await until(() => text().includes('half'));
+    backend.sockets[0]![end]();
+    await until(() => requests(gateway).length === 1);
+    if (end === 'resetAndDestroy') await closed(socket);
+    else await until(() => text().endsWith('\r\n0\r\n\r\n'));
+    assert.equal(text().endsWith('\r\n0\r\n\r\n'), end === 'end');
+    assert.equal(requests(gateway)[0].code, end === 'end' ? undefined : 'bad_backend_answer');
+  }
+});
 
 test('attack: smuggling a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t);
@@ -6602,7 +6859,7 @@ test("attack: naming the gateway's own headers in Connection, so that they are d
   assert.equal(headers['accept-encoding'], 'identity');
 });
 
-relayTest('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+test('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
     seen.push(req.url!);
@@ -6615,10 +6872,10 @@ relayTest('a backend behind TLS is believed if its certificate is, and else noth
   const gateway = await startGateway(t, { url });
   const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
   assert.equal(answer.status, 502, answer.text);
-  if (isNode && !WAYS.has(t)) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.equal(answer.json.code, 'backend_unreachable');
   assert.deepEqual(seen, []);
   // The certificate of an authority of one's own is believed by what the runtime has for that.
-  if (!isNode || WAYS.has(t)) return;
+  if (!isNode) return;
   const file = join(folder(t), 'ca.pem');
   writeFileSync(file, CERTS[0].cert);
   const trusting = await startProcess(t, { backend: { url }, env: { NODE_EXTRA_CA_CERTS: file } });
@@ -6692,65 +6949,65 @@ test('WebSocket: a declining answer that breaks off is seen to, and one that is 
   }
 });
 
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
+// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
 
 interface HeldBackend extends Backend {
-  /** Answers the request that has come completely, and is not answered, for the longest time. */
+  /** Responds to the request that has come completely, and has no response, for the longest time. */
   answer(): void;
-  /** How many have come completely and are not answered; and how many there were at most. */
-  held: number;
+  /** How many requests it is at work on, whether their clients are still there or not; and how many at most. */
+  acting: number;
   most: number;
 }
 
-/** A backend that holds its answers back until it is told to give them. */
+/** A backend that responds when it is told to. Like the real one, it goes on when the gateway has hung up. */
 async function startHeldBackend(t: TestContext): Promise<HeldBackend> {
   const waiting: http.ServerResponse[] = [];
-  const count = (): void => {
-    held.held = waiting.length;
-    held.most = Math.max(held.most, held.held);
-  };
   const backend = await startBackend(t, (req, res, seen) => {
     const chunks: Buffer[] = [];
     req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
       seen.body = Buffer.concat(chunks);
       seen.complete = true;
       waiting.push(res);
-      count();
-      req.socket.once('close', () => {
-        if (waiting.includes(res)) waiting.splice(waiting.indexOf(res), 1);
-        count();
-      });
+      held.most = Math.max(held.most, ++held.acting);
     });
   });
   const answer = (): void => {
+    held.acting--;
     waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' }).end('[]');
-    count();
   };
-  const held = Object.assign(backend, { answer, held: 0, most: 0 });
+  const held = Object.assign(backend, { answer, acting: 0, most: 0 });
   return held;
 }
 
-/** So many turns at a backend that is not waited for if it is down. */
-function turns({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+/** So many slots at a backend that is not waited for while it is down. */
+function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-function send(gateway: Gateway, message: string): Promise<Answer> {
-  return ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+function send(gateway: Gateway, message: string, secret = SECRET): Promise<Answer> {
+  return ask(gateway, { body: { ...MESSAGE, message }, headers: { authorization: `Bearer ${secret}` } });
 }
 
 function messageOf({ body }: Seen): string {
   return JSON.parse(body.toString()).message;
 }
 
-/** Sends, one after the other is in the gateway, what will find no turn free. */
-async function queueUp(gateway: Gateway, messages: string[], started: () => number): Promise<Promise<Answer>[]> {
+/** The messages that the backend has got completely. */
+function arrived(backend: Backend): string[] {
+  return backend.seen.filter(({ complete }) => complete).map(messageOf);
+}
+
+/** Everything that came to the gateway before this has been read. */
+async function settled(gateway: Gateway): Promise<void> {
+  await ask(gateway, { path: '/healthz' });
+}
+
+/** Sends one message after the other: each has reached the gateway before the next is sent. */
+async function queueUp(gateway: Gateway, messages: string[], secret = SECRET): Promise<Promise<Answer>[]> {
   const answers: Promise<Answer>[] = [];
   for (const message of messages) {
-    const before = started();
-    answers.push(send(gateway, message));
-    await until(() => started() > before);
-    await ask(gateway, { path: '/healthz' }); // what came before it has been read by now
+    answers.push(send(gateway, message, secret));
+    for (let i = 0; i < 3; i++) await settled(gateway);
   }
   return answers;
 }
@@ -6772,14 +7029,22 @@ async function statusFor(req: http.ClientRequest): Promise<number> {
   return res.resume().statusCode!;
 }
 
-relayTest('the backend acts on so many requests at a time, and 0 is no limit', async (t) => {
+/** A send whose client leaves once the backend acts on it. */
+async function sendAndLeave(t: TestContext, gateway: Gateway, backend: HeldBackend): Promise<void> {
+  const before = backend.seen.length;
+  const { socket } = open(t, gateway, SEND);
+  await until(() => backend.seen.length > before && backend.seen.at(-1)!.complete);
+  socket.destroy();
+}
+
+test('the backend acts on as many requests at a time as it has slots, and 0 is no limit', async (t) => {
   for (const parallel of [1, 2, 0]) {
     const backend = await startHeldBackend(t);
-    const gateway = await startGateway(t, backend, turns(backend, parallel));
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
     const answers = Array.from({ length: 6 }, (_, i) => send(gateway, `number ${i}`));
-    await until(() => backend.held === (parallel || 6));
+    await until(() => backend.acting === (parallel || 6));
     for (let i = 0; i < 6; i++) {
-      await until(() => backend.held > 0);
+      await until(() => backend.acting > 0);
       backend.answer();
     }
     for (const answer of answers) assert.equal((await answer).status, 201);
@@ -6787,47 +7052,44 @@ relayTest('the backend acts on so many requests at a time, and 0 is no limit', a
   }
 });
 
-relayTest(
-  'who asks first has the first turn, and a reload that gives more of them is heard by who waits',
-  async (t) => {
-    const backend = await startHeldBackend(t);
-    let started = 0;
-    const gateway = await startGateway(t, backend, turns(backend, 1), { now: () => (started++, Date.now()) });
-    const names = ['a', 'b', 'c', 'd', 'e'];
-    const answers = await queueUp(gateway, names, () => started);
-    for (let i = 0; i < 3; i++) {
-      await until(() => backend.held === 1);
-      backend.answer();
-    }
-    await until(() => backend.held === 1);
-    assert.deepEqual(backend.seen.map(messageOf), names.slice(0, 4));
-    gateway.reload(turns(backend, 2));
-    await until(() => backend.held === 2);
+test('who asks first gets the first slot, and a reload that gives more or fewer is obeyed', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, slots(backend, 1));
+  const names = ['a', 'b', 'c', 'd', 'e'];
+  const answers = await queueUp(gateway, names);
+  for (let i = 0; i < 3; i++) {
+    await until(() => backend.acting === 1);
     backend.answer();
-    backend.answer();
-    for (const answer of answers) assert.equal((await answer).status, 201);
-    // And less: what runs is not disturbed, and the next waits for both.
-    const both = [send(gateway, 'f'), send(gateway, 'g')];
-    await until(() => backend.held === 2);
-    gateway.reload(turns(backend, 1));
-    const [last] = await queueUp(gateway, ['h'], () => started);
-    backend.answer();
-    await Promise.race(both);
-    await ask(gateway, { path: '/healthz' });
-    assert.equal(backend.held, 1);
-    backend.answer();
-    await Promise.all(both);
-    await until(() => backend.held === 1);
-    assert.equal(messageOf(backend.seen.at(-1)!), 'h');
-    backend.answer();
-    assert.equal((await last!).status, 201);
-  },
-);
+  }
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend), names.slice(0, 4));
+  gateway.reload(slots(backend, 2));
+  await until(() => backend.acting === 2);
+  backend.answer();
+  backend.answer();
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  // Fewer: what runs is not disturbed, and the next waits for both.
+  const both = [send(gateway, 'f'), send(gateway, 'g')];
+  await until(() => backend.acting === 2);
+  gateway.reload(slots(backend, 1));
+  const [last] = await queueUp(gateway, ['h']);
+  backend.answer();
+  await Promise.race(both);
+  await settled(gateway);
+  assert.equal(backend.acting, 1);
+  backend.answer();
+  await Promise.all(both);
+  await until(() => backend.acting === 1);
+  assert.equal(messageOf(backend.seen.at(-1)!), 'h');
+  backend.answer();
+  assert.equal((await last!).status, 201);
+  assert.equal(backend.connections > 0 && backend.connections <= 9, true, 'a reload keeps the connections');
+});
 
-relayTest('a turn is given back, once, wherever a request ends', async (t) => {
+test('a slot is released exactly once, however a request ends', async (t) => {
   const replies: Record<string, string | undefined> = {
     '/v2/send': '201 Created\r\nContent-Length: 2\r\n\r\n[]',
-    '/v1/about': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
+    '/v1/search': '500 Internal Server Error\r\nContent-Length: 0\r\n\r\n',
     '/v1/typing-indicator': '204 No Content\r\n\r\n',
     '/v1/reactions': '200 OK', // breaks off
     '/v1/receipts': '2000 OK\r\n\r\n',
@@ -6838,41 +7100,41 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
   const backend = await startBackend(t, (req) => {
     const reply = replies[req.url!.replace(`/${FROM}`, '')];
     req.resume().on('end', () => {
+      if (!reply) return;
       most = Math.max(most, ++acting);
       // In the next turn of the loop, so that those who come too early are seen.
-      if (reply) {
-        setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
-      }
+      setImmediate(() => acting-- && req.socket.end(`HTTP/1.1 ${reply.replace('\r', '\r\nConnection: close\r')}`));
     });
   });
-  const gateway = await startGateway(t, backend, {
-    ...turns(backend, 1, '500ms'),
-    tokens: { test: { secret: SECRET, allow: ['messaging', 'info'] } },
-  });
+  const tokens = { test: { secret: SECRET, allow: ['messaging', 'info'] } };
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), tokens }, { slotTimeoutMs: 50 });
   const never = { path: `/v1/groups/${FROM}`, headers: BEARER };
-  const leave = async (): Promise<void> => {
-    const before = backend.seen.length;
-    const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
-    await until(() => backend.seen.length > before);
-    req.destroy();
-    await until(() => requests(gateway).at(-1)!.code === 'client_left');
-  };
+  const large = `${LARGE.slice(0, -1)},"number":"-x"}`;
+  const upgrade = ['Connection: Upgrade', 'Upgrade: websocket', `Authorization: Bearer ${SECRET}`];
   const ends: Record<string, () => Promise<unknown>> = {
     'a large body': () => ask(gateway, { body: LARGE, headers: BEARER }),
-    'no body': () => ask(gateway, { headers: BEARER }),
-    'a wish to be upgraded': () =>
-      raw(
-        gateway,
-        `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-      ),
-    'a late violation': () => ask(gateway, { body: `${LARGE.slice(0, -1)},"number":"-x"}`, headers: BEARER }),
-    'a timeout': () => ask(gateway, never),
-    'a client that leaves': leave,
+    'no body': () => ask(gateway, { path: '/v1/search', headers: BEARER }),
+    'a wish to be upgraded': () => rawRequest(gateway, '/v1/search', { headers: upgrade }),
+    'a late violation': () => ask(gateway, { body: large, headers: BEARER }),
+    'a timeout': async () => {
+      gateway.reload({ ...slots(backend, 1, '100ms'), tokens });
+      const answer = ask(gateway, never);
+      await until(() => backend.seen.at(-1)!.url.startsWith('/v1/groups'));
+      gateway.reload({ ...slots(backend, 1), tokens });
+      assert.equal((await answer).json.code, 'backend_timeout');
+    },
+    'a client that leaves': async () => {
+      const before = backend.seen.length;
+      const req = http.get({ host: '127.0.0.1', port: gateway.port, agent: false, ...never }).on('error', () => {});
+      await until(() => backend.seen.length > before);
+      req.destroy();
+      await until(() => requests(gateway).at(-1)!.code === 'client_left');
+    },
   };
   for (const name of ['typing-indicator', 'reactions', 'receipts', 'remote-delete', 'polls']) {
     const method = name === 'typing-indicator' ? 'PUT' : name === 'remote-delete' ? 'DELETE' : 'POST';
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      // An answer that breaks off breaks the client's connection.
+      // A response that breaks off breaks the client's connection.
       ends[`${name} ${body.length}`] = () =>
         ask(gateway, { method, path: `/v1/${name}/${FROM}`, body, headers: BEARER }).catch(() => {});
     }
@@ -6882,52 +7144,62 @@ relayTest('a turn is given back, once, wherever a request ends', async (t) => {
     assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201, name);
   }
   [acting, most] = [0, 0];
-  const sends = Array.from({ length: 10 }, () => ask(gateway, { body: MESSAGE, headers: BEARER }));
+  const fresh = await startGateway(t, backend, { ...slots(backend, 1), tokens });
+  const sends = Array.from({ length: 10 }, () => ask(fresh, { body: MESSAGE, headers: BEARER }));
   for (const answer of sends) assert.equal((await answer).status, 201);
   assert.equal(most, 1);
 });
 
-relayTest(
-  'an upload before its last byte, an answer after its head, polls and WebSockets keep nobody waiting',
-  async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      if (req.url!.startsWith('/v1/receive')) return;
-      if (req.method === 'GET') return void res.writeHead(200).write('half');
-      req.resume().on('end', () => res.writeHead(201).end('[]'));
-    });
-    backend.server.on('upgrade', () => backend.connections++); // and says nothing
-    const gateway = await startGateway(t, backend, { ...RECEIVING, ...turns(backend, 1) });
-    const upload = await beginLarge(gateway, backend);
-    open(t, gateway, ABOUT);
-    open(t, gateway, `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`);
-    await until(() => backend.seen.length === 3);
-    const before = backend.connections;
-    openWebSocket(t, gateway);
-    await until(() => backend.connections > before);
-    assert.equal((await send(gateway, 'small')).status, 201);
-    upload.end(LARGE.slice(-1));
-    assert.equal(await statusFor(upload), 201);
-  },
-);
+test('uploads before their last byte, responses after their head, info, polls and WebSockets hold no slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => {
+    if (req.url!.startsWith('/v1/receive')) return;
+    if (req.method === 'GET') return void res.writeHead(200).write('half');
+    req.resume().on('end', () => res.writeHead(201).end('[]'));
+  });
+  backend.server.on('upgrade', () => backend.connections++); // and says nothing
+  const gateway = await startGateway(t, backend, { allow: ['messaging', 'info'], ...slots(backend, 1) });
+  const upload = await beginLarge(gateway, backend);
+  const head = (path: string): string => `GET ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+  for (const path of ['/v1/search', '/v1/about', RECEIVE]) open(t, gateway, head(path));
+  await until(() => backend.seen.length === 4);
+  const before = backend.connections;
+  openWebSocket(t, gateway);
+  await until(() => backend.connections > before);
+  assert.equal((await send(gateway, 'small')).status, 201);
+  upload.end(LARGE.slice(-1));
+  assert.equal(await statusFor(upload), 201);
+});
 
-relayTest('the last byte of a large body waits for its turn, for as long as it takes', async (t) => {
+test('a health check and a poll do not wait for a slot', async (t) => {
+  const backend = await startBackend(t, (req, res) => req.method === 'GET' ? res.writeHead(200).end('{}') : undefined);
+  const gateway = await startGateway(t, backend, { ...RECEIVING, ...slots(backend, 1) });
+  void send(gateway, 'hangs').catch(() => {});
+  await until(() => backend.seen.length === 1);
+  for (const path of ['/v1/about', '/v1/health', RECEIVE]) {
+    assert.equal((await ask(gateway, { path, headers: BEARER })).status, 200, path);
+  }
+});
+
+test('the last byte of a large body waits for its slot, and its client is not timed out meanwhile', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1), { stallTimeoutMs: 300 });
+  const gateway = await startGateway(t, backend, slots(backend, 1), { stallTimeoutMs: 300 });
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   upload.end(LARGE.slice(-1));
-  await new Promise((resolve) => setTimeout(resolve, 900)); // longer than a client may make no progress
+  await settled(gateway);
+  // Another client that makes no progress from now on is timed out.
+  assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /);
   assert.equal(backend.seen[0]!.complete, false);
   backend.answer();
   assert.equal((await first).status, 201);
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   assert.equal(backend.seen[0]!.body.toString(), LARGE);
   backend.answer();
   assert.equal(await statusFor(upload), 201);
 });
 
-relayTest('a large body that is answered while it waits for its turn needs none', async (t) => {
+test('a large body whose response comes while it waits for a slot needs none', async (t) => {
   let early: http.ServerResponse | undefined;
   const finish: (() => void)[] = [];
   const backend = await startBackend(t, (req, res, seen) => {
@@ -6935,16 +7207,16 @@ relayTest('a large body that is answered while it waits for its turn needs none'
     else finish.push(() => res.end('[]'));
     req.resume().on('end', () => (seen.complete = true));
   });
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const upload = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
   await until(() => finish.length === 1);
   upload.end(LARGE.slice(-1));
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   early!.writeHead(400, { 'Content-Length': 2 }).end('{}');
   assert.equal(await statusFor(upload), 400);
   const second = send(gateway, 'second');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   assert.equal(finish.length, 1);
   finish[0]!();
   await until(() => finish.length === 2);
@@ -6952,90 +7224,212 @@ relayTest('a large body that is answered while it waits for its turn needs none'
   assert.deepEqual([(await first).status, (await second).status], [200, 200]);
 });
 
-relayTest('who gets no turn in the time of the backend is 503 busy: nothing was sent', async (t) => {
+test('who gets no slot within backend.timeout is 503 busy: nothing was sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), allow: ['messaging'] });
   const large = await beginLarge(gateway, backend); // under the old time
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '200ms'));
-  const answer = await send(gateway, 'second');
-  assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
-  assert.match(answer.json.error, /nothing was sent/);
-  const also = await ask(gateway, { path: `/v1/about`, headers: BEARER });
-  assert.deepEqual([also.status, also.json.code], [503, 'busy']);
-  const upload = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
-  upload.end(LARGE);
-  assert.equal(await statusFor(upload), 503);
+  await until(() => backend.acting === 1);
+  gateway.reload({ ...slots(backend, 1, '200ms'), allow: ['messaging'] });
+  for (const request of [{ body: MESSAGE }, { body: LARGE }, { path: `/v1/groups/${FROM}` }]) {
+    const answer = await ask(gateway, { ...request, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code, answer.headers['retry-after']], [503, 'busy', '10']);
+    assert.match(answer.json.error, /nothing was sent/);
+  }
   backend.answer();
   assert.equal((await first).status, 201);
   large.end(LARGE.slice(-1));
-  await until(() => backend.held === 1);
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf).sort(), ['first', 'large']);
+  await until(() => backend.acting === 1);
+  assert.deepEqual(arrived(backend).sort(), ['first', 'large']);
   backend.answer();
   assert.equal(await statusFor(large), 201);
 });
 
-relayTest('the time that a turn takes counts for the time of the backend', async (t) => {
+// It counted from the request's arrival: requests were handed over in the last milliseconds, and then told 504.
+test('backend.timeout begins anew with the last byte: nobody is handed over with no time left', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  let handedOverMs = 0;
+  backend.server.on('request', () => (handedOverMs = performance.now()));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
-  gateway.reload(turns(backend, 1, '2s'));
-  const startMs = performance.now();
+  await until(() => backend.acting === 1);
+  gateway.reload(slots(backend, 1, '2s'));
   const second = send(gateway, 'second');
-  await new Promise((resolve) => setTimeout(resolve, 1000));
+  await new Promise((resolve) => setTimeout(resolve, 700));
   backend.answer();
   assert.equal((await first).status, 201);
-  const answer = await second;
-  assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
-  assert.ok(performance.now() - startMs < 2900, 'its time began anew with its turn');
+  assert.equal((await second).json.code, 'backend_timeout');
+  const leftMs = performance.now() - handedOverMs;
+  assert.ok(leftMs > 1900, `it was given ${leftMs} ms`);
 });
 
-relayTest('a client that leaves while it waits for its turn was not sent', async (t) => {
+test('a client that leaves while it waits for its slot was not sent', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, turns(backend, 1));
+  const gateway = await startGateway(t, backend, slots(backend, 1));
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   const large = await beginLarge(gateway, backend);
   large.end(LARGE.slice(-1));
   const small = open(t, gateway, SEND);
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   large.destroy();
   small.socket.destroy();
   await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 2);
   const last = send(gateway, 'last');
   backend.answer();
-  await until(() => backend.held === 1 && backend.seen.length === 3);
+  await until(() => arrived(backend).length === 2);
   backend.answer();
   assert.deepEqual([(await first).status, (await last).status], [201, 201]);
-  const complete = backend.seen.filter((seen) => seen.complete);
-  assert.deepEqual(complete.map(messageOf), ['first', 'last']);
+  assert.deepEqual(arrived(backend), ['first', 'last']);
 });
 
-relayTest('closing refuses at once who waits for a turn, and lets who has one finish', async (t) => {
+// 40 clients that left after 40 ms had 40 requests at work behind a limit of 1.
+test('a client that leaves after its last byte releases no slot, and the log says how the backend answered', async (t) => {
+  for (const parallel of [1, 2]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel));
+    const clients = Array.from({ length: 40 }, () => open(t, gateway, SEND));
+    await until(() => backend.acting === parallel);
+    await settled(gateway);
+    for (const { socket } of clients) socket.destroy();
+    await until(() => requests(gateway).filter(({ code }) => code === 'client_left').length === 40 - parallel);
+    const last = send(gateway, 'last');
+    await settled(gateway);
+    assert.equal(backend.acting, parallel);
+    for (let i = 0; i < parallel; i++) backend.answer();
+    await until(() => arrived(backend).includes('last'));
+    backend.answer();
+    assert.equal((await last).status, 201);
+    assert.deepEqual([backend.most, backend.seen.length], [parallel, parallel + 1]);
+    const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
+    assert.deepEqual(reasons, [...Array(40 - parallel).fill(undefined), ...Array(parallel).fill('answered_201')]);
+  }
+});
+
+test('a request without a client is aborted when its slot is overdue, and at once where there are no slots', async (t) => {
+  for (const [parallel, slotTimeoutMs] of [[1, 100], [0, 1e6]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), { slotTimeoutMs });
+    const hungUp = once(backend.server, 'request').then(([req]) => closed(req.socket));
+    await sendAndLeave(t, gateway, backend);
+    await hungUp;
+    await until(() => requests(gateway).some(({ status }) => status === 499));
+    assert.equal(requests(gateway)[0].reason, undefined);
+    void send(gateway, 'next').catch(() => {});
+    await until(() => arrived(backend).includes('next'));
+  }
+});
+
+test('a request without a client does not delay the end of the gateway, which logs it', async (t) => {
   const backend = await startHeldBackend(t);
-  const gateway = await startGateway(t, backend, { ...turns(backend, 1), shutdown: '1h' });
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
+  await sendAndLeave(t, gateway, backend);
+  await gateway.close();
+  assert.deepEqual(logLines(gateway.log).slice(-2).map(({ message, status }) => [message, status]), [
+    ['request', 499],
+    ['stopped', undefined],
+  ]);
+});
+
+// The daemon was killed with 4 sends in flight: for 144 s nobody else was served.
+test('a slot that is overdue is lent to the next, and its request still gets a late response', async (t) => {
+  for (const parallel of [1, 4]) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, slots(backend, parallel), {
+      slotTimeoutMs: 100,
+      stallTimeoutMs: 400,
+    });
+    const hanging = await queueUp(gateway, Array.from({ length: parallel }, (_, i) => `hangs ${i}`));
+    await until(() => backend.acting === parallel);
+    const next = send(gateway, 'next');
+    await until(() => arrived(backend).at(-1) === 'next');
+    // A backend that hangs for good has at most twice as many requests as there are slots.
+    const more = Array.from({ length: 3 * parallel }, (_, i) => send(gateway, `more ${i}`));
+    await until(() => backend.acting === 2 * parallel);
+    assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /); // later than another slot would be overdue
+    assert.equal(backend.most, 2 * parallel);
+    for (let i = 0; i < 4 * parallel + 1; i++) {
+      await until(() => backend.acting > 0);
+      backend.answer();
+    }
+    for (const answer of [...hanging, next, ...more]) assert.equal((await answer).status, 201);
+    assert.equal(backend.most, 2 * parallel);
+  }
+});
+
+const [TWO_TOKENS, THREE_TOKENS] = [['a', 'b'], ['a', 'b', 'c']];
+const LAST = 'a-third-secret-of-one';
+
+/** Tokens by name, each with a secret of its own. */
+function several(names: string[]): Pick<GatewayConfig, 'tokens'> {
+  const secrets = [SECRET, OTHER, LAST];
+  return { tokens: Object.fromEntries(names.map((name, i) => [name, { secret: secrets[i]! }])) };
+}
+
+// "The token that holds the fewest goes first" would let two busy tokens keep a third out.
+test('a free slot goes to the token that got one longest ago, and a reload forgets nothing of that', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), ...several(THREE_TOKENS) });
+  const numbered = (name: string, count: number): string[] => Array.from({ length: count }, (_, i) => `${name}${i}`);
+  const answers = await queueUp(gateway, numbered('a', 4));
+  answers.push(...await queueUp(gateway, numbered('b', 4), OTHER));
+  gateway.reload({ ...slots(backend, 1), ...several(THREE_TOKENS) });
+  answers.push(...await queueUp(gateway, numbered('c', 1), LAST));
+  for (let i = 0; i < answers.length; i++) {
+    await until(() => backend.acting === 1);
+    // One that comes late, of a token that was served long ago, goes before those that were served since.
+    if (i === 6) answers.push(...await queueUp(gateway, ['c1'], LAST));
+    backend.answer();
+  }
+  for (const answer of answers) assert.equal((await answer).status, 201);
+  assert.deepEqual(arrived(backend), ['a0', 'b0', 'c0', 'a1', 'b1', 'a2', 'b2', 'c1', 'a3', 'b3']);
+});
+
+test('where there are several tokens and several slots, no token holds all of them', async (t) => {
+  for (const [names, parallel, most] of [[TWO_TOKENS, 4, 3], [TWO_TOKENS, 1, 1], [['a'], 4, 4]] as const) {
+    const backend = await startHeldBackend(t);
+    const gateway = await startGateway(t, backend, { ...slots(backend, parallel), ...several([...names]) });
+    const flood = Array.from({ length: 120 }, (_, i) => send(gateway, `flood ${i}`));
+    await until(() => backend.acting === most);
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    assert.equal(backend.acting, most);
+    if (most < parallel) { // and so another token's send is served at once
+      const other = send(gateway, 'other', OTHER);
+      await until(() => arrived(backend).includes('other'));
+      assert.equal(backend.acting, parallel);
+      for (let i = 0; i < parallel; i++) backend.answer();
+      assert.equal((await other).status, 201);
+    }
+    const pump = setInterval(() => backend.acting > 0 && backend.answer(), 1);
+    for (const answer of flood) assert.equal((await answer).status, 201);
+    clearInterval(pump);
+    assert.equal(backend.most, most < parallel ? parallel : most);
+  }
+});
+
+test('closing refuses at once who waits for a slot, and lets who has one finish', async (t) => {
+  const backend = await startHeldBackend(t);
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), shutdown: '1h' });
   const late = await beginLarge(gateway, backend);
   const large = await beginLarge(gateway, backend);
   const first = send(gateway, 'first');
-  await until(() => backend.held === 1);
+  await until(() => backend.acting === 1);
   large.end(LARGE.slice(-1));
   const uploads = [large, late].map(statusFor);
   const small = send(gateway, 'small');
-  await ask(gateway, { path: '/healthz' });
+  await settled(gateway);
   const closing = gateway.close();
   const answer = await small;
   assert.deepEqual([answer.status, answer.json.code], [503, 'shutting_down']);
-  late.end(LARGE.slice(-1)); // asks for its turn only now
+  late.end(LARGE.slice(-1)); // asks for its slot only now
   assert.deepEqual(await Promise.all(uploads), [503, 503]);
   backend.answer();
   assert.equal((await first).status, 201);
   await closing;
-  assert.deepEqual(backend.seen.filter(({ complete }) => complete).map(messageOf), ['first']);
+  assert.deepEqual(arrived(backend), ['first']);
 });
 
-/** A port of which nobody listens. */
+/** A port on which nobody listens. */
 async function sparePort(): Promise<number> {
   const spare = http.createServer().listen(0, '127.0.0.1');
   await once(spare, 'listening');
@@ -7064,7 +7458,24 @@ function linesOf(gateway: Gateway, pattern: RegExp): LogLine[] {
   return logLines(gateway.log).filter(({ message }) => pattern.test(message));
 }
 
-relayTest('a backend that is down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+/** The gateway knows that the backend is down. */
+async function isDown(gateway: Gateway): Promise<void> {
+  await until(() => linesOf(gateway, /no connection/).length > 0);
+}
+
+/** A backend behind TLS of which no connection comes about. Each try is seen, and ends when the test wants it to. */
+async function startMuteBackend(t: TestContext): Promise<{ url: string; sockets: net.Socket[]; most: number }> {
+  const { url, sockets } = await startRawBackend(t, () => {});
+  const mute = { url: url.replace('http', 'https'), sockets, most: 0 };
+  const count = (): void => {
+    mute.most = Math.max(mute.most, sockets.filter(({ destroyed }) => !destroyed).length);
+  };
+  const timer = setInterval(count, 1);
+  t.after(() => clearInterval(timer));
+  return mute;
+}
+
+test('a backend that goes down in the middle of twenty sends: none is lost, none doubled', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const server = await listenAgain(t, backend, port);
@@ -7073,79 +7484,145 @@ relayTest('a backend that is down in the middle of twenty sends: none is lost, n
   });
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
-  const answers = names.map((name) => send(gateway, name));
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  const answers = await queueUp(gateway, names);
+  await isDown(gateway);
   assert.equal(backend.sent.length, 8);
-  await new Promise((resolve) => setTimeout(resolve, 500)); // for some more attempts
+  const refused = await ask(gateway, { headers: BEARER }); // what is no send does not wait
+  assert.deepEqual([refused.status, refused.json.code], [502, 'backend_unreachable']);
   await listenAgain(t, backend, port);
   for (const answer of answers) assert.equal((await answer).status, 201);
-  assert.deepEqual(backend.sent.map(({ message }) => message).sort(), names.sort());
-  const [refused, again] = linesOf(gateway, /no connection|connected to again/);
-  assert.deepEqual([refused!.level, refused!.backend, again!.level], ['warn', `http://127.0.0.1:${port}`, 'warn']);
-  assert.equal(linesOf(gateway, /no connection|connected to again/).length, 2);
+  // In the order in which they were sent: message 12 came behind message 27.
+  assert.deepEqual(backend.sent.map(({ message }) => message), names);
+  const url = `http://127.0.0.1:${port}`;
+  assert.deepEqual(
+    linesOf(gateway, /no connection|connected to again/).map((line) => [line.level, line.backend, line.waiting]),
+    [['warn', url, 1], ['warn', url, 12]],
+  );
 });
 
-relayTest('a large body waits for a backend that restarts as well, before its first byte was asked for', async (t) => {
+test('a large body waits for a backend that restarts, before its first byte was asked for', async (t) => {
   const backend = await startBackend(t);
   const port = await sparePort();
   const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
   const answer = ask(gateway, { body: LARGE, headers: BEARER });
-  if ('Deno' in globalThis) { // 2.9 asks for the body before it connects
-    assert.equal((await answer).status, 502);
-    return;
-  }
-  await until(() => linesOf(gateway, /no connection/).length === 1);
+  await isDown(gateway);
   await listenAgain(t, backend, port);
   assert.equal((await answer).status, 201);
   assert.deepEqual(backend.seen.map(({ body }) => body.toString()), [LARGE]);
 });
 
-relayTest(
-  'a wait for the backend ends with its time, with its client and with the gateway, and gives its turn back',
-  async (t) => {
-    const backend = await startBackend(t);
-    const port = await sparePort();
-    const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
-    const startMs = performance.now();
-    for (const body of [JSON.stringify(MESSAGE), LARGE]) {
-      const timely = await ask(gateway, { body, headers: BEARER });
-      assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
-      assert.match(timely.json.error, /nothing was sent/);
-    }
-    assert.ok(performance.now() - startMs > 250, 'it did not wait');
-    assert.equal(requests(gateway)[0].reason, requests(gateway)[1]!.reason);
-    // The time of the backend holds too; and what is no send does not wait at all.
-    gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
-    for (const ask1 of [{ body: MESSAGE }, { body: LARGE }, {}]) {
-      const early = await ask(gateway, { ...ask1, headers: BEARER });
-      assert.deepEqual([early.status, early.json.code], [502, 'backend_unreachable']);
-    }
-    gateway.reload({ ...waiting(port, '1h'), ...RECEIVING });
-    assert.equal((await ask(gateway, { headers: BEARER })).status, 502);
-    assert.equal((await ask(gateway, { path: RECEIVE, headers: BEARER })).status, 502);
-    const left = open(t, gateway, SEND);
-    await ask(gateway, { path: '/healthz' });
-    left.socket.destroy();
-    await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
-    const server = await listenAgain(t, backend, port);
-    assert.equal((await send(gateway, 'last')).status, 201);
-    await new Promise((resolve) => server.close(resolve));
-    const waits = [send(gateway, 'waits for the backend'), send(gateway, 'waits for its turn')];
-    await ask(gateway, { path: '/healthz' });
-    await gateway.close();
-    for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
-    assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
-  },
-);
+test('while the backend is down, one request at a time tries to connect', async (t) => {
+  const mute = await startMuteBackend(t);
+  const gateway = await startGateway(t, mute, { backend: { url: mute.url, wait: '1h', parallel: 1 } });
+  for (let i = 0; i < 24; i++) void send(gateway, `number ${i}`).catch(() => {});
+  for (let tries = 1; tries < 6; tries++) {
+    await until(() => mute.sockets.length === tries);
+    await settled(gateway);
+    assert.equal(mute.sockets.length, tries);
+    mute.sockets.at(-1)!.destroy();
+  }
+  assert.equal(mute.most, 1);
+  assert.deepEqual(linesOf(gateway, /no connection/).map((line) => line.waiting), [24]);
+});
 
-relayTest('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
+// They were 502 in waves, each after `backend.wait`: 24 sends took 24 times as long.
+test('all sends that wait for the backend are 502 after backend.wait, and not one after the other', async (t) => {
+  const gateway = await startGateway(t, { url: '' }, waiting(await sparePort(), '1s'));
+  const startMs = performance.now();
+  const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => send(gateway, `number ${i}`)));
+  for (const answer of answers) assert.equal(answer.json.code, 'backend_unreachable');
+  assert.ok(performance.now() - startMs > 900, 'they did not wait');
+  assert.ok(performance.now() - startMs < 12_000, 'they waited one after the other');
+});
+
+test('a reload to another address begins without an outage, and who waits keeps the old address', async (t) => {
+  const [backend, old] = [await startBackend(t), await startBackend(t)];
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, waiting(port, '1h'));
+  const waits = await queueUp(gateway, ['old 1', 'old 2']);
+  await isDown(gateway);
+  gateway.reload({ backend: { url: backend.url, wait: '1h', parallel: 1 } });
+  assert.equal((await send(gateway, 'new')).status, 201);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  await listenAgain(t, old, port);
+  for (const answer of waits) assert.equal((await answer).status, 201);
+  assert.deepEqual(old.sent.map(({ message }) => message), ['old 1', 'old 2']);
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['new']);
+  assert.equal(linesOf(gateway, /no connection/).length, 1);
+});
+
+test('a backend is found again by any request where nobody waits for it', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '0'), ...RECEIVING });
+  for (const request of [{ path: RECEIVE }, { body: MESSAGE }]) {
+    assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 502);
+  }
+  await listenAgain(t, backend, port);
+  let status = 0;
+  for (let i = 0; i < 1000 && status !== 200; i++) { // until the pause is over
+    ({ status } = await ask(gateway, { path: RECEIVE, headers: BEARER }));
+  }
+  assert.equal(status, 200);
+  assert.equal(linesOf(gateway, /connected to again/).length, 1);
+});
+
+test('a client that leaves while it tries is no outage, and hands the try on', async (t) => {
+  const mute = await startMuteBackend(t);
+  const config = { backend: { url: mute.url, wait: '1h', parallel: 1 } };
+  const gateway = await startGateway(t, mute, config);
+  const first = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 1);
+  first.socket.destroy();
+  await until(() => requests(gateway).length === 1);
+  assert.deepEqual(linesOf(gateway, /no connection/), []);
+  const second = open(t, gateway, SEND);
+  await until(() => mute.sockets.length === 2);
+  mute.sockets[1]!.destroy(); // now it is down
+  await until(() => mute.sockets.length === 3);
+  void send(gateway, 'third').catch(() => {});
+  await settled(gateway);
+  second.socket.destroy();
+  await until(() => mute.sockets.length === 4);
+});
+
+test('a wait for the backend ends with its time, with its client and with the gateway', async (t) => {
+  const backend = await startBackend(t);
+  const port = await sparePort();
+  const gateway = await startGateway(t, { url: '' }, { ...waiting(port, '300ms'), shutdown: '1h' });
+  for (const body of [JSON.stringify(MESSAGE), LARGE]) {
+    const startMs = performance.now();
+    const timely = await ask(gateway, { body, headers: BEARER });
+    assert.deepEqual([timely.status, timely.json.code], [502, 'backend_unreachable']);
+    assert.match(timely.json.error, /nothing was sent/);
+    assert.ok(performance.now() - startMs > 250, 'it did not wait');
+  }
+  // The time of the backend holds too.
+  gateway.reload(waiting(port, '1h', { timeout: '200ms' }));
+  for (const body of [MESSAGE, LARGE]) {
+    assert.equal((await ask(gateway, { body, headers: BEARER })).json.code, 'backend_unreachable');
+  }
+  gateway.reload(waiting(port, '1h'));
+  const left = open(t, gateway, SEND);
+  await settled(gateway);
+  left.socket.destroy();
+  await until(() => requests(gateway).some(({ code }) => code === 'client_left'));
+  const server = await listenAgain(t, backend, port);
+  assert.equal((await send(gateway, 'last')).status, 201);
+  await new Promise((resolve) => server.close(resolve));
+  const waits = await queueUp(gateway, ['waits for the backend', 'waits too']);
+  await gateway.close();
+  for (const wait of waits) assert.equal((await wait).json.code, 'shutting_down');
+  assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
+});
+
+test('a backend that takes a connection and closes it is asked once: a byte may have left', async (t) => {
   // Not reset at once: that is no connection, not even for the system.
   const cases = [['connection', 'end'], ['connection', 'destroy'], ['data', 'end'], [
     'data',
     'resetAndDestroy',
   ]] as const;
   for (const [when, end] of cases) {
-    if (WAYS.has(t) && when === 'connection') continue; // the fetch of Node 20.20 may not settle then
     for (const body of [JSON.stringify(MESSAGE), LARGE]) {
       const sockets: net.Socket[] = [];
       const server = net.createServer((socket) => {
@@ -7651,7 +8128,21 @@ const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
   ],
   [{ tokens: {} }, 'tokens: holds no token; leave it out to run without tokens'],
   [{ tokens: [] }, 'tokens: must be an object, name to settings'],
-  [{ tokens: null }, 'tokens: must be an object, name to settings'],
+  [
+    { tokens: null, clients: null, backend: null, tls: { cert: null } },
+    ...['tokens', 'clients', 'backend', 'tls.cert'].map((at) => `${at}: null is no value; leave the line out`),
+  ],
+  [
+    { tokens: { a: null, b: { secret: null }, c: { secret: SECRET, rate: null, defaults: { number: null } } } },
+    ...['[0]', '.b.secret', '.c.rate', '.c.defaults.number'].map((at) =>
+      `tokens${at}: null is no value; leave the line out`
+    ),
+  ],
+  // A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
+  [
+    { 'a b': 1, 'a\n': 1, log: { '\u001b[2J': 1 }, ...tokenA({ secret: SECRET, 'ü': 1 }) },
+    ...['the file[0]', 'the file[1]', 'log[0]', 'tokens.a[0]'].map((at) => `${at}: is not a setting`),
+  ],
   [{ tokens: { a: SECRET } }, 'tokens[0]: must be an object with "secret" or "secretFile"'],
   [tokenA({}), 'tokens.a: needs either "secret" or "secretFile"'],
   [tokenA({ secret: SECRET, secretFile: '/x' }), 'tokens.a: needs either "secret" or "secretFile"'],
@@ -7845,8 +8336,10 @@ test('a configuration file that is missing, empty, half-written or not an object
   assert.deepEqual(problemsOf(() => loadSettings({ file })), [
     `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
   ]);
-  writeFileSync(file, '[]');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), ['the file: must be an object']);
+  for (const text of ['[]', 'null', '5']) {
+    writeFileSync(file, text);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
+  }
 });
 
 test('a token in a file takes its secret from another, and settings of its own', (t) => {
@@ -8089,6 +8582,7 @@ test('when a source of tokens could not be read, nobody is told to let everybody
   ]);
 });
 
+const MIGRATING = 'docs/migrating.md says what it is here';
 const RESTRICTIONS = [
   'API_TOKENS',
   'API_TOKENS_FILE',
@@ -8112,7 +8606,8 @@ test('a variable that differs by one letter or underscore from a restriction is 
         ]
       ) {
         if (name === known) continue;
-        assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+        const cure = name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`;
+        assert.deepEqual(problems(name), [`${name}: is not a setting; ${cure}`]);
       }
     }
   }
@@ -8120,11 +8615,17 @@ test('a variable that differs by one letter or underscore from a restriction is 
     const [name, known] of [
       ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
       ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-      ['API__TOKENS', 'API_TOKENS'],
       ['TLS_CRT', 'TLS_CERT'],
     ] as const
   ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
+  for (
+    const name of [
+      ...['API__TOKENS', 'API__TOKEN', 'API__TOKENS__0', 'API__AUTH__METHODS', 'SERVICE__HOSTNAMES', 'SETTINGS__'],
+      ...['SETTINGS__ACCESS__IPFILTER__ALLOWED', 'SETTINGS__MESSAGE__VARIABLES__NUMBER'],
+    ]
+  ) assert.deepEqual(problems(name), [`${name}: is not a setting; ${MIGRATING}`]);
   const others = [
+    ...['SETTINGS_', 'SETTINGS', 'MY_SETTINGS__A', 'API_', 'SERVICE_PORT', 'service__port', 'RATE_LIMITS', 'SENDER'],
     ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
     ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
   ];
@@ -8134,15 +8635,16 @@ test('a variable that differs by one letter or underscore from a restriction is 
 });
 
 test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
-  const env = { RATE_LIMIT: '1', SENDERS: FROM, RECIPIENTS: TO, API__URL: 'http://x', API_TOKENS: SECRET };
+  const cures = {
+    RATE_LIMIT: 'did you mean "RATE"?',
+    SENDERS: 'it belongs to a token in the file',
+    RECIPIENTS: 'it belongs to a token in the file',
+    ...Object.fromEntries(['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING])),
+  };
+  const env = { ...Object.fromEntries(Object.keys(cures).map((name) => [name, 'x'])), API_TOKENS: SECRET };
   const { code, stdout } = await cli(['--check'], { env });
   assert.equal(code, 0);
-  const warnings = [
-    'RATE_LIMIT is not a setting, and does nothing; is it meant as "RATE"?',
-    'SENDERS is not a setting, and does nothing; is it meant as "senders" of a token in the file?',
-    'RECIPIENTS is not a setting, and does nothing; is it meant as "recipients" of a token in the file?',
-    'API__URL is not a setting, and does nothing; is it meant as "BACKEND_URL"?',
-  ];
+  const warnings = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
 
   const [line] = logLines((await startProcess(t, { env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
   assert.equal(line.level, 'warn');
@@ -8392,6 +8894,8 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
       'render NAME',
       'API_TOKENS_FILE',
       'GATEWAY_CONFIG',
+      'SIGHUP',
+      'the same signal again cuts it off',
       'senders',
       'defaults',
       'message',
@@ -8441,7 +8945,9 @@ test('a port that is taken exits with 1', async (t) => {
   const backend = await startBackend(t);
   const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
   assert.equal(result.code, 1);
-  assert.match(result.stderr, /^gateway: cannot run: .*in use.*\n$/);
+  assert.match(result.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
+  const demo = await cli(['--demo', '--listen', `127.0.0.1:${backend.port}`]);
+  assert.deepEqual([demo.code, demo.stderr], [1, result.stderr]);
 });
 
 test('token makes a secret that hash and the gateway agree on', async (t) => {
@@ -8546,36 +9052,6 @@ backend http://backend:1/p
   );
 });
 
-test('--check reports each pattern that can never match, and no other', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const good = [
-    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
-    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
-    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
-    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
-    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
-  ];
-  const bad = [
-    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
-    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
-    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
-    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
-    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
-  ];
-  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
-    writeFileSync(
-      file,
-      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
-    );
-    const { code, stdout } = await cli(['--check', '--config', file]);
-    const found = Array.from(
-      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
-      ([, it]) => it,
-    );
-    assert.deepEqual([code, found], [0, warned]);
-  }
-});
-
 test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
   const backend = await startBackend(t);
   const file = join(folder(t), 'gateway.json');
@@ -8663,21 +9139,6 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   assert.deepEqual([broken.code, broken.stdout], [1, '']);
 });
 
-test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
-  const file = join(folder(t), 'gateway.json');
-  const allow = ['GET /v2/send'];
-  const tokens = {
-    hook: { secret: SECRET, allow, defaults: DEFAULTS },
-    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
-    plain: { secret: OTHER, allow },
-  };
-  writeFileSync(file, JSON.stringify({ tokens }));
-  const { code, stdout } = await cli(['--check', '--config', file]);
-  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
-  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
-  assert.doesNotMatch(stdout, /will be refused/);
-});
-
 test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {
   const file = join(folder(t), 'gateway.json');
   const write = (token: TokenConfig, more: GatewayConfig = {}): void =>
@@ -8723,6 +9184,24 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     assert.equal((await running).status, 200);
     await closing;
     await until(() => gateway.output().includes('"stopped"'));
+  }
+});
+
+// The handlers of signals came a moment after the line that says "listening".
+test('a SIGTERM in the moment in which it listens ends it with 0, and so does a demonstration', {
+  skip: !isNode && 'only Node loads a module before the program',
+}, async (t) => {
+  const kill = `if (String(text).includes('"listening"')) process.kill(process.pid, 'SIGTERM');`;
+  const preload = script(
+    t,
+    `const { stdout } = process, { write } = stdout;
+     stdout.write = (text, ...more) => { ${kill} return write.call(stdout, text, ...more); };`,
+  ).at(-1)!;
+  for (const args of [[], ['--demo']]) {
+    const program: Program = [process.execPath, ...LOADER, '--import', preload, fileURLToPath(FILE)];
+    const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json' }, program);
+    assert.deepEqual(await once(child, 'exit'), [0, null], child.output());
+    assert.match(child.output(), /"listening"/);
   }
 });
 
@@ -8794,6 +9273,75 @@ test('--demo survives a client that leaves in the middle', async (t) => {
   assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
 });
 
+test('the command line asks the backend once at start, and after a reload to another, and says what it heard', async (t) => {
+  const asked: string[] = [];
+  const replies: Record<string, [status: number, body: string, headers?: http.OutgoingHttpHeaders]> = {
+    '/401': [401, 'who are you?'],
+    '/500': [500, '{}'],
+    '/text': [200, 'hello'],
+    '/list': [200, '[]'],
+    '/moved': [301, '', { location: '/ok/v1/about' }],
+    '/ok': [200, '{"version":"0.100","mode":"json-rpc","more":[1]}'],
+  };
+  const backend = http.createServer((req, res) => {
+    const { 'user-agent': agent = '', authorization } = req.headers;
+    asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
+    const [status, body, headers] = replies[req.url!.replace('/v1/about', '')]!;
+    res.writeHead(status, headers).end(body);
+  }).listen(0, '127.0.0.1');
+  await once(backend, 'listening');
+  t.after(() => void backend.close().closeAllConnections());
+  const host = `127.0.0.1:${(backend.address() as AddressInfo).port}`;
+  const file = join(folder(t), 'gateway.json');
+  const write = (url: string): void =>
+    writeFileSync(file, JSON.stringify({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } }));
+  write(`http://api:password-of-backend@${host}/ok/`);
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
+  await until(() => lines().length === 1);
+  const heard = async (url: string): Promise<LogLine> => {
+    const before = lines().length;
+    write(url);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => lines().length > before);
+    return lines().at(-1)!;
+  };
+  const { time: _, ...first } = lines()[0]!;
+  assert.deepEqual(first, {
+    ...{ level: 'info', message: 'the backend answers' },
+    ...{ backend: `http://${host}/ok`, version: '0.100', mode: 'json-rpc' },
+  });
+  const wrong = 'the backend does not answer as it should';
+  const spare = await sparePort();
+  const rows: [url: string, level: string, message: string, said: RegExp][] = [
+    [`http://${host}/401`, 'info', 'the backend answers', /"status":401/],
+    [`http://${host}/500`, 'warn', wrong, /"reason":"status 500"/],
+    [`http://${host}/text`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/list`, 'warn', wrong, /"reason":"no JSON object"/],
+    [`http://${host}/moved`, 'warn', wrong, /"reason":"status 301"/],
+    [`http://127.0.0.1:${spare}`, 'warn', wrong, /refused/i],
+    ['http://127.0.0.1:6000', 'warn', wrong, /port|refused/i], // a port that fetch refuses, on Node and Bun
+    ['http://nowhere.invalid', 'warn', wrong, /ENOTFOUND|EAI_AGAIN|lookup|dns|connect/i],
+  ];
+  for (const [url, level, message, said] of rows) {
+    const line = await heard(url);
+    assert.deepEqual([line.level, line.message], [level, message], url);
+    assert.match(JSON.stringify(line), said);
+  }
+  assert.deepEqual(
+    asked,
+    ['ok', '401', '500', 'text', 'list', 'moved'].map((path) => `GET /${path}/v1/about true undefined`),
+  );
+  assert.ok(!gateway.output().includes('password-of-backend'));
+  await gateway.close();
+});
+
+test('an embedded gateway asks the backend nothing at start', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  await settled(gateway);
+  assert.equal(backend.server.listenerCount('connection') > 0 && backend.connections, 0);
+});
+
 // ── CLIENTS ──────────────────────────────────────────────────────────────────────────────────────
 
 test("Home Assistant's library: GET /v1/about with userinfo, then a send that must be exactly 201", async (t) => {
@@ -8855,7 +9403,7 @@ test('wget sends nothing until it is challenged, and signalbot tries TLS first',
   const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
   assert.match(
     await raw(gateway, hello),
-    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n$/,
+    /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\n[^]*"code":"bad_request"/,
   );
   assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
 });
@@ -9648,9 +10196,7 @@ test('every problem that there is has been provoked by a test before this one', 
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
   assert.ok(codes.length > 20);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
-  // Bun 1.4 answers more header fields than it has room for itself.
-  const missing = codes.filter((code) => !PROVOKED.has(code) && !(code === 'too_many_headers' && 'Bun' in globalThis));
-  assert.deepEqual(missing, []);
+  assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
 
 test('every configuration in the pages loads', (t) => {
@@ -9871,7 +10417,7 @@ test('the pages say what each setting stops, and what each reason of a 401 means
     'wrong_user',
     'unknown_scheme',
   ];
-  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
+  for (const [, reason] of troubles!.matchAll(/reason=([a-z]\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
   for (const reason of reasons) {
     assert.ok(SOURCE.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
   }

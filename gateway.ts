@@ -26,10 +26,10 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 130 · GATEWAY 255 · PIPELINE 180 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 180 ·
  *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 300 · TURNS 30 · WEBSOCKETS 65 · ANSWERS 30 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 270 · DEMO 50 · COMMAND LINE 220 · EXPORTS 10
+ *   POLICY 75 · BODY SCAN 280 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
+ *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
  *
  * @module
  */
@@ -44,7 +44,6 @@ import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
-import { ReadableStream } from 'node:stream/web';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -205,11 +204,6 @@ interface TokenConfig {
 
 /** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
 interface GatewayOptions {
-  /**
-   * Reaches the backend. On Node, fetch waits 300 s for headers at most.
-   * @default node:http's client on Node, the global fetch on Deno and Bun
-   */
-  fetch?: typeof globalThis.fetch;
   /** Milliseconds since the epoch. @default Date.now */
   now?: () => number;
   /** Receives each finished log line, without its line feed. @default standard output */
@@ -222,6 +216,8 @@ interface GatewayOptions {
    * @default 30_000
    */
   stallTimeoutMs?: number;
+  /** How long a request may hold a slot before it is lent; and how long it outlives its client. @default 30_000 */
+  slotTimeoutMs?: number;
 }
 
 /** What `createGateway` returns. Nothing happens before `listen`. */
@@ -386,6 +382,12 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
+/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+const SLOT_TIMEOUT_MS = 30_000;
+
+/** How long the question to the backend at start may take. */
+const ASK_TIMEOUT_MS = 5000;
+
 /** The first pause of a send that waits for a backend to connect to; each is twice the one before, up to the second. */
 const RETRY_PAUSE_MS = 100;
 const RETRY_PAUSE_LIMIT_MS = 1000;
@@ -417,7 +419,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 const SILENCE_MS = 30_000;
 
 /** How long a browser may remember what a preflight has said; what it sends then is judged all the same. */
-const PREFLIGHT_MS = 600_000;
+const PREFLIGHT_MS = 60_000;
 
 /**
  * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
@@ -447,6 +449,7 @@ const SETTLE_MS = 1200;
  * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
  */
 const PROBLEMS = {
+  bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
   bad_target: [400, 'The request target is not one that this gateway passes on.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
@@ -457,16 +460,13 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [
-    403,
-    'A browser does this for a page of any site: use a bearer token, or list its origin in CORS_ORIGINS.',
-  ],
+  cross_site: [403, 'Any page could send this: use curl, a bearer token or the path form, or add it to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
-  too_many_headers: [431, 'The request has more than 200 header fields.'],
+  too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
   client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
@@ -691,17 +691,9 @@ const NUMBER = /^\+[0-9]{5,15}$/;
  * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
  * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string, example: string]>([
-  [':number', [
-    (value) => NUMBER.test(value),
-    'the account in the path must be "+" and 5 to 15 digits',
-    '+15550100001',
-  ]],
-  [':groupid', [
-    isGroupId,
-    'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"',
-    `group.${btoa(btoa('-'.repeat(32)))}`,
-  ]],
+const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
+  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
+  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
 ]);
 
 /** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
@@ -765,8 +757,16 @@ function startGateway(settings: Settings, options: GatewayOptions) {
     listen: () => openPort(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
-    reload: (next: GatewayConfig) => applySettings(core, server, embeddedSettings(next)),
+    reload: (next: GatewayConfig) => void applySettings(core, server, embeddedSettings(next)),
   };
+}
+
+/** The queue of the backend that requests are sent to now. */
+function queueOf(core: Core): BackendQueue {
+  const { queues, rules: { backend } } = core;
+  const known = queues.get(backend) ?? new BackendQueue(core);
+  queues.set(backend, known);
+  return known;
 }
 
 /** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
@@ -774,11 +774,10 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
     rules: makeRules(settings),
-    /** Undefined where node:http's client is the faster way. */
-    fetch: options.fetch ?? fetchOnce(),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
+    slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     /**
@@ -793,8 +792,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
      */
     running: [] as Exchange[],
-    /** The turns at the backend: how many are taken, and who has asked for the next. */
-    turns: { taken: 0, queue: [] as Exchange[] },
+    /** Who waits for which backend: after a reload, running requests keep their own. */
+    queues: new WeakMap<Backend, BackendQueue>(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
     /** What is held of bodies that sends are made of. */
@@ -811,6 +810,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
     requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
+    requireHostHeader: false, // checkHead refuses it, in JSON
     shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
@@ -848,7 +848,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket)?.[0]));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
   // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -870,7 +870,7 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  * its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
-  const lines = [`${req.method} ${req.url} HTTP/1.1`];
+  const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
       lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
@@ -953,34 +953,48 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 }
 
 /**
- * Answers what never became a request: rubbish, TLS on the plain port, headers that do not arrive. The two that come of
- * a wrong setting are seen in the log, the rest only by who looks for it.
- * @param current what is being answered on the connection, if anything is.
+ * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
+ * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
+ * connection, it does nothing.
+ * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
   core: Core,
-  error: NodeJS.ErrnoException & { rawPacket?: Buffer },
+  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
   socket: Socket,
-  current: http.ServerResponse | undefined,
+  [current, next]: http.ServerResponse[],
 ): void {
-  const { remoteAddress } = accepted(socket);
-  const client = remoteAddress && normalizeAddress(remoteAddress);
-  const { code = '' } = error;
-  const warning = error.rawPacket?.[0] === 0x16 // RFC 8446 5.1: a handshake
-    ? 'a client speaks TLS, and this port speaks plain HTTP'
-    : /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(code)
-    ? 'a client speaks plain HTTP or the like, and this port speaks TLS'
-    : undefined;
-  if (warning) warnRarely(core, warning, { client });
-  else core.log('debug', 'client error', { client, reason: code });
+  const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
+  if (isGone) return void socket.destroy();
+  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  const code = /TIMEOUT/.test(reason)
+    ? 'request_timeout'
+    : /OVERFLOW/.test(reason)
+    ? 'too_many_headers'
+    : 'bad_request';
+  const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
+  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
+    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  else core.log('debug', 'client error', fields);
 
-  const isMidAnswer = current?.headersSent && !current.writableFinished;
-  if (!socket.writable || isMidAnswer || code === 'ECONNRESET') return void socket.destroy();
-  const timeout = code === 'ERR_HTTP_REQUEST_TIMEOUT' ? new Problem('request_timeout') : undefined;
-  const { headers, body } = timeout ? describeProblem(timeout, randomUUID()) : { headers: {}, body: '' };
-  const fields = Object.entries({ 'Connection': 'close', 'Content-Length': 0, ...headers }).flat().map(String);
-  socket.write(headBytes(timeout?.status ?? 400, fields));
-  socket.end(body, () => socket.destroy());
+  if (!socket.writable) return; // TLS is not agreed on
+  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
+  const problem = new Problem(code);
+  if (current === undefined) {
+    const { headers, body } = describeProblem(problem, randomUUID());
+    socket.write(headBytes(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)));
+    return void close(body);
+  }
+  // The requests behind the first one get no response, and nothing acts on them.
+  const x = core.running.find(({ res }) => res === current);
+  const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && x.stage !== 'sent' && next === undefined;
+  if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
+  else if (current.shouldKeepAlive) current.once('close', () => close());
+  current.shouldKeepAlive = false;
 }
 
 /** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
@@ -988,26 +1002,32 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 
 /**
  * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * @returns whether requests go to another backend from now on.
  * @throws {ConfigError} if that would open a gateway that had tokens.
  */
-function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): void {
+function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError([
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
+  // The same address keeps its connections, its slots and its outage.
+  const [backend, next] = [core.settings['backend.url'], settings['backend.url']];
+  const isSame = next.href === backend.href;
+  if (isSame) settings = { ...settings, 'backend.url': backend };
   const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) =>
     JSON.stringify(settings[path]) !== JSON.stringify(started[path])
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  passTurns(core); // there may be more of them now
+  queueOf(core).serve(); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
+  return !isSame;
 }
 
 /** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
@@ -1071,7 +1091,7 @@ async function removeStaleSocket(path: string): Promise<void> {
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
-  for (const x of core.running) if (x.isWaiting) x.end(new Problem('shutting_down'));
+  for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -1088,15 +1108,30 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
+  // What is left has no client any more, and is logged.
+  for (const x of core.running) x.end(new Problem('client_left'));
+  for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
 /** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
 function endRunning(core: Core): void {
-  for (const x of core.running) x.end(new Problem(x.sent ? 'backend_timeout' : 'shutting_down'));
+  for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+
+/**
+ * How far a request has come:
+ *
+ *   received ──► sending ──► sent ──► answered ──► tunnel
+ *                 │   ▲
+ *                 ▼   │      `sending`: a connection is made, or a large body goes out without its last byte
+ *                waiting     `waiting`: for a slot, for a backend that is down, for a WebSocket's handshake
+ *
+ * Before `sent` the backend cannot act on it: the gateway's end refuses at once what waits.
+ */
+type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 
 /**
  * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
@@ -1112,8 +1147,8 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** They go with every answer: those for a page of an origin on `cors`, and what is said of a send by GET. */
-  ownHeaders: Record<string, string> | undefined;
+  /** Headers of every response: its request id, and what lets a page of an origin on `cors` read it. */
+  readonly ownHeaders: Record<string, string>;
   target: Target | undefined;
   route: string | undefined;
   credential: Credential | undefined;
@@ -1126,19 +1161,15 @@ class Exchange {
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
-  /** It waits, and nothing is lost if it is refused now: the gateway's end does not wait for it. */
-  isWaiting = false;
-  /** Once its answer has begun, or when there will be none, it needs none any more. */
-  needsTurn = true;
-  hasTurn = false;
-  /** Its body, a large one, is being read for the backend, and kept nowhere: it cannot be sent anew. */
-  streams = false;
-  /** The backend was given its last byte, and may have acted on it. */
-  sent = false;
+  stage: Stage = 'received';
+  /** Who waits for the same backend. */
+  readonly queue: BackendQueue;
+  /** Where it stands in that queue. */
+  place: Place | undefined;
+  /** The client has left, and the gateway stays until the backend has responded: see `leave`. */
+  hasLeft = false;
   /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
   answerRest: Uint8Array | string | undefined;
-  /** It is an open WebSocket: nothing of HTTP is written any more. */
-  isTunnel = false;
   /** Why it ends before its time: the first reason that there was. */
   endedBy: Problem | undefined;
   /**
@@ -1150,16 +1181,16 @@ class Exchange {
   wake: (() => void) | undefined;
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
-  #sinceMs = 0;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
     this.req = req;
     this.res = res;
+    this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.ownHeaders = corsHeaders(req, core.rules.cors);
+    this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
   /**
@@ -1183,10 +1214,21 @@ class Exchange {
     this.heldBytes = bytes;
   }
 
+  /**
+   * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
+   * goes on without its client until the head of the response, for as long as a slot may be held.
+   */
+  leave(): void {
+    const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
+    if (!isActing) return this.end(new Problem('client_left'));
+    this.hasLeft = true;
+    this.setHeld(0);
+  }
+
   /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
-    this.endedBy = reason;
+    this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
     this.underway?.destroy();
     this.wake?.();
     for (const listener of this.#listeners) listener();
@@ -1204,13 +1246,7 @@ class Exchange {
 
   /** The backend's time begins. */
   waitForBackend(): void {
-    this.#sinceMs = performance.now();
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
-  }
-
-  /** What is left of the backend's time: waiting for a turn, for a connection and for an answer all take from it. */
-  get leftMs(): number {
-    return Math.max(1, this.#sinceMs + this.rules.backendTimeoutMs - performance.now());
   }
 
   /**
@@ -1219,14 +1255,14 @@ class Exchange {
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.isWaiting = true;
+    this.stage = 'waiting';
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    this.isWaiting = false;
+    if (this.stage === 'waiting') this.stage = 'sending';
     if (this.endedBy) throw this.endedBy;
   }
 
-  /** All is written, or nothing is awaited any more. */
-  waitForNobody(): void {
+  /** Nothing is awaited any more. */
+  stopTimer(): void {
     clearTimeout(this.#timer);
   }
 }
@@ -1245,6 +1281,9 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
+    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    if (answerPreflight(x)) return;
+
     // Before any decision: all later steps judge this one canonical form, and it is what is sent.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
@@ -1252,9 +1291,6 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
-
-    // Before the credential, which browsers send with no preflight. Of another origin it is a request like others.
-    if (answerPreflight(x)) return;
 
     // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
@@ -1283,7 +1319,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.isTunnel) closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
     }
   } catch (error) {
     refuse(x, error);
@@ -1304,7 +1340,7 @@ function begin(x: Exchange): void {
   running.push(x);
   const connection = accepted(x.req.socket);
   x.res.once('close', () => {
-    if (!x.res.writableFinished) x.end(new Problem('client_left'));
+    if (!x.res.writableFinished) x.leave();
     if (connections.has(connection)) strangers.add(connection);
   });
 }
@@ -1335,7 +1371,7 @@ function refuse(x: Exchange, thrown: unknown): void {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining) x.res.shouldKeepAlive = false;
+  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
   x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
@@ -1344,17 +1380,19 @@ function refuse(x: Exchange, thrown: unknown): void {
 
 /**
  * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows.
+ * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
-  const { code, details: { reason } = {} } = x.problem ?? {};
+  const { code, details = {} } = x.problem ?? {};
+  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
   // A flood of wrong credentials must not fill a small computer's card.
   const isQuiet = route === '/healthz' || code === 'too_many_failures';
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
-  const fields = { requestId, client, method, route, token, form, status, code, reason, bytesIn, bytesOut, ms };
+  const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
 
@@ -1389,8 +1427,13 @@ interface Target {
   readonly querySecret: string | undefined;
 }
 
-/** @throws {Problem} too_many_headers, or bad_target for two Host headers, of which each program takes another. */
+/**
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
+ * another. Node and Deno let other versions of HTTP through as far as here.
+ */
 function checkHead(req: http.IncomingMessage): void {
+  const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
+  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
   if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1611,14 +1654,22 @@ function failureKey(address: string): string {
  * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
  * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
  */
-function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | undefined {
-  const { origin } = req.headers;
-  if (origin === undefined || !cors.has(origin)) return undefined;
-  return {
+function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+  const { origin = '' } = req.headers;
+  return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
     'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
     'Vary': 'Origin',
   };
+}
+
+/**
+ * The origin of a page that is not on `cors`, for the log: a person whose page does not work finds there what to add.
+ * Undefined for what no browser sends: it may hold a secret.
+ */
+function unlistedOrigin({ req, rules }: Exchange): string | undefined {
+  const { origin = '' } = req.headers;
+  return rules.cors.has(origin) ? undefined : /^(?:null|[\w+.-]+:\/\/[!-.0->A-~]+)$/.exec(origin)?.[0].slice(0, 100);
 }
 
 /**
@@ -1629,12 +1680,12 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 
 /**
  * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
- * path: what exists here is nobody's business who holds no token.
+ * target, a malformed one too: what exists here is nobody's business who holds no token.
  * @returns whether it was such a question.
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || !x.ownHeaders || method === undefined) return false;
+  if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
   const asked = names.toLowerCase().split(/[\s,]+/);
   x.status = 204;
   x.res.writeHead(204, {
@@ -1655,24 +1706,22 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin, 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    return new Problem('cross_site', {
-      reason: 'public_host',
-      detail:
-        'Without tokens the gateway is called by an IP address or a local name, not by a name that public DNS has.',
-    });
+    const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
+    return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (origin !== undefined && rules.cors.has(origin)) return undefined;
+  if (rules.cors.has(origin)) return undefined;
   // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
   // User-Agent remains, which a page cannot take away.
+  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
+  // a typed address that another site redirects.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isStranger = site === undefined
-    ? (origin !== undefined && origin.split('://')[1] !== host) || (isActing && agent?.startsWith('Mozilla/'))
-    : site !== 'same-origin' && site !== 'none';
-  return isStranger ? new Problem('cross_site') : undefined;
+  const isTaken = from === 'none' && !(isActing && (site !== undefined || agent?.startsWith('Mozilla/')));
+  return isTaken || from === 'same-origin' ? undefined : new Problem('cross_site');
 }
 
 /** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
@@ -1823,6 +1872,8 @@ class MessageReader {
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
+  /** The message has broken off, whatever it says of itself. */
+  isBroken = false;
 
   /** @param broken what it means if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
@@ -1842,8 +1893,9 @@ class MessageReader {
       if (this.#x.endedBy) throw this.#x.endedBy;
       const chunk = message.read() as Buffer | null;
       if (chunk !== null) return chunk;
-      if (message.readableEnded || (message.complete && message.readableLength === 0)) return undefined;
-      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
+      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
+      if (isEnded && !this.isBroken) return undefined;
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
       // What came in one packet with the head is handed over by the parser when this function returns.
       if (isFirst) await undefined;
       else {
@@ -1926,7 +1978,7 @@ class RequestBody {
     scan.takeFields().forEach(judge);
     const isEmpty = this.#x.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'This endpoint needs a JSON object as its body.' });
+      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
     // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
     // would have to be relayed or thrown away unread, and neither is right.
@@ -1978,8 +2030,8 @@ class RequestBody {
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     this.#head = []; // it is counted no longer
-    this.#x.waitForNobody();
-    if (this.#x.isTunnel) return;
+    this.#x.stopTimer();
+    if (this.#x.stage === 'tunnel') return;
     // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
@@ -2098,7 +2150,6 @@ class RequestBody {
 
   /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    this.#x.streams = true;
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#isComplete) {
@@ -2109,14 +2160,14 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
         this.#x.waitForBackend();
-        if (this.#isComplete) await takeTurn(this.#x); // without its last byte the backend cannot act on it
       } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
       // Its last byte goes out now: the backend may act on it.
-      this.#x.sent = this.#isComplete;
+      if (this.#isComplete && this.#x.stage === 'sending') this.#x.stage = 'sent';
       for (const piece of pieces) yield piece;
     }
   }
@@ -2174,14 +2225,13 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * What a GET says. HTTP libraries repeat one on a kept connection that broke, and caches may keep its answer.
+ * What a GET says. HTTP libraries repeat one on a kept connection that broke.
  * @returns undefined for a POST, whose query is not read.
  * @throws {Problem} bad_field if somebody is named there, and would be lost.
  */
 function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
   if (isSendByGet(target)) {
     x.res.shouldKeepAlive = false;
-    x.ownHeaders = { ...x.ownHeaders, 'Cache-Control': 'no-store' };
     return readFields(target.parameters);
   }
   const [lost] = target.parameters.find(([name]) => NEVER_DROPPED.test(name)) ?? [];
@@ -3046,19 +3096,21 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
 
 /** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
 function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
-  if (chunk.length - i > 64) {
-    // Sixteen bytes per test, two at a time: this loop is what a large attachment spends its time in. Pairs have to
-    // begin at an even address; which of its two bytes comes first does not matter to the table.
-    if ((chunk.byteOffset + i) % 2 !== 0 && bytes[chunk[i++]!]) return i - 1;
-    const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
-    let at = 0;
-    while (
-      at + 8 <= two.length &&
-      (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-          pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-    ) at += 8;
-    i += 2 * at;
-  }
+  // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
+  // at an even address, because a view of pairs has to begin there.
+  const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
+  while (i < near && !bytes[chunk[i]!]) i++;
+  if (i < near || near === chunk.length) return i;
+  // Sixteen bytes per test, two at a time: a large attachment spends its time in this loop. Which byte of a pair comes
+  // first does not matter to the table.
+  const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  let at = 0;
+  while (
+    at + 8 <= two.length &&
+    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
+        pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
+  ) at += 8;
+  i += 2 * at;
   while (i < chunk.length && !bytes[chunk[i]!]) i++;
   return i;
 }
@@ -3088,7 +3140,7 @@ const NOT_FORWARDED = [
 ];
 
 /** What is not taken over from an answer, and from a request. */
-const NOT_INBOUND = new Set(HOP_BY_HOP);
+const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
 /** A request as the backend gets it. */
@@ -3099,52 +3151,49 @@ interface BackendRequest {
   /** Name and value in turn, without a length, which the content says. */
   readonly headers: readonly string[];
   readonly content: Content;
+  /** The client asks for a WebSocket. */
+  readonly isUpgrade: boolean;
 }
 
-/** The backend's answer: its head, and the way to read the rest. */
-interface BackendAnswer {
-  readonly status: number;
-  readonly statusText: string;
-  /** Name and value in turn, as they came. */
-  readonly headers: readonly string[];
+/** The head of the backend's response, and the way to read the rest. */
+interface BackendResponse {
+  readonly incoming: http.IncomingMessage;
+  readonly reader: MessageReader;
   /** Set where the backend speaks another protocol from here on. */
   readonly upgraded: Side | undefined;
-  /** The next part of the body, or undefined at its end. Rejects if the backend breaks off. */
-  next(): Promise<Uint8Array | undefined>;
-  /** Lets go of it after the last byte of its body. */
-  finish(): void;
-  /** Breaks it off. Its connection is not used again. */
-  destroy(): void;
 }
 
 /**
- * Sends the request to the backend, once, and its answer to the client.
+ * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side of a WebSocket that is to be.
- * @throws {Problem} backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
+ * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
   const { core, rules, res } = x;
   const headers = outboundHeaders(x);
   if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  const request = { x, method: target.method, path: backendPath(rules.backend, target), headers, content };
   const early = upgrade && listenEarly(x, upgrade);
-  let answer: BackendAnswer | undefined;
+  const group = target.route?.group;
+  let response: BackendResponse | undefined;
   try {
-    x.isWaiting = upgrade !== undefined; // one that is not open yet loses nothing
-    const { fetch } = core;
-    const send = (): Promise<BackendAnswer> => fetch && !upgrade ? sendByFetch(fetch, request) : sendByHttp(request);
-    answer = await sendInTurn(request, target.route?.group, send);
-    x.isWaiting = false;
-    const head = readAnswerHead(answer, upgrade && 'websocket');
-    x.status = answer.status;
-    if (upgrade && early && answer.upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], answer.upgraded);
-    if (core.draining) res.shouldKeepAlive = false;
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? rules.backendWaitMs : 0);
+    const path = backendPath(rules.backend, target);
+    response = await sendWhenUp({ x, method: target.method, path, headers, content, isUpgrade: upgrade !== undefined });
+    if (x.endedBy) throw x.endedBy;
+    const { incoming, upgraded } = response;
+    const head = readAnswerHead(incoming, upgrade && 'websocket');
+    x.status = incoming.statusCode!;
     // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.push(...Object.entries(x.ownHeaders ?? {}).flat());
-    res.writeHead(answer.status, answer.statusText, head.headers);
-    await relayAnswer(x, answer, head.length);
+    head.headers.unshift(...addedHeaders(x, head.headers));
+    if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
+    if (core.draining) res.shouldKeepAlive = false;
+    res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
+    await relayAnswer(x, response.reader, head.length);
+    // Its end has to be read, or its connection is not used again.
+    incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    answer?.destroy();
+    if (response) breakOff(response);
     throw backendProblem(error);
   }
 }
@@ -3208,116 +3257,102 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends it when it is its turn, which ends with the head of the answer, or when there will be none.
- * @param group of its route; only a send may wait for a backend that restarts.
+ * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
+ * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendInTurn(
-  { x, content }: BackendRequest,
-  group: Group | undefined,
-  send: () => Promise<BackendAnswer>,
-): Promise<BackendAnswer> {
-  const isLarge = content !== undefined && 'chunks' in content;
-  x.waitForBackend();
+async function sendWhenUp(request: BackendRequest): Promise<BackendResponse> {
+  const { x, content } = request;
+  const { queue } = x;
   try {
-    // A large body takes its turn before its last byte; a poll or a WebSocket would keep one for long.
-    if (!isLarge && group !== 'receive') await takeTurn(x);
-    // From here on it may have been sent; a large one only with its last byte.
-    x.sent = !isLarge;
-    return await sendConnected(x, group === 'send' ? x.rules.backendWaitMs : 0, send);
-  } finally {
-    giveTurn(x);
-  }
-}
-
-/**
- * Where no connection came about, because the backend restarts, nothing can have been sent, and it is tried again. This
- * repeats nothing: a large body has not been read yet.
- * @param waitMs how long, from the first time on.
- */
-async function sendConnected(x: Exchange, waitMs: number, send: () => Promise<BackendAnswer>): Promise<BackendAnswer> {
-  let giveUpMs: number | undefined;
-  for (let pauseMs = RETRY_PAUSE_MS;; pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
-    try {
-      const answer = await send();
-      if (giveUpMs !== undefined) warnRarely(x.core, 'the backend can be connected to again', {});
-      return answer;
-    } catch (error) {
-      const problem = x.endedBy ?? backendProblem(error);
-      giveUpMs ??= performance.now() + waitMs;
-      const leftMs = giveUpMs - performance.now();
-      if (problem.code !== 'backend_unreachable' || x.streams || leftMs <= 0) throw problem;
-      const fields = { backend: x.rules.backend.origin, reason: problem.details.reason };
-      warnRarely(x.core, 'no connection to the backend: sends wait for it', fields);
-      // Whatever is left of the backend's time ends the wait too, and then nothing was sent.
-      x.waitFor(x.leftMs, 'backend_unreachable');
-      setTimeout(() => x.wake?.(), Math.min(pauseMs, leftMs)).unref();
-      await x.standBy();
-      x.waitFor(x.leftMs, 'backend_timeout');
+    for (;;) {
+      await queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      try {
+        return await connectAndSend(request);
+      } catch (error) {
+        // A client that leaves while the connection is made looks like a refused one.
+        if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
+        queue.refused(x, error);
+      }
     }
+  } finally {
+    queue.release(x);
   }
 }
 
+/** Whether a body is larger than what is read before the backend hears of it. */
+function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+  return content !== undefined && 'chunks' in content;
+}
+
 /**
- * By node:http's client: on Node, where `fetch` takes three to four times as long, and everywhere for a WebSocket,
- * which `fetch` cannot open. It never sends a request again, and never follows a redirect.
+ * Sends the request by node:http's client, which never sends it again and never follows a redirect.
+ * @returns the response, when its head has come.
+ * @throws {Problem} backend_unreachable if no connection came about.
  */
-function sendByHttp({ x, method, path, headers, content }: BackendRequest): Promise<BackendAnswer> {
-  const { backend } = x.rules;
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
+function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
+  const { x, method, path, headers, content } = request;
+  const { backend, backendTimeoutMs } = x.rules;
   const isTls = backend.options.protocol === 'https:';
   return new Promise((resolve, reject) => {
+    if (x.endedBy) return reject(x.endedBy);
+    x.stage = 'sending';
     const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
+    x.underway = outgoing;
     let isConnected = false;
-    let isAnswered = false;
-    const answer = (incoming: http.IncomingMessage, upgraded?: Side): void => {
-      isAnswered = true;
-      resolve(answerByHttp(x, incoming, upgraded));
+    let response: BackendResponse | undefined;
+    const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
+      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+      // The client has left, and nobody needs the body: the log says what became of the request.
+      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      x.stage = 'answered';
+      resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // An answer may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may come before the request is through, and end before it: nobody reads the rest then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      answer(incoming);
+      onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => answer(incoming, side));
-    // Before the connection has come about, nothing can have been sent: a large body is not even read before.
-    outgoing.on('error', (error) => reject(isConnected ? error : unreachable(error)));
-    outgoing.on('close', () => isAnswered || reject(new Error('closed')));
+    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
+    const fail = (error: Error): void => reject(isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', (error) => {
+      // Without a length, a body that ends by a reset would look complete.
+      if (response && !response.incoming.complete) response.reader.isBroken = true;
+      fail(error);
+    });
+    outgoing.on('close', () => response || fail(new Error('closed')));
     const onConnect = (): void => {
       isConnected = true;
-      if (chunks) upload(x, outgoing, chunks).catch((error) => outgoing.destroy(error));
+      x.queue.connected(x);
+      writeRequest(request, outgoing).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
+      socket.off('data', destroyThis); // see readBackend
       if (!socket.connecting) return onConnect(); // one that was kept
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, x.leftMs), 'backend_unreachable', (problem) => {
+      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs), 'backend_unreachable', (problem) => {
         reject(problem);
         outgoing.destroy();
       });
-      socket.once(isTls ? 'secureConnect' : 'connect', () => {
-        x.waitFor(x.leftMs, 'backend_timeout');
-        onConnect();
-      });
+      socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
-    x.underway = outgoing;
-    if (!chunks) outgoing.end(content);
   });
 }
 
-/** @param upgraded the backend's side, where it speaks another protocol from here on. */
-function answerByHttp(x: Exchange, incoming: http.IncomingMessage, upgraded: Side | undefined): BackendAnswer {
-  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
-  return {
-    status: incoming.statusCode ?? 0,
-    statusText: incoming.statusMessage ?? '',
-    headers: incoming.rawHeaders,
-    upgraded,
-    next: () => reader.next(x.rules.backendTimeoutMs, 'backend_timeout'),
-    // Its end has to be read, or the connection is not used again.
-    finish: () => incoming.removeAllListeners('readable').resume(),
-    // Not by `outgoing`: where the answer is all there, Node 26.10 gives its socket back to the pool then.
-    destroy: () => void (incoming.readableEnded || (upgraded?.[0] ?? incoming.socket).destroy()),
-  };
+/** Writes the request on its connection. The backend may act on it from the last byte on, and so needs a slot then. */
+async function writeRequest(request: BackendRequest, outgoing: http.ClientRequest): Promise<void> {
+  const { x, content, isUpgrade } = request;
+  if (isLarge(content)) return await upload(x, outgoing, content.chunks());
+  await x.queue.enter(x, true); // a try has no slot yet
+  x.waitForBackend();
+  x.stage = isUpgrade ? 'waiting' : 'sent'; // a WebSocket that is not open yet loses nothing
+  outgoing.end(content);
+}
+
+/** Breaks a response off. Its connection is not used again. */
+function breakOff({ incoming, upgraded }: BackendResponse): void {
+  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
 /** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
@@ -3326,7 +3361,7 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-/** Writes a large body at the backend's pace. It just returns where the backend has ended: its answer says why. */
+/** Writes a large body at the backend's pace. It just returns where the backend has ended: its response says why. */
 async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
   const room = x.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of chunks) {
@@ -3337,58 +3372,6 @@ async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGe
 }
 
 /**
- * By `fetch`: on Deno and Bun, whose own it is, and wherever a program brings one. The backend never has to redirect a
- * canonical target; and in any other mode Node's fetch keeps the whole body, in case that it has to send it again.
- */
-async function sendByFetch(
-  fetch: typeof globalThis.fetch,
-  { x, method, path, headers, content }: BackendRequest,
-): Promise<BackendAnswer> {
-  const abort = new AbortController();
-  x.underway = { destroy: () => abort.abort() };
-  const chunks = content && 'chunks' in content ? content.chunks() : undefined;
-  const all = [...headers, ...chunks && content?.length !== undefined ? lengthHeaders(method, content) : []];
-  const response = await fetch(x.rules.backend.origin + path, {
-    method,
-    headers: all.flatMap((name, i) => i % 2 === 0 ? [[name, all[i + 1]!] as [string, string]] : []),
-    redirect: 'error',
-    signal: abort.signal,
-    ...(content instanceof Uint8Array && { body: content as Uint8Array<ArrayBuffer> }),
-    ...(chunks && { body: ReadableStream.from(chunks) as NonNullable<RequestInit['body']>, duplex: 'half' as const }),
-  });
-  const reader = response.body?.getReader();
-  return {
-    status: response.status,
-    statusText: response.statusText,
-    headers: [...response.headers].flat(),
-    upgraded: undefined,
-    next: async () => {
-      x.waitForBackend();
-      return (await reader?.read())?.value;
-    },
-    finish: () => void reader?.read().catch(() => {}),
-    destroy: () => {
-      abort.abort();
-      // Else Deno 2.9 keeps the connection until it collects garbage, half a minute later.
-      void reader?.cancel().catch(() => {});
-    },
-  };
-}
-
-/**
- * Deno 2.9's fetch sends a request again, POST too, if a re-used connection ends before the whole head of the answer is
- * there; Bun 1.4's does so for all but POST. So Deno re-uses none, and Bun only for POST. The test "nothing is sent
- * twice" asks each of them; this goes when they leave it to the caller.
- * @returns undefined on Node, where node:http's client is the way.
- */
-function fetchOnce(): typeof globalThis.fetch | undefined {
-  const { Deno } = globalThis as { Deno?: { createHttpClient(options: object): unknown } };
-  const client = Deno?.createHttpClient({ poolMaxIdlePerHost: 0 });
-  if (client) return (url, init) => fetch(url, { ...init, client } as RequestInit);
-  return 'Bun' in globalThis ? (url, init) => fetch(url, { ...init, keepalive: init?.method === 'POST' }) : undefined;
-}
-
-/**
  * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
  * answer for those of another, or lose its credential on another way.
  * @param protocol that the client has asked to change to.
@@ -3396,7 +3379,7 @@ function fetchOnce(): typeof globalThis.fetch | undefined {
  *   length of the body, if it was said, or if there is none.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
+function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3413,7 +3396,7 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none, and fetch may have decoded it
+    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3425,11 +3408,11 @@ function readAnswerHead({ status, headers }: BackendAnswer, protocol?: string) {
 }
 
 /** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | undefined): Promise<void> {
-  const { res, core } = x;
+async function relayAnswer(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+  const { res, core, rules } = x;
   let room: (() => Promise<void>) | undefined;
   while (x.bytesOut !== length) {
-    const chunk = await answer.next();
+    const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
     x.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
@@ -3443,7 +3426,6 @@ async function relayAnswer(x: Exchange, answer: BackendAnswer, length: number | 
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
   }
-  answer.finish();
 }
 
 /**
@@ -3455,75 +3437,208 @@ function collectSoon(chunk: Uint8Array | undefined): void {
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
-/** What a failure at the backend means to the client. Only what is known to have sent nothing is told so. */
-function backendProblem(error: unknown): Problem {
-  if (error instanceof Problem) return error;
-  const reason = failureCode(error);
-  // A time-out can also end a read.
-  const { syscall = 'connect' } = ((error as Error).cause ?? error) as { syscall?: string };
-  if (UNREACHABLE.test(reason) && /^(?:connect|getaddrinfo)/.test(syscall)) return unreachable(error);
-  // Node's fetch waits 300 s for headers at most, whatever backend.timeout says.
-  const code = reason === 'UND_ERR_HEADERS_TIMEOUT' ? 'backend_timeout' : 'bad_backend_answer';
-  return new Problem(code, { reason, cause: error });
-}
-
-/** Connection never made (Node's and undici's codes, Bun's, Deno's), or a port that fetch refuses to ask. */
-const UNREACHABLE =
-  /^(?:ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|EADDRNOTAVAIL|ETIMEDOUT|UND_ERR_CONNECT_TIMEOUT|ConnectionRefused|Connect|bad port)$/;
-
-/** No connection came about: the only failure of which it is certain that nothing was sent. */
-function unreachable(error: unknown): Problem {
-  return new Problem('backend_unreachable', { reason: failureCode(error), cause: error });
-}
-
-/** What fetch failed with, in one word and without an address or a path. */
-function failureCode(error: unknown): string {
-  const inner = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
-  for (const { code } of [error as NodeJS.ErrnoException, inner]) if (typeof code === 'string') return code;
-  // Deno has no codes, but a word in its message, which may quote the address.
-  const text = inner.message ?? '';
-  return /client error \((\w+)\)/.exec(text)?.[1] ?? /redirect|bad port|terminated/i.exec(text)?.[0] ?? 'failed';
-}
-
-// ── TURNS ────────────────────────────────────────────────────────────────────────────────────────
-
 /**
- * Takes a turn at the backend, for which it may have to wait: in json-rpc mode the backend goes down under parallel
- * requests, each of which reads and writes an unguarded map.
- * @throws {Problem} busy, and what else ended the exchange meanwhile.
+ * What a failure at the backend means to the client.
+ * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
-async function takeTurn(x: Exchange): Promise<void> {
-  if (!x.needsTurn) return; // the answer came before the body's end
-  const { queue } = x.core.turns;
-  queue.push(x);
-  passTurns(x.core);
-  if (x.hasTurn) return;
-  x.waitFor(x.leftMs, 'busy');
-  await x.standBy();
-  if (x.hasTurn) x.waitFor(x.leftMs, 'backend_timeout');
+function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
+  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
+  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
 }
 
-/** Gives a turn back, or the place among those that wait for one. Twice does no harm. */
-function giveTurn(x: Exchange): void {
-  const { turns } = x.core;
-  const place = turns.queue.indexOf(x);
-  if (place >= 0) turns.queue.splice(place, 1);
-  if (x.hasTurn) turns.taken--;
-  x.hasTurn = x.needsTurn = false;
-  x.wake?.();
-  passTurns(x.core);
+// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
+
+/** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
+interface Place {
+  readonly needsSlot: boolean;
+  /** When the request was ready to be sent, by performance.now(). The queue has this order. */
+  readonly readyMs: number;
+  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
+  readonly untilMs: number;
+  isConnected: boolean;
+  isAdmitted: boolean;
+  /** Set while the request waits for a slot. */
+  wantsSlot: boolean;
+  /** Set while it holds one. */
+  timer: NodeJS.Timeout | undefined;
+  /** It has held its slot for `slotTimeoutMs`. */
+  isOverdue: boolean;
+}
+
+/** From a refused connection until one comes about. */
+interface Outage {
+  reason: string;
+  /** The one request that tries to connect. */
+  trier: Exchange | undefined;
+  /** How long nobody tries after a try has failed. */
+  pauseMs: number;
+  pause: NodeJS.Timeout | undefined;
 }
 
 /**
- * Gives the turns that are free to those that wait, in the order in which they asked: a client that sends much waits
- * behind one that has asked before. Called whenever one may be free: given back, asked for, or after a reload.
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
+ * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
+ *
+ *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
+ *     ▲    a slot          │
+ *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
+ *
+ * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
+ * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
+ * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
-function passTurns({ turns, rules }: Core): void {
-  while (turns.taken < rules.backendParallel && turns.queue.length > 0) {
-    const x = turns.queue.shift()!;
-    turns.taken++;
-    x.hasTurn = true;
+class BackendQueue {
+  readonly #core: Core;
+  readonly #origin: string;
+  /** Who holds a slot, first the one that acquired it first. */
+  #holders: Exchange[] = [];
+  #waiting: Exchange[] = [];
+  /** By the name of the token, the number of its last slot: the smallest is next. */
+  readonly #lastSlots = new Map<string, number>();
+  #slotCount = 0;
+  #outage: Outage | undefined;
+
+  constructor(core: Core) {
+    this.#core = core;
+    this.#origin = core.rules.backend.origin;
+  }
+
+  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  join(x: Exchange, needsSlot: boolean, waitMs: number): void {
+    const readyMs = performance.now();
+    const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
+    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...state };
+  }
+
+  /**
+   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
+   * backend is up goes on without.
+   * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
+   */
+  async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
+    const place = x.place!;
+    const isLimited = this.#core.rules.backendParallel < Infinity;
+    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
+    if (x.stage === 'answered' || (place.isConnected && !place.wantsSlot)) return;
+    place.isAdmitted = false;
+    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
+    this.serve();
+    if (place.isAdmitted) return;
+    // While the backend is down the end of a try decides who has waited for too long.
+    if (this.#isInLine(x)) x.stopTimer();
+    else x.waitFor(x.rules.backendTimeoutMs, 'busy');
+    await x.standBy();
+  }
+
+  /** A connection came about: the backend is up. */
+  connected(x: Exchange): void {
+    x.place!.isConnected = true;
+    if (!this.#outage) return;
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    clearTimeout(this.#outage.pause);
+    this.#outage = undefined;
+    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting: line.length });
+    for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
+    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+  }
+
+  /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
+  refused(x: Exchange, problem: Problem): void {
+    const { reason = '' } = problem.details;
+    const isNews = this.#outage === undefined;
+    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
+    outage.reason = reason;
+    if (outage.trier === x) {
+      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
+      outage.pause = setTimeout(() => {
+        outage.pause = undefined;
+        this.serve();
+      }, outage.pauseMs).unref();
+    }
+    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const line = this.#waiting.filter((y) => this.#isInLine(y));
+    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    this.release(x);
+    if (isNews) {
+      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
+      const fields = { backend: this.#origin, reason, waiting };
+      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
+    }
+    if (isLate(x)) throw problem;
+  }
+
+  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  release(x: Exchange): void {
+    const place = x.place!;
+    clearTimeout(place.timer);
+    place.timer = undefined;
+    place.isOverdue = false;
+    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    if (this.#outage?.trier === x) this.#outage.trier = undefined;
+    x.wake?.(); // an upload may wait for a slot that it needs no longer
+    this.serve();
+  }
+
+  /**
+   * Admits who may go on. A free slot goes to the token that got one longest ago, and within a token to the request that
+   * was ready first; where there are several tokens and several slots, no token holds all of them.
+   */
+  serve(): void {
+    if (this.#waiting.length === 0) return;
+    const outage = this.#outage;
+    if (outage) this.#serveLine(outage);
+    else for (const x of this.#waiting.filter(({ place }) => !place!.wantsSlot)) this.#admit(x);
+    const { rules: { backendParallel: parallel, tokens }, slotTimeoutMs } = this.#core;
+    const most = tokens.size > 1 && parallel > 1 ? parallel - 1 : parallel;
+    for (;;) {
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, parallel);
+      const held = this.#holders.filter((x) => !lent.includes(x));
+      const isFull = ({ token }: Exchange): boolean => held.filter((y) => y.token!.name === token!.name).length >= most;
+      const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+      const able = this.#waiting.filter((x) => x.place!.wantsSlot && !this.#isInLine(x) && !isFull(x));
+      if (held.length >= parallel || able.length === 0) return;
+      const next = able.reduce((first, x) => lastSlot(x) < lastSlot(first) ? x : first);
+      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#holders.push(next);
+      next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      this.#admit(next);
+    }
+  }
+
+  /**
+   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
+   * out that the backend is back. What does not wait is refused.
+   */
+  #serveLine(outage: Outage): void {
+    const line = this.#waiting.filter((x) => this.#isInLine(x));
+    const waits = ({ place }: Exchange): boolean => place!.untilMs > place!.readyMs;
+    if (!outage.trier && !outage.pause) {
+      outage.trier = line.find(waits) ?? line[0];
+      if (outage.trier) this.#admit(outage.trier);
+    }
+    for (const x of line) {
+      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
+    }
+  }
+
+  /** Whether the request waits for a backend that is down. */
+  #isInLine({ place }: Exchange): boolean {
+    return this.#outage !== undefined && !place!.isConnected;
+  }
+
+  #admit(x: Exchange): void {
+    this.#waiting.splice(this.#waiting.indexOf(x), 1);
+    x.place!.isAdmitted = true;
     x.wake?.();
+  }
+
+  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  #passTime(x: Exchange): void {
+    x.place!.isOverdue = true;
+    if (x.hasLeft) x.end(new Problem('client_left'));
+    else this.serve();
   }
 }
 
@@ -3562,7 +3677,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
  */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.isTunnel = true;
+  x.stage = 'tunnel';
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
@@ -3618,17 +3733,17 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 // ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
 
 /** A problem as an answer: its headers and its body, which has the same form for every refusal. */
-function describeProblem(
-  { message, code, status, details: { allow, retryAfterMs } }: Problem,
-  requestId: string,
-  req?: http.IncomingMessage,
-): { headers: http.OutgoingHttpHeaders; body: string } {
+function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
+  const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   return {
     body,
     headers: {
       'Content-Type': 'application/json',
       'Content-Length': Buffer.byteLength(body),
+      'X-Content-Type-Options': 'nosniff',
+      'Cache-Control': 'no-store',
+      'X-Request-Id': requestId,
       // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
       // password, remember it, and add it to the requests of any page.
       ...(status === 401 &&
@@ -3637,6 +3752,28 @@ function describeProblem(
       ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
   };
+}
+
+/**
+ * The headers that a relayed response gets besides the backend's, name and value in turn. They stand before those: of
+ * several X-Content-Type-Options browsers obey the first.
+ *
+ * Attack: the backend serves an attachment as the HTML or SVG that it is, and who has sent it knows its URL. Its script
+ * would run as a page of the gateway's own, and even its <img> would ask the gateway with the token of the path. So no
+ * response to a GET may do anything, but for the pages of swagger. With a policy Chromium plays neither sound nor
+ * video, and neither of them can run a script.
+ */
+function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
+  const added = Object.entries(ownHeaders).flat();
+  if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
+  const own = new Map<string, string>();
+  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  added.push('X-Content-Type-Options', 'nosniff');
+  // Browsers keep received messages on disk; and a send by GET is never answered by a cache.
+  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
+  return added;
 }
 
 /** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
@@ -3818,6 +3955,7 @@ function noteFileAt(sources: Sources, file: string): void {
   sources.collect(at, () => {
     if (text === undefined) return;
     const config = parseFile(text);
+    ensure(isObject(config), 'is not a JSON object');
     sources.collect('the file', () => noteFile(sources, config));
     if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
       sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
@@ -3882,20 +4020,20 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-/** Further off than one letter, and still meant as one: without it the gateway would be more open. */
-const MISSPELT = new Map(
-  Object.entries({ ALLOWED_CLIENTS: 'ALLOW_CLIENTS', GATEWAY_CONF: 'GATEWAY_CONFIG', TLS_CRT: 'TLS_CERT' }),
-);
+const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Names that secured-signal-api, or whoever guesses, has for a setting. They may be another program's, so only a
- * warning.
+ * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
+ * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
  */
-const DOUBTFUL = new Map(Object.entries({
-  RATE_LIMIT: '"RATE"',
-  SENDERS: '"senders" of a token in the file',
-  RECIPIENTS: '"recipients" of a token in the file',
-  API__URL: '"BACKEND_URL"',
-}));
+const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+  [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
+  [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/, true, MIGRATING],
+  [/^(?:API|SERVICE)__/, false, MIGRATING],
+  [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
+  [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
+];
 
 /** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
@@ -3908,12 +4046,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
     // A file that cannot be read counts as given: without it there would seem to be no tokens.
     sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
   }
-  // Two letters off would meet other programs' names too.
-  for (const name of Object.keys(env).filter((name) => /^[A-Za-z_]+$/.test(name))) {
-    const meant = MISSPELT.get(name) ?? RESTRICTIONS.find((known) => editDistance(name, known) === 1);
-    const other = DOUBTFUL.get(name);
-    if (meant) sources.add(name, `is not a setting; did you mean "${meant}"?`);
-    if (other) sources.warnings.push(`${name} is not a setting, and does nothing; is it meant as ${other}?`);
+  for (const name of Object.keys(env)) {
+    // Two letters off would meet other programs' names too.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
+    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
+    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
 
@@ -4034,9 +4173,15 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
-    return [key, mistakes.collect(placeOf(key, i), () => read(inner))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
+}
+
+/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+function refuseNull(value: unknown): unknown {
+  ensure(value !== null, 'null is no value; leave the line out');
+  return value;
 }
 
 /** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
@@ -4161,6 +4306,10 @@ function readTemplate(value: unknown): Template {
   return attempt(() => new Template(value), (error) => error.message);
 }
 
+function destroyThis(this: Socket): void {
+  this.destroy();
+}
+
 /** The backend, as requests need it. */
 type Backend = ReturnType<typeof readBackend>;
 
@@ -4173,8 +4322,15 @@ function readBackend(value: unknown) {
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
-  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive: true, timeout: IDLE_TIMEOUT_MS });
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
+  // it again, POST too (test "nothing is sent twice").
+  const keepAlive = !('Deno' in globalThis);
+  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
+    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    href: url.href,
     /** Without userinfo. */
     origin: url.origin,
     /** Of the path, without a slash at the end. */
@@ -4332,7 +4488,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(config), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4404,7 +4560,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 }
 
 /** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<Gateway> {
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
@@ -4415,6 +4571,7 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients } } },
   });
+  stopOnSignal(gateway);
   const url = await gateway.listen();
   gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
@@ -4434,7 +4591,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
-  return gateway;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
@@ -4475,7 +4631,7 @@ async function main(): Promise<void> {
     const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return stopOnSignal(await runDemo(values.listen ?? LISTEN, print));
+    return runDemo(values.listen ?? LISTEN, print);
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
   const load = (): Settings => loadSettings({ file, env: process.env, flags });
@@ -4483,9 +4639,10 @@ async function main(): Promise<void> {
   if (values.check) return print(printCheck(settings));
   if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
   const gateway = startGateway(settings, {});
+  stopOnSignal(gateway);
   await gateway.listen();
+  void askBackend(gateway, settings);
   reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return stopOnSignal(gateway);
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4518,6 +4675,8 @@ Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
 their variable and [default]; of file, environment and flags, the later wins.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let what
+runs finish; the same signal again cuts it off.
 
 ${rows.join('\n')}
 
@@ -4573,14 +4732,9 @@ function printCheck(settings: Settings): string {
 /** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  // A pattern that opens nothing is no danger, but its owner believes that it opens something.
-  const idle = token.allow.patterns.filter((pattern) =>
-    spellsSendByGet(pattern) ? !makesSends(token) : !canMatch(pattern)
-  );
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4591,26 +4745,6 @@ function describeToken(token: Token, nowMs: number): string {
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
-}
-
-/**
- * Whether a pattern lets any request through to a route of the backend, asked with one that comes closest to it for
- * each.
- */
-function canMatch(pattern: Pattern): boolean {
-  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
-  return ROUTES.some(({ method, parts }) => {
-    const segments = Array.from({ length: Math.max(parts.length, pattern.parts.length) }, (_, i) => {
-      const [mine, its] = [pattern.parts[i] ?? '*', parts[i] ?? '*'];
-      return [mine, its].find(isLiteral) ?? PARAMETERS.get(its)?.[2] ?? PARAMETERS.get(mine)?.[2] ?? 'x';
-    });
-    try {
-      const target = parseTarget(method, `/${segments.map(encodeURIComponent).join('/')}`);
-      return target.route !== undefined && findGrant(allow, target) !== undefined;
-    } catch {
-      return false;
-    }
-  });
 }
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
@@ -4659,36 +4793,70 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-/** Serves until SIGTERM or SIGINT, and then ends the process with 0. */
-async function stopOnSignal(gateway: Gateway): Promise<void> {
-  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-  await gateway.close();
-  // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-  // running.
-  setTimeout(() => process.exit(), FLUSH_MS);
-  writeOut('', () => process.exit());
+/**
+ * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
+ * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ */
+async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
+  const backend = origin + prefix;
+  try {
+    const response = await fetch(`${backend}/v1/about`, {
+      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
+      redirect: 'manual',
+      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
+    });
+    const { status } = response;
+    if (status === 401) return log('info', 'the backend answers', { backend, status });
+    ensure(response.ok, `status ${status}`);
+    const about = await response.json().catch(() => undefined);
+    ensure(isObject(about), 'no JSON object');
+    const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
+    log('info', 'the backend answers', { backend, version, mode });
+  } catch (error) {
+    const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
+    log('warn', 'the backend does not answer as it should', {
+      backend,
+      reason: cause?.code ?? cause?.message ?? message,
+    });
+  }
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed. Files are watched by name
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
+ * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ */
+function stopOnSignal(gateway: Gateway): void {
+  gateway.server.once('listening', async () => {
+    await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+    await gateway.close();
+    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
+    // running.
+    setTimeout(() => process.exit(), FLUSH_MS);
+    writeOut('', () => process.exit());
+  });
+}
+
+/**
+ * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
  * (editors and secret mounts replace them), and those named in a new configuration with it.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
+  const reloadSoon = (): void => {
+    clearTimeout(settled);
+    settled = setTimeout(reload, SETTLE_MS).unref();
+  };
   const watched = new Set<string>();
   const watch = (file: string | undefined): void => {
     if (file === undefined || watched.has(file)) return;
     watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
-      clearTimeout(settled);
-      settled = setTimeout(reload, SETTLE_MS).unref();
-    });
+    watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
     // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
     try {
       const settings = load();
-      gateway.apply(settings);
+      if (gateway.apply(settings)) void askBackend(gateway, settings);
       settingsFiles(settings).forEach(watch);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
@@ -4696,9 +4864,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     }
   };
   files.forEach(watch);
-  process.on('SIGHUP', reload);
+  process.on('SIGHUP', reloadSoon);
   gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reload);
+    process.off('SIGHUP', reloadSoon);
     watched.forEach((file) => unwatchFile(file));
   });
 }
@@ -4732,7 +4900,10 @@ if (isEntryPoint()) {
   main().catch((error: Error) => {
     // Of `render`: what the webhook would be told.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}`}\n`);
+    const cure = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
+      ? '; --listen HOST:PORT takes another port'
+      : '';
+    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}${cure}`}\n`);
     process.exitCode = error instanceof UsageError ? 2 : 1;
   });
 }
