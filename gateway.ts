@@ -26,16 +26,16 @@
  *
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 180 ·
- *   TARGET 90 · CREDENTIALS 70 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 140 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 280 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
+ *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 145 · TEMPLATES 125 ·
+ *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
  *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
  *
  * @module
  */
 
 import { isUtf8 } from 'node:buffer';
-import crypto, { randomBytes, randomUUID } from 'node:crypto';
+import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
 import http from 'node:http';
@@ -211,8 +211,8 @@ interface GatewayOptions {
   /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
   /**
-   * How long a client may make no progress with its body or its answer; also how long a body may take in all before its
-   * sender is known, with what is still sent after a refusal.
+   * How long a client may make no progress with its answer, or send less than 30 KiB of its body while it is read; also
+   * how long a body may take in all before its sender is known, with what is still sent after a refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
@@ -324,8 +324,10 @@ type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonl
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
 
-/** Without progress of a body or an answer; and in all, for the body of somebody unknown. An option too. */
+/** Without progress of an answer; and in all, for the body of somebody unknown. An option too. */
 const STALL_TIMEOUT_MS = 30_000;
+/** So much of a body must come in every STALL_TIMEOUT_MS of reading: single bytes would hold a connection for days. */
+const PACE_BYTES = 30 * 1024;
 
 /** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
 const HEADERS_LIMIT = 200;
@@ -335,7 +337,10 @@ const HEADERS_LIMIT = 200;
  */
 const PIPELINE_LIMIT = 16;
 
-/** Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. */
+/**
+ * Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. Also how
+ * many of its requests without a good token are logged at their level.
+ */
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
 /** For a warning of what a stranger can bring about as often as he likes: it must not fill the disk. */
@@ -780,13 +785,14 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
+    /** Counts the log lines of requests without a good token, by address. */
+    lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted, and the socket that speaks HTTP on each; there is none before TLS is
-     * agreed on.
+     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
+     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
+     * without showing a good token stands first.
      */
-    connections: new Map<Socket, Socket | undefined>(),
-    /** Those that are not served for a token, first the one that has gone longest without showing a good one. */
-    strangers: new Set<Socket>(),
+    connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
      * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
      * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
@@ -796,8 +802,6 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     queues: new WeakMap<Backend, BackendQueue>(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
-    /** What is held of bodies that sends are made of. */
-    heldBytes: 0,
     draining: false,
   };
 }
@@ -900,22 +904,18 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
  * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
-  const forget = (socket: Socket): void => {
-    core.connections.delete(socket);
-    core.strangers.delete(socket);
-  };
+  const { connections } = core;
   server.on('connection', (socket: Socket) => {
     // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
-    core.connections.set(socket, 'setSecureContext' in server ? undefined : socket);
-    core.strangers.add(socket);
-    socket.once('close', () => forget(socket));
-    if (core.connections.size <= core.settings['limits.connections']) return;
-    const [longest] = core.strangers;
-    forget(longest!);
-    longest!.destroy();
+    connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
+    socket.once('close', () => connections.delete(socket));
+    if (connections.size <= core.settings['limits.connections']) return;
+    const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
+    connections.delete(longest);
+    longest.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
-  server.on('secureConnection', (socket: Socket) => core.connections.set(accepted(socket), socket));
+  server.on('secureConnection', (speaker: Socket) => connections.set(accepted(speaker), { speaker }));
 }
 
 /**
@@ -1098,7 +1098,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   server.closeIdleConnections();
   // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
   // counts no bytes, and closes it (test "a connection on which no request has begun").
-  for (const [socket, speaker] of core.connections) {
+  for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
   const { shutdown } = core.settings;
@@ -1157,7 +1157,7 @@ class Exchange {
   problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
-  /** How much of its body is held. */
+  /** How many bytes of its body are held. */
   heldBytes = 0;
   /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
   isMadeSend = false;
@@ -1208,12 +1208,6 @@ class Exchange {
       });
   }
 
-  /** Sets its share of what is held, for the limit of all requests together; 0 gives it back. */
-  setHeld(bytes: number): void {
-    this.core.heldBytes += bytes - this.heldBytes;
-    this.heldBytes = bytes;
-  }
-
   /**
    * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
    * goes on without its client until the head of the response, for as long as a slot may be held.
@@ -1222,7 +1216,7 @@ class Exchange {
     const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
     if (!isActing) return this.end(new Problem('client_left'));
     this.hasLeft = true;
-    this.setHeld(0);
+    this.heldBytes = 0;
   }
 
   /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
@@ -1299,7 +1293,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
-    core.strangers.delete(accepted(req.socket));
+    claimConnection(x, token);
 
     // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
     // endpoint: a page of another site learns nothing of it.
@@ -1325,7 +1319,6 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     refuse(x, error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
-    x.setHeld(0);
     void body.endAnswer();
     logExchange(x);
   }
@@ -1336,13 +1329,32 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
  * shows a good token.
  */
 function begin(x: Exchange): void {
-  const { connections, strangers, running } = x.core;
+  const { connections, running } = x.core;
   running.push(x);
-  const connection = accepted(x.req.socket);
+  const socket = accepted(x.req.socket);
   x.res.once('close', () => {
     if (!x.res.writableFinished) x.leave();
-    if (connections.has(connection)) strangers.add(connection);
+    const connection = connections.get(socket);
+    if (connection?.token === undefined) return;
+    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.set(socket, { speaker: connection.speaker });
   });
+}
+
+/**
+ * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
+ * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * @throws {Problem} busy.
+ */
+function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
+  const limit = Math.max(1, settings['limits.connections'] / 2);
+  // While there are fewer connections than that, nothing has to be counted.
+  if (rules.tokens.size > 1 && connections.size > limit) {
+    const others = [...connections.values()].filter(({ token }) => token === name);
+    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+  }
+  const connection = connections.get(accepted(req.socket));
+  if (connection) connection.token = name;
 }
 
 /** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
@@ -1389,8 +1401,10 @@ function logExchange(x: Exchange): void {
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood of wrong credentials must not fill a small computer's card.
-  const isQuiet = route === '/healthz' || code === 'too_many_failures';
+  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
+  // debug, and so are the refusals of an address beyond its 30 a minute.
+  const isQuiet = x.token === undefined &&
+    (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
@@ -1524,14 +1538,13 @@ function decodePart(text: string, isText = false): string {
  * @param isOfSend whether its `message` is a text of several lines.
  */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const cut = pair.indexOf('=');
-  const part = (text: string, isText = false): string => decodePart(text.replaceAll('+', ' '), isText);
-  const name = part(cut < 0 ? pair : pair.slice(0, cut));
+  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+  const name = decodePart(encoded);
   return {
     // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
-    value: part(cut < 0 ? '' : pair.slice(cut + 1), isOfSend && name === 'message'),
+    value: decodePart(value, isOfSend && name === 'message'),
   };
 }
 
@@ -1576,7 +1589,7 @@ interface Token {
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
   // n8n's test of its credentials sends an empty one if it has no token.
-  const header = takeSecret(headerValues(req, 'authorization').filter((value) => value.trim() !== ''));
+  const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1590,21 +1603,18 @@ function takeSecret(found: string[]): string | undefined {
 }
 
 /** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
-function headerValues(req: http.IncomingMessage, name: string): string[] {
-  const values: string[] = [];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    const field = req.rawHeaders[i]!;
-    if (field.length === name.length && field.toLowerCase() === name) values.push(req.rawHeaders[i + 1]!);
-  }
-  return values;
+function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
+  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
  * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
- * does: what comes out is compared by its digest, so that a wrong one is only wrong.
+ * does: what comes out is compared by its digest, so that a wrong one is only wrong. White space is SP and HTAB alone
+ * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^(\S+)\s*(.*)$/s.exec(value.trim()) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
   if (scheme.toLowerCase() === 'basic') {
     // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
@@ -1686,7 +1696,7 @@ const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
   if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
-  const asked = names.toLowerCase().split(/[\s,]+/);
+  const asked = names.toLowerCase().split(/[ \t,]+/);
   x.status = 204;
   x.res.writeHead(204, {
     ...x.ownHeaders,
@@ -1822,22 +1832,18 @@ interface Rate {
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** How many keys are kept. */
-  get size(): number {
-    return this.#fullAtMs.size;
-  }
-
   /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs) + rate.perMs / rate.count;
-    const waitMs = fullAtMs - nowMs - rate.perMs;
-    if (waitMs > 0.001) return waitMs; // the sum of fractions may be a hair too large
+    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out. A refusal must store
+    // that too, or every further request would find the bucket as empty.
+    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
+    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be a hair too large
     this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
-    this.#fullAtMs.set(key, fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
-    return 0;
+    return isTaken ? 0 : waitMs;
   }
 }
 
@@ -1914,6 +1920,8 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
+  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #leftMs: number;
   #head: Uint8Array[] = []; // as it came
   #passed: Uint8Array[] = []; // what of it may go on
   #scan: BodyScan | undefined;
@@ -1925,6 +1933,7 @@ class RequestBody {
     this.#x = x;
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
+    this.#leftMs = core.stallTimeoutMs;
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
@@ -1943,11 +1952,8 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    // A total, not per chunk: until its sender is known, a body may not trickle in for hours. Some of it is for the
-    // refusal.
-    const deadlineMs = this.#startedMs + this.#x.core.stallTimeoutMs - 2 * this.#lingerMs;
     try {
-      const { auth } = await this.#scanHead(deadlineMs);
+      const { auth } = await this.#scanHead();
       return auth === undefined ? undefined : { form: 'body', secret: auth };
     } catch (error) {
       if (!this.#isNoObject(error)) throw error;
@@ -2002,24 +2008,24 @@ class RequestBody {
   async readWhole(limitBytes: number): Promise<Buffer> {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
-    // A total here too: all of it is held, and somebody who sends slowly would have it held for long.
-    const deadlineMs = performance.now() + this.#x.core.stallTimeoutMs;
-    await this.#readHead((chunk) => this.#countHeld(chunk), deadlineMs);
-    while (!this.#isComplete) {
-      const chunk = await this.#next(deadlineMs, smallerBytes);
-      if (chunk === undefined) break;
-      this.#countHeld(chunk);
-      gatherChunk(this.#head, chunk);
-    }
+    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
     return joinChunks(this.#head.splice(0));
   }
 
-  /** Counts what is held, until the request is over. */
+  /**
+   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * @throws {Problem} busy.
+   */
   #countHeld({ length }: Uint8Array): void {
-    const isTooMuch = this.#x.core.heldBytes + length > HELD_LIMIT_BYTES;
+    const { core: { running }, rules, token } = this.#x;
+    this.#x.heldBytes += length;
+    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
+    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const own = running.filter((x) => x.token?.name === token?.name);
+    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
     // Who is refused makes room at once, or those that are read in the same moment would be refused too.
-    this.#x.setHeld(isTooMuch ? 0 : this.#x.heldBytes + length);
-    if (isTooMuch) throw new Problem('busy');
+    this.#x.heldBytes = 0;
+    throw new Problem('busy');
   }
 
   /**
@@ -2045,33 +2051,30 @@ class RequestBody {
   }
 
   /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
-  #discardRest(): Promise<void> {
+  async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
+    if (req.destroyed) return; // its "close" has been, and comes no more
     // One deadline for all of it, or single bytes would hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
-    return new Promise((resolve) => {
-      let timer: NodeJS.Timeout | undefined;
+    await new Promise<void>((resolve) => {
       const wait = (): void => {
-        clearTimeout(timer);
-        timer = setTimeout(resolve, Math.max(0, Math.min(patienceMs, deadlineMs - performance.now())));
-      };
-      const finish = (isComplete: boolean): void => {
-        this.#isComplete = isComplete;
-        clearTimeout(timer);
-        resolve();
+        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
+        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
       };
       wait();
-      req.removeAllListeners('readable').once('end', () => finish(true)).once('close', () => finish(this.#isComplete));
+      req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
       req.on('data', (chunk: Buffer) => {
         leftBytes -= chunk.length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
     });
+    this.#isComplete = req.readableEnded;
+    this.#x.stopTimer();
   }
 
   /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
@@ -2080,12 +2083,12 @@ class RequestBody {
   }
 
   /** Reads and scans the head, once: for the credential, and then for all that is judged. */
-  async #scanHead(deadlineMs?: number): Promise<BodyScan> {
+  async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan();
+    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
     // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)), deadlineMs);
+    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
     if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
@@ -2093,14 +2096,13 @@ class RequestBody {
   /**
    * Reads the head, or what is left of it.
    * @param take gets all of it, in chunks.
-   * @param deadlineMs by performance.now(); if absent, it may take as long as it makes progress.
+   * @param upToBytes where the head ends; Infinity for the whole body.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, deadlineMs?: number): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.bytesIn < HEAD_LIMIT_BYTES) {
-      const room = HEAD_LIMIT_BYTES - this.#x.bytesIn;
-      const chunk = await this.#next(deadlineMs, undefined, room);
+    while (!this.#isComplete && this.#x.bytesIn < upToBytes) {
+      const chunk = await this.#next(limitBytes, upToBytes - this.#x.bytesIn);
       if (chunk === undefined) return;
       gatherChunk(this.#head, chunk);
       take(chunk);
@@ -2114,27 +2116,19 @@ class RequestBody {
   #begin(): void {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
-    if (encoding.trim().toLowerCase() !== 'identity') throw new Problem('unsupported_encoding');
+    if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
     if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
   }
 
   /**
    * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param deadlineMs by performance.now(), besides the time in which there must be progress.
    * @param roomBytes what is more than that is left for the next time.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(
-    deadlineMs = Infinity,
-    limitBytes = this.#x.rules.bodyLimitBytes,
-    roomBytes = Infinity,
-  ): Promise<Uint8Array | undefined> {
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
     let chunk = this.#rest;
     this.#rest = undefined;
-    if (chunk === undefined) {
-      const timeoutMs = Math.max(1, Math.min(this.#x.core.stallTimeoutMs, deadlineMs - performance.now()));
-      chunk = await this.#reader.next(timeoutMs, 'request_timeout');
-    }
+    chunk ??= await this.#read();
     if (chunk !== undefined && chunk.length > roomBytes) {
       this.#rest = chunk.subarray(roomBytes);
       chunk = chunk.subarray(0, roomBytes);
@@ -2145,6 +2139,22 @@ class RequestBody {
       this.#isComplete = true;
       this.#x.res.shouldKeepAlive = this.#keepAlive;
     }
+    return chunk;
+  }
+
+  /**
+   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
+   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
+   * the whole body has 30 s, less the time that the refusal may take.
+   */
+  async #read(): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token } = this.#x;
+    const sinceMs = performance.now();
+    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
+    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    this.#leftMs -= performance.now() - sinceMs;
+    this.#owedBytes -= chunk?.length ?? 0;
+    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     return chunk;
   }
 
@@ -2194,10 +2204,16 @@ const SEND_FIELDS = new Set(
 );
 
 /**
- * Dropped, or taken for text, whatever its spelling, these would send the message to somebody else or without its
- * picture. With brackets jQuery, PHP and others write a list into a form; the first is from an "&" that was HTML.
+ * The fields that are refused in any spelling but their own. Dropped, or taken for text, they would send the message to
+ * somebody else, too early or without its picture. jQuery, PHP and axios write a list into a form with brackets or
+ * ".0". "amp;" is left of an "&" that was HTML, and secured-signal-api reads "@recipients" in a query.
  */
-const NEVER_DROPPED = /^(?:amp;)?(?:number|recipients?|base64_attachments)(?:\[.*\])?$/iu;
+const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
+const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+
+/** Of those, the one that secured-signal-api keeps a message by. In the payload of a template it is data. */
+const SEND_AT = /send_at/iu;
+const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 
 /** A credential, right or wrong, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2211,13 +2227,10 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
 const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
 
-const ESCAPE_BYTE = '\x1b';
+const ESC = '\x1b';
 /** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
-const TERMINAL_SEQUENCE = new RegExp(
-  `(?:${ESCAPE_BYTE}\\[|\\x9b)[0-?]*[ -/]*[@-~]|` +
-    `${ESCAPE_BYTE}\\][^\\x07${ESCAPE_BYTE}]*(?:\\x07|${ESCAPE_BYTE}\\\\)|${ESCAPE_BYTE}[ -/]+[0-~]`,
-  'g',
-);
+const SEQUENCES = `(?:${ESC}\\[|\\x9b)[0-?]*[ -/]*[@-~]|${ESC}\\][^\\x07${ESC}]*(?:\\x07|${ESC}\\\\)|${ESC}[ -/]+[0-~]`;
+const TERMINAL_SEQUENCE = new RegExp(SEQUENCES, 'g');
 
 /** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
 function makesSends({ defaults, message }: Token): boolean {
@@ -2245,18 +2258,14 @@ function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undef
  * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
  */
 function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
-  const type = contentType.split(';')[0]!.trim().toLowerCase();
+  const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) {
-    throw new Problem('bad_json', { detail: 'The body is neither JSON nor a form nor text in UTF-8.' });
-  }
-  const isUndeclared = type === '' || type === 'application/x-www-form-urlencoded';
+  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
   const form = text.trim(); // also of the byte order mark and the line feed that files have
-  return readFields(
-    isUndeclared && isHtmlForm(token, form) ? new URLSearchParams(form) : [['message', cleanText(text)]],
-  );
+  const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
+  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
 
 /**
@@ -2272,43 +2281,50 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
+// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
+// .NET, which alone leaves quotes out and adds "filename*". Everything else is refused, because programs read it
+// differently: a second "name" or boundary, "name*", a backslash or a "%" in a name. A message would go to the default
+// recipients if only another program saw those that it names.
+const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
+const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
+const CHARSET = '(?: *; *charset=[\\w"-]+)?';
+const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
+const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
+
+/** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
+const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
+
 /**
- * A multipart form's fields (RFC 7578). Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read,
- * and without its recipients a message goes to the default ones.
+ * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
-  const boundary = parametersOf(contentType).get('boundary');
+  const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = boundary !== undefined && before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  if (!isWhole) throw badMultipart();
+  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
+  // After a lone line feed, some programs see a boundary too.
+  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
   return parts.map(readPart);
 }
 
-/** The parameters of a header, their names in lower case. */
-function parametersOf(header: string): Map<string, string> {
-  const found = header.matchAll(/;\s*([\w*]+)=(?:"([^"]*)"|([^\s;"'][^\s;"]*))/g);
-  return new Map(Array.from(found, ([, name = '', quoted, bare = '']) => [name.toLowerCase(), quoted ?? bare]));
-}
-
-/** A part's field; a file is an attachment, but never a number or a recipient that would be missing then. */
+/** A part's field. A file is an attachment, but never a number or a recipient, which would be missing then. */
 function readPart(part: string): [name: string, value: string] {
-  const [, head = '', content = ''] = /^[ \t]*\r\n((?:[^\r\n]+\r\n)+)\r\n([^]*)$/.exec(part) ?? [];
-  const parameters = parametersOf(/^content-disposition:.*$/im.exec(Buffer.from(head, 'latin1').toString())?.[0] ?? '');
-  const name = parameters.get('name');
-  if (name === undefined || /^content-transfer-encoding: *(?:base64|quoted)/im.test(head)) throw badMultipart();
-  const bytes = Buffer.from(content, 'latin1');
-  if (!parameters.has('filename') && !parameters.has('filename*')) return [name, bytes.toString()];
-  const [, type = 'application/octet-stream'] = /^content-type: *([\w.+/-]+)/im.exec(head) ?? [];
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, parameters.get('filename'))];
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
+  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
+  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
+  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
+  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
+  if (file === undefined) return [name, bytes.toString()];
+  const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, file)];
 }
 
-function badMultipart(): Problem {
-  return new Problem('bad_json', { detail: 'The body is not the multipart form that its Content-Type says.' });
+function failMultipart(): never {
+  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
 /** A file as the backend takes it, which ends a name at a semicolon. */
-function dataUri(bytes: Buffer, type: string, path = ''): string {
+function dataUri(bytes: Buffer, type: string, path: string): string {
   const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
   return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
 }
@@ -2317,7 +2333,7 @@ function dataUri(bytes: Buffer, type: string, path = ''): string {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const isKnown = (name: string): boolean =>
     SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
-  return isKnown(/^([^=]*)=/.exec(text)?.[1] ?? '') ||
+  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
     (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
 }
 
@@ -2327,22 +2343,27 @@ function cleanText(text: string): string {
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
-/** The fields of a form as an object, or the JSON that its only one holds. @throws {Problem} as readJson. */
+/**
+ * The fields of a form as an object, or the JSON that its only one holds.
+ * @throws {Problem} as readJson, and bad_field for what is not meant for now, or from two accounts.
+ */
 function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
     // Without a value it was not filled in; but a list of nobody is not everybody's.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // Not encoded, a "+" is read as a space.
-    const restored = name === 'number' || name === 'recipients' ? value.replace(/^ (?=\d{5,15}$)/, '+') : value;
+    // A textarea's line ends are CR LF. Not encoded, a "+" is read as a space.
+    const text = value.replaceAll('\r\n', '\n');
+    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
     const values = fields.get(name);
+    if (name === 'number' && values) throw badField(name, 'may be given only once');
+    if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
     if (values) values.push(restored);
     else fields.set(name, [restored]);
   }
-  const members = Array.from(fields, ([name, values]) => [name, values.length === 1 ? values[0]! : values] as const);
-  const [[name, value] = []] = members;
-  const isPayload = members.length === 1 && PAYLOAD_FIELDS.has(name!) && typeof value === 'string';
-  return isPayload && BEGINS_OBJECT.test(value) ? readJson(Buffer.from(value)) : Object.fromEntries(members);
+  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
+  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
 }
 
 /**
@@ -2350,36 +2371,42 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
  * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
  */
 function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload) };
+  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no words.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).map((key) => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}…` : key));
-  const shown = [...keys.slice(0, 30), ...(keys.length > 30 ? ['…'] : [])].join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
+  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
+    keys.join(', ') || 'none'
+  }.`;
   const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
-/** The fields of a send that a payload gives. @throws {Problem} bad_field. */
-function sendFields(payload: Record<string, unknown>): Record<string, unknown> {
+/**
+ * The fields of a send that a payload gives.
+ * @param isData whether a template makes the message of it.
+ * @throws {Problem} bad_field.
+ */
+function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
   const fields: Record<string, unknown> = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null) continue;
-    if (SEND_FIELDS.has(key)) fields[key] = value;
-    else if (NEVER_DROPPED.test(key.trim()) && !(key === 'recipient' && value === '' && !isBlank(payload.recipients))) {
-      throw badField(key, 'is none of a send, which has "number", "recipients" and "base64_attachments"');
+    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
+    if (isEmpty || (isData && SEND_AT.test(key))) continue;
+    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    else if (NEVER_DROPPED.test(key)) {
+      const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
+      throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
     }
   }
   // A number that is no text is another program's, such as a pull request's.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
-  for (const key of ['recipients', 'base64_attachments']) {
-    if (typeof fields[key] === 'string') fields[key] = [fields[key]];
-  }
   return fields;
 }
 
@@ -2595,6 +2622,7 @@ const BODY_KEYS = {
   base64_attachments: { list: true, role: 'attachment' },
   link_preview: { list: false, role: 'object' },
   base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
+  send_at: { list: false, role: 'schedule' }, // of a send: secured-signal-api keeps it until then, the backend does not
 } as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
@@ -2709,8 +2737,9 @@ function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter: at the top level, or `within` the object of another. */
-const KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+/** The keys that matter in the body of a send, in that of any request, and in no body at all. */
+const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
+const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
 
 /** An object or array that is open, or around them all the document. */
 interface Scope {
@@ -2751,7 +2780,7 @@ class BodyScan {
   /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
   defers = false;
 
-  readonly #keys: typeof KEYS;
+  readonly #keys: typeof SEND_KEYS;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // null is none
   #fields: Field[] = [];
@@ -2774,16 +2803,16 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: 'all' | 'none'): Field[] {
+  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter: all of those of a body, or none to check the syntax of any JSON object. */
-  constructor(keys: 'all' | 'none' = 'all') {
-    this.#keys = keys === 'all' ? KEYS : new Map();
+  /** @param keys which keys matter; with none, the syntax of any JSON object is checked. */
+  constructor(keys: keyof typeof KEYS = 'all') {
+    this.#keys = KEYS[keys];
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
@@ -2817,7 +2846,7 @@ class BodyScan {
    */
   end(): Uint8Array[] {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys === KEYS && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     return [Buffer.from('}')];
   }
 
@@ -3036,7 +3065,7 @@ class BodyScan {
     // At the top level there is no key outside, and no `within`.
     if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
-      if (name !== key) this.#refuse('must be spelled exactly so');
+      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
@@ -3087,6 +3116,7 @@ function wholeCharacters(bytes: Buffer): Buffer {
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
+  if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
   // refused as such. Clients send `"base64_attachments": null` for none.
@@ -3238,7 +3268,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
 /** The names that a Connection header declares to be for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
-  return new Set(value.split(',').map((name) => name.trim().toLowerCase()));
+  return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
 
 const NO_NAMES: ReadonlySet<string> = new Set();
@@ -3539,7 +3569,8 @@ class BackendQueue {
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
-    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting: line.length });
+    const waiting = [x, ...line].filter(waits).length;
+    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
     for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
     queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
   }
@@ -3613,7 +3644,6 @@ class BackendQueue {
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
-    const waits = ({ place }: Exchange): boolean => place!.untilMs > place!.readyMs;
     if (!outage.trier && !outage.pause) {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
@@ -3640,6 +3670,11 @@ class BackendQueue {
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve();
   }
+}
+
+/** Whether the request is one that waits for a backend that is down. */
+function waits({ place }: Exchange): boolean {
+  return place!.untilMs > place!.readyMs;
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
@@ -4391,11 +4426,23 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: strin
   return cert && key && { cert: cert.text, key: key.text };
 }
 
-/** Says what node:https would only say on the first connection, or on start. */
+/**
+ * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
+ * Node takes an empty file for no certificate.
+ */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
-  const explain = ({ code }: NodeJS.ErrnoException) => `its "cert" and "key" cannot be used together (${code})`;
-  if (settings['tls.cert']) attempt(() => createSecureContext(tlsFiles(settings)), explain);
+  const files = tlsFiles(settings);
+  if (files === undefined) return;
+  const parts = (text: string, kind: string): string[] =>
+    text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
+  const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
+  // One by one: of a chain, X509Certificate reads the first alone.
+  const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
+  ensure(chain[0]!.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
+  attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
 /**
