@@ -10924,13 +10924,14 @@ test('the page of docs/recipes.md sends, and shows why it could not', async (t) 
     return fetch(gateway.url + path, { ...init, headers: { ...init.headers, origin } });
   };
   const shown: string[] = [];
-  for (const secret of [SECRET, 'wrong']) {
+  const unreached = (): Promise<never> => Promise.reject(new TypeError('Failed to fetch'));
+  for (const [secret, fetching] of [[SECRET, browse], ['wrong', browse], [SECRET, unreached]] as const) {
     const page = blocks('js').find((block) => block.includes('alert('))!.replace('TOKEN', secret);
     const show = (text: string): unknown => shown.push(text);
-    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
+    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(fetching, show);
   }
   assert.equal(backend.sent.length, 1);
-  assert.match(shown.join(), /^Sent\.,Not sent: A valid API token/);
+  assert.match(shown.join(), /^Sent\.,Not sent: A valid API token.*,The gateway was not reached: Failed to fetch$/);
 });
 
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
