@@ -9649,7 +9649,7 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
   assert.deepEqual(Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group), [
     ...['send', 'info', 'receive', 'messaging', 'setup'],
   ]);
-  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
+  const manual = 'The manual: docs/settings.md, and the comments of GatewayConfig in this file.\n';
   assert.ok(help.stdout.endsWith(`\n\n${manual}`), help.stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });

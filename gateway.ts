@@ -4763,7 +4763,7 @@ The groups of allow:
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take the account over
 
-The manual: README.md, and the comments of GatewayConfig in this file.`;
+The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
