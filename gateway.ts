@@ -3514,7 +3514,7 @@ class BackendQueue {
     const place = x.place!;
     const isLimited = this.#core.rules.backendParallel < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
-    if (x.stage === 'answered' || (place.isConnected && !place.wantsSlot)) return;
+    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
     place.isAdmitted = false;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
     this.serve();
@@ -3534,7 +3534,7 @@ class BackendQueue {
     this.#outage = undefined;
     const waiting = [x, ...line].filter(waits).length;
     this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
-    for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
+    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
     queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
   }
 
@@ -3575,30 +3575,38 @@ class BackendQueue {
     this.serve();
   }
 
-  /**
-   * Admits who may go on. A free slot goes to the token that got one longest ago, and within a token to the request that
-   * was ready first; where there are several tokens and several slots, no token holds all of them.
-   */
+  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
   serve(): void {
-    if (this.#waiting.length === 0) return;
-    const outage = this.#outage;
-    if (outage) this.#serveLine(outage);
-    else for (const x of this.#waiting.filter(({ place }) => !place!.wantsSlot)) this.#admit(x);
-    const { rules: { backendParallel: parallel, tokens }, slotTimeoutMs } = this.#core;
-    const most = tokens.size > 1 && parallel > 1 ? parallel - 1 : parallel;
-    for (;;) {
-      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, parallel);
-      const held = this.#holders.filter((x) => !lent.includes(x));
-      const isFull = ({ token }: Exchange): boolean => held.filter((y) => y.token!.name === token!.name).length >= most;
-      const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
-      const able = this.#waiting.filter((x) => x.place!.wantsSlot && !this.#isInLine(x) && !isFull(x));
-      if (held.length >= parallel || able.length === 0) return;
-      const next = able.reduce((first, x) => lastSlot(x) < lastSlot(first) ? x : first);
+    if (this.#outage) this.#serveLine(this.#outage);
+    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    while (this.#waiting.length > 0) {
+      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
+      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
+      const next = this.#next(overdue.slice(0, backendParallel));
+      if (!next) return;
       this.#lastSlots.set(next.token!.name, ++this.#slotCount);
       this.#holders.push(next);
       next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
     }
+  }
+
+  /**
+   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * Where there are several tokens and several slots, no token holds all of them.
+   * @param lent who holds a slot that does not count, because it is lent.
+   */
+  #next(lent: Exchange[]): Exchange | undefined {
+    const { rules: { backendParallel, tokens } } = this.#core;
+    const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
+    if (tokens.size < 2) return this.#waiting.find(isAble);
+    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
+    const most = Math.max(1, backendParallel - 1);
+    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
+    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    return this.#waiting
+      .filter((x) => isAble(x) && !full.has(x.token!.name))
+      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
   }
 
   /**
