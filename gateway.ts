@@ -1122,80 +1122,114 @@ function endRunning(core: Core): void {
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * How far a request has come:
+ * How far a request has come. `NEXT_STAGES` has the same arrows.
  *
  *   received ──► sending ──► sent ──► answered ──► tunnel
- *                 │   ▲
- *                 ▼   │      `sending`: a connection is made, or a large body goes out without its last byte
- *                waiting     `waiting`: for a slot, for a backend that is down, for a WebSocket's handshake
+ *          │      │   ▲                  ▲
+ *          ▼      ▼   │                  │
+ *          waiting ───┴──────────────────┘
  *
- * Before `sent` the backend cannot act on it: the gateway's end refuses at once what waits.
+ *   waiting    for a slot, for a backend that is down, or for the handshake of a WebSocket: nothing is lost by a refusal
+ *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
+ *   sent       the backend has the last byte, and may have acted on it
+ *   answered   the head of the response is here; a large body may still be on its way
+ *   tunnel     an open WebSocket: nothing of HTTP is written any more
  */
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
+const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
+  received: ['waiting', 'sending'],
+  waiting: ['sending', 'answered'],
+  sending: ['waiting', 'sent', 'answered'],
+  sent: ['answered'],
+  answered: ['tunnel'],
+  tunnel: [],
+};
 
 /**
- * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
- * what ends it before its time. It has one timer, for client and backend are never waited for at the same time. It has
- * listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
+ * One request with its response. The functions of all stages get it as `x`. It has one timer, because the gateway never
+ * waits for client and backend at the same time.
  */
 class Exchange {
   readonly core: Core;
-  /** One snapshot: a reload in the middle of a request changes nothing for it. */
+  /** The rules when the request began: a reload in the middle changes nothing for it. */
   readonly rules: Rules;
+  /** The queue of the backend in these rules. */
+  readonly queue: BackendQueue;
   readonly req: http.IncomingMessage;
   readonly res: http.ServerResponse;
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** Headers of every response: its request id, and what lets a page of an origin on `cors` read it. */
+  /** Headers of every response: the request id, and what lets a page of an origin on `cors` read it. */
   readonly ownHeaders: Record<string, string>;
+
+  // What the steps of the pipeline find out.
   target: Target | undefined;
-  route: string | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
-  status = 0;
-  problem: Problem | undefined;
-  bytesIn = 0;
-  bytesOut = 0;
-  /** How many bytes of its body are held. */
-  heldBytes = 0;
-  /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
+  /** The body, or the query of a GET, is not passed on: the gateway makes a send of it. */
   isMadeSend = false;
+  /** What the log line says besides. */
+  readonly report = {
+    route: undefined as string | undefined,
+    status: 0,
+    problem: undefined as Problem | undefined,
+    bytesIn: 0,
+    bytesOut: 0,
+  };
+
+  // How far it has come, and what ended it.
   stage: Stage = 'received';
-  /** Who waits for the same backend. */
-  readonly queue: BackendQueue;
-  /** Where it stands in that queue. */
-  place: Place | undefined;
-  /** The client has left, and the gateway stays until the backend has responded: see `leave`. */
+  /** The client has left, and the request goes on without it: see `leave`. */
   hasLeft = false;
-  /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
-  answerRest: Uint8Array | string | undefined;
-  /** Why it ends before its time: the first reason that there was. */
+  /** Why it ends before its time: the first reason. */
   endedBy: Problem | undefined;
+
+  // What it holds.
+  /** Its place in the queue of the backend, with its slot. */
+  place: Place | undefined;
+  /** How many bytes of its body are in memory, for a send that is made of them. */
+  heldBytes = 0;
   /**
-   * What it has under way at the backend, which ends with it. No closure: its context would hold the whole of a request
-   * at node:http, and on Node 24 V8 took twice the memory for what then survived.
+   * The request to the backend, which ends with the exchange. No closure: its context would keep a whole request of
+   * node:http alive, and on Node 24 V8 took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
-  /** Ends its `standBy`. */
+  /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
+  rest: Uint8Array | string | undefined;
+  /** Ends `standBy`. */
   wake: (() => void) | undefined;
+  /** Listeners of its own, because those of an AbortSignal cost 5 µs on Node 20. */
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
+    this.queue = queueOf(core);
     this.req = req;
     this.res = res;
-    this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
     this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
+  /** Goes on to a stage, if it follows on the present one. An early response, for example, stays `answered`. */
+  moveTo(stage: Stage): void {
+    if (NEXT_STAGES[this.stage].includes(stage)) this.stage = stage;
+  }
+
+  /** Writes the head of the response. @param rest the body, if it is short. */
+  respond(status: number, headers: http.OutgoingHttpHeaders | string[], rest?: string, statusText?: string): void {
+    if (this.core.draining) this.res.shouldKeepAlive = false;
+    this.report.status = status;
+    this.rest = rest;
+    this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
+  }
+
   /**
-   * Returns what waits until one of these events comes, or the exchange ends. `once` would wait for ever for the
-   * "drain" of a client that has left.
+   * Returns a function that waits until one of these events comes, or the exchange ends. `once` would wait for ever for
+   * the "drain" of a client that has left.
    */
   changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
     let wake = (): void => {};
@@ -1209,17 +1243,17 @@ class Exchange {
   }
 
   /**
-   * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
-   * goes on without its client until the head of the response, for as long as a slot may be held.
+   * The client has left. Once the backend has the last byte it acts, whether anybody listens or not. Then the request
+   * keeps its slot and goes on without its client until the head of the response, or until its slot is overdue.
    */
   leave(): void {
-    const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
-    if (!isActing) return this.end(new Problem('client_left'));
+    const { timer, isOverdue } = this.place ?? {};
+    if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
 
-  /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
+  /** Ends it before its time, wherever it is. The first reason counts, and a client that has left before all others. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
@@ -1228,36 +1262,32 @@ class Exchange {
     for (const listener of this.#listeners) listener();
   }
 
-  /**
-   * Ends it, or does something else, with this problem if nothing else is waited for before the time is over; Infinity
-   * for no limit.
-   */
+  /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem): void => this.end(problem)): void {
     clearTimeout(this.#timer);
     const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
-  /** The backend's time begins. */
+  /** Starts the timer anew with the time that the backend has. */
   waitForBackend(): void {
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
   }
 
+  stopTimer(): void {
+    clearTimeout(this.#timer);
+  }
+
   /**
-   * Waits to be woken, while nothing of it is at the backend.
-   * @throws {Problem} what ended it instead; the gateway's end does at once.
+   * Waits for `wake`, while the backend has nothing of the request.
+   * @throws {Problem} what ended the exchange instead. The gateway's end does so at once.
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.stage = 'waiting';
+    this.moveTo('waiting');
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    if (this.stage === 'waiting') this.stage = 'sending';
+    this.moveTo('sending');
     if (this.endedBy) throw this.endedBy;
-  }
-
-  /** Nothing is awaited any more. */
-  stopTimer(): void {
-    clearTimeout(this.#timer);
   }
 }
 
@@ -1281,7 +1311,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     // Before any decision: all later steps judge this one canonical form, and it is what is sent.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
-    x.route = target.route?.template ?? maskPath(target.segments);
+    x.report.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
@@ -1364,10 +1394,8 @@ function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
 
 /** Says that the gateway runs, and nothing of backend, version or tokens: anybody may ask. */
 function answerHealth(x: Exchange): void {
-  x.route = '/healthz';
-  x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders });
-  x.answerRest = 'ok\n';
+  x.report.route = '/healthz';
+  x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
 
 /**
@@ -1377,17 +1405,17 @@ function answerHealth(x: Exchange): void {
  */
 function refuse(x: Exchange, thrown: unknown): void {
   const error = x.endedBy ?? thrown; // who left meanwhile is told nothing, and noted as such
-  const problem = x.problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
-  x.status = problem.status;
+  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  x.report.problem = problem;
+  x.report.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
+  if (problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
-  x.answerRest = body;
+  x.respond(problem.status, { ...headers, ...x.ownHeaders }, body);
 }
 
 /**
@@ -1395,8 +1423,8 @@ function refuse(x: Exchange, thrown: unknown): void {
  * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
-  const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
-  const { code, details = {} } = x.problem ?? {};
+  const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
+  const { code, details = {} } = problem ?? {};
   const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
@@ -1697,8 +1725,7 @@ function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
   if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
   const asked = names.toLowerCase().split(/[ \t,]+/);
-  x.status = 204;
-  x.res.writeHead(204, {
+  x.respond(204, {
     ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
@@ -1939,7 +1966,7 @@ class RequestBody {
     });
     scan.defers = false;
     scan.takeFields().forEach(judge);
-    const isEmpty = this.#x.bytesIn === 0;
+    const isEmpty = this.#x.report.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
@@ -1992,6 +2019,7 @@ class RequestBody {
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
+    let { rest } = this.#x;
     this.#head = []; // it is counted no longer
     this.#x.stopTimer();
     if (this.#x.stage === 'tunnel') return;
@@ -1999,12 +2027,12 @@ class RequestBody {
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (!this.#isComplete) {
-      if (this.#x.answerRest !== undefined) res.write(this.#x.answerRest);
-      this.#x.answerRest = undefined;
+      if (rest !== undefined) res.write(rest);
+      rest = undefined;
       await this.#discardRest();
     }
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(this.#x.answerRest);
+    else res.end(rest);
   }
 
   /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
@@ -2016,7 +2044,7 @@ class RequestBody {
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
+    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
       const wait = (): void => {
         const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
@@ -2046,7 +2074,7 @@ class RequestBody {
     // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
-    if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
+    if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
 
@@ -2058,8 +2086,8 @@ class RequestBody {
   async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.bytesIn < upToBytes) {
-      const chunk = await this.#next(limitBytes, upToBytes - this.#x.bytesIn);
+    while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
+      const chunk = await this.#next(limitBytes, upToBytes - this.#x.report.bytesIn);
       if (chunk === undefined) return;
       gatherChunk(this.#head, chunk);
       take(chunk);
@@ -2090,9 +2118,9 @@ class RequestBody {
       this.#rest = chunk.subarray(roomBytes);
       chunk = chunk.subarray(0, roomBytes);
     }
-    this.#x.bytesIn += chunk?.length ?? 0;
-    if (this.#x.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || this.#x.bytesIn === this.#declaredBytes) {
+    this.#x.report.bytesIn += chunk?.length ?? 0;
+    if (this.#x.report.bytesIn > limitBytes) throw new Problem('body_too_large');
+    if (chunk === undefined || this.#x.report.bytesIn === this.#declaredBytes) {
       this.#isComplete = true;
       this.#x.res.shouldKeepAlive = this.#keepAlive;
     }
@@ -2133,8 +2161,7 @@ class RequestBody {
         this.#x.end(error as Problem);
         throw error;
       }
-      // Its last byte goes out now: the backend may act on it.
-      if (this.#isComplete && this.#x.stage === 'sending') this.#x.stage = 'sent';
+      if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
       for (const piece of pieces) yield piece;
     }
   }
@@ -3136,18 +3163,6 @@ const NOT_FORWARDED = [
 const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
-/** A request as the backend gets it. */
-interface BackendRequest {
-  readonly x: Exchange;
-  readonly method: string;
-  readonly path: string;
-  /** Name and value in turn, without a length, which the content says. */
-  readonly headers: readonly string[];
-  readonly content: Content;
-  /** The client asks for a WebSocket. */
-  readonly isUpgrade: boolean;
-}
-
 /** The head of the backend's response, and the way to read the rest. */
 interface BackendResponse {
   readonly incoming: http.IncomingMessage;
@@ -3162,28 +3177,22 @@ interface BackendResponse {
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
-  const { core, rules, res } = x;
-  const headers = outboundHeaders(x);
-  if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   const early = upgrade && listenEarly(x, upgrade);
   const group = target.route?.group;
   let response: BackendResponse | undefined;
   try {
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? rules.backendWaitMs : 0);
-    const path = backendPath(rules.backend, target);
-    response = await sendWhenUp({ x, method: target.method, path, headers, content, isUpgrade: upgrade !== undefined });
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules.backendWaitMs : 0);
+    response = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
     const { incoming, upgraded } = response;
-    const head = readAnswerHead(incoming, upgrade && 'websocket');
-    x.status = incoming.statusCode!;
-    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.unshift(...addedHeaders(x, head.headers));
-    if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
-    if (core.draining) res.shouldKeepAlive = false;
-    res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
-    await relayAnswer(x, response.reader, head.length);
-    // Its end has to be read, or its connection is not used again.
+    const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
+    // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
+    headers.unshift(...addedHeaders(x, headers));
+    if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
+    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    await relayBody(x, response.reader, length);
+    // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     if (response) breakOff(response);
@@ -3209,7 +3218,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
-  const headers: string[] = [];
+  const headers = ['host', rules.backend.host];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
@@ -3254,22 +3263,20 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(request: BackendRequest): Promise<BackendResponse> {
-  const { x, content } = request;
-  const { queue } = x;
+async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
   try {
     for (;;) {
-      await queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
       try {
-        return await connectAndSend(request);
+        return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
         // A client that leaves while the connection is made looks like a refused one.
         if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
-        queue.refused(x, error);
+        x.queue.refused(x, error);
       }
     }
   } finally {
-    queue.release(x);
+    x.queue.release(x);
   }
 }
 
@@ -3283,23 +3290,29 @@ function isLarge(content: Content): content is Exclude<Content, Uint8Array | und
  * @returns the response, when its head has come.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
-function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
-  const { x, method, path, headers, content } = request;
+function connectAndSend(
+  x: Exchange,
+  target: Target,
+  content: Content,
+  isUpgrade: boolean,
+): Promise<BackendResponse> {
   const { backend, backendTimeoutMs } = x.rules;
+  const { method } = target;
   const isTls = backend.options.protocol === 'https:';
+  const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
+  if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   return new Promise((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
-    x.stage = 'sending';
-    const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
-    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
+    x.moveTo('sending');
+    const path = backendPath(backend, target);
+    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
-    let isConnected = false;
     let response: BackendResponse | undefined;
     const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
       response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
-      // The client has left, and nobody needs the body: the log says what became of the request.
+      // Nobody needs the body; the log says what became of the request.
       if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
-      x.stage = 'answered';
+      x.moveTo('answered');
       resolve(response);
     };
     outgoing.on('response', (incoming) => {
@@ -3308,38 +3321,46 @@ function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
       onHead(incoming);
     });
     outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
-    const fail = (error: Error): void => reject(isConnected ? error : backendProblem(error, 'backend_unreachable'));
     outgoing.on('error', (error) => {
-      // Without a length, a body that ends by a reset would look complete.
+      // A body without a length that ends by a reset would look complete.
       if (response && !response.incoming.complete) response.reader.isBroken = true;
-      fail(error);
+      // Without a connection nothing can have been sent.
+      reject(x.place!.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     });
-    outgoing.on('close', () => response || fail(new Error('closed')));
+    outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
     const onConnect = (): void => {
-      isConnected = true;
       x.queue.connected(x);
-      writeRequest(request, outgoing).catch((error) => outgoing.destroy(error));
+      writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // see readBackend
-      if (!socket.connecting) return onConnect(); // one that was kept
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs), 'backend_unreachable', (problem) => {
-        reject(problem);
-        outgoing.destroy();
-      });
+      if (!socket.connecting) return onConnect(); // a kept connection
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs);
+      x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
 }
 
-/** Writes the request on its connection. The backend may act on it from the last byte on, and so needs a slot then. */
-async function writeRequest(request: BackendRequest, outgoing: http.ClientRequest): Promise<void> {
-  const { x, content, isUpgrade } = request;
-  if (isLarge(content)) return await upload(x, outgoing, content.chunks());
-  await x.queue.enter(x, true); // a try has no slot yet
-  x.waitForBackend();
-  x.stage = isUpgrade ? 'waiting' : 'sent'; // a WebSocket that is not open yet loses nothing
-  outgoing.end(content);
+/** Writes the request on its connection, a large body at the backend's pace. */
+async function writeRequest(
+  x: Exchange,
+  outgoing: http.ClientRequest,
+  content: Content,
+  isUpgrade: boolean,
+): Promise<void> {
+  if (!isLarge(content)) {
+    await x.queue.enter(x, true); // a try has no slot yet
+    x.waitForBackend();
+    x.moveTo(isUpgrade ? 'waiting' : 'sent');
+    return void outgoing.end(content);
+  }
+  const room = x.changesOf(outgoing, ['drain', 'close']);
+  for await (const chunk of content.chunks()) {
+    if (!outgoing.write(chunk)) await room();
+    if (outgoing.destroyed) return; // the response says why
+  }
+  outgoing.end();
 }
 
 /** Breaks a response off. Its connection is not used again. */
@@ -3354,25 +3375,15 @@ function lengthHeaders(method: string, content: Content): string[] {
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-/** Writes a large body at the backend's pace. It just returns where the backend has ended: its response says why. */
-async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
-  const room = x.changesOf(outgoing, ['drain', 'close']);
-  for await (const chunk of chunks) {
-    if (!outgoing.write(chunk)) await room();
-    if (outgoing.destroyed) return;
-  }
-  outgoing.end();
-}
-
 /**
- * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
- * answer for those of another, or lose its credential on another way.
- * @param protocol that the client has asked to change to.
- * @returns what the client gets of it, less what was for this hop only and what is not the backend's to say; and the
- *   length of the body, if it was said, or if there is none.
+ * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
+ * response for those of another, or lose its credential on a redirect.
+ * @param protocol the protocol that the client has asked for.
+ * @returns the headers for the client, without those for this hop and those that the backend has no say in; and the
+ *   length of the body, if it is known.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3400,21 +3411,21 @@ function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.In
   };
 }
 
-/** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
-  const { res, core, rules } = x;
+/** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
+async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+  const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
-  while (x.bytesOut !== length) {
+  while (report.bytesOut !== length) {
     const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
-    x.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
+    report.bytesOut += chunk?.length ?? 0;
+    if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
       throw new Problem('bad_backend_answer', { reason: 'bad_length' });
     }
     collectSoon(chunk);
-    // The last one is written with the end of the answer: one system call less, and no answer looks whole too early.
-    if (x.bytesOut === length) x.answerRest = chunk;
-    if (x.answerRest !== undefined || res.write(chunk)) continue;
+    // The last chunk is written with the end, so that no response looks whole too early.
+    if (report.bytesOut === length) x.rest = chunk;
+    if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
@@ -3683,7 +3694,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
  */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.stage = 'tunnel';
+  x.moveTo('tunnel');
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
