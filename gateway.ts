@@ -48,7 +48,7 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const VERSION = '1.0.0';
+const VERSION = '2.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
@@ -237,7 +237,7 @@ interface Gateway {
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
 // A setting is one field above, one row here, and one use. The compiler refuses a field without a row, and a test
-// compares rows, fields and README.
+// compares rows, fields and docs/settings.md.
 
 /** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
 type PathOf<C> = {
@@ -257,8 +257,8 @@ type Reader<T> = (value: unknown) => T;
 type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
 
 /**
- * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
- * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ * Every setting, once. What is read, `--help` and the table of docs/settings.md come from here or are checked against
+ * it; the manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
@@ -319,7 +319,7 @@ type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? und
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 // ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
-// The numbers that are no settings, with their reasons. The README's table of them is checked against this section.
+// The numbers that are no settings, with their reasons. Their table in docs/settings.md is checked against it.
 
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
@@ -4054,7 +4054,7 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const MIGRATING = 'docs/migrating.md says what it is here';
 /**
  * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
  * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
@@ -4754,7 +4754,7 @@ The groups of allow:
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take the account over
 
-The manual: README.md, and the comments of GatewayConfig in this file.`;
+The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
