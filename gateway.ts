@@ -387,7 +387,9 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+/**
+ * How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too.
+ */
 const SLOT_TIMEOUT_MS = 30_000;
 
 /** How long the question to the backend at start may take. */
@@ -737,8 +739,8 @@ function isLiteral(part: string): boolean {
 }
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
-// Connections: who may have one, for how long, and what becomes a request on it. node:http parses HTTP; whatever it
-// leaves open (upgrades, pipelining, what never becomes a request) is decided here, once for http and https.
+// Connections: how many there may be, how long they live, and how their requests reach the pipeline. node:http parses
+// HTTP. What it leaves open is decided here, once for http and https: upgrades, pipelining, and what it cannot parse.
 
 type Core = ReturnType<typeof makeCore>;
 
@@ -750,7 +752,7 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   return startGateway(embeddedSettings(config), options);
 }
 
-/** A gateway as the command line has it: its settings come from more than one place, so that it applies read ones. */
+/** The gateway of the command line, which reads its settings from several sources and applies them itself. */
 type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
@@ -766,7 +768,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   };
 }
 
-/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
+/** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
@@ -777,20 +779,20 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
-    /** Counts the log lines of requests without a good token, by address. */
+    /** Counts the log lines of unauthenticated requests, by address. */
     lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
-     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
-     * without showing a good token stands first.
+     * By transport socket: the socket that speaks HTTP (none before the TLS handshake is done), and the name of the
+     * token while a request of that token is served. Of the others, the one whose last good token is oldest stands
+     * first.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
-     * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
-     * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
+     * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
+     * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** Of the present backend. After a reload to another one, the requests that run keep their queue. */
+    /** The queue of the present backend. Requests that began before a reload keep the queue of theirs. */
     queue: new BackendQueue(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
@@ -804,66 +806,65 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
-    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
-    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
-    requireHostHeader: false, // checkHead refuses it, in JSON
-    shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
+    connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
+    requestTimeout: 0, // RequestBody has a limit for slow uploads
+    requireHostHeader: false, // checkHead refuses a request without Host, in JSON
+    // UNTIL Node 24.9 is the oldest: older ones ignore this, see withoutUpgrade.
+    shouldUpgradeCallback: isWebSocket,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // Their size is limited, and checkHead counts them. Node 20 obeys fields beyond this number, and does not show them
-  // (test "a thousand header fields").
+  // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
+  // them.
   server.maxHeadersCount = 0;
-  // By connection, the answers that are due on it, in the order of their requests.
+  // By connection, the responses that are due on it, in the order of their requests.
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
-    // Attack: where shouldUpgradeCallback said no, Node 24 loses what came in one piece behind this request, and takes
-    // the next piece, of its body, for a request of its own. So it is the last one (test "a request hidden in the
-    // body").
+    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
+    // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
     res.once('close', () => {
-      // A client that keeps its connection, now idle, would hold the end up until the deadline.
+      // An idle connection that its client keeps would delay the end until the deadline.
       if (core.draining) server.closeIdleConnections();
     });
     void handleInTurn(core, req, res, queue, upgrade);
   };
   server.on('request', (req, res) => onRequest(req, res));
-  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
-  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
+  server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
+  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
-    // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
+    // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // its target is none that is passed on
+    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
   server.on('connect', onUpgrade);
-  // A client that does not take its answer, or does nothing between two requests; not one that waits for us.
+  // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
   server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
-  // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
+  // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
   return server;
 }
 
 /**
- * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
- * request, as RFC 9110 7.8 allows: the offer may be ignored.
+ * Whether a request opens a WebSocket: a GET without a body (RFC 6455 4.1). Any other offer to upgrade may be ignored
+ * (RFC 9110 7.8); Java's HTTP client offers h2c with ordinary requests.
  */
 function isWebSocket(req: http.IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
+// UNTIL Node 24.9 is the oldest: older ones hand over every request with Upgrade (test "a wish for another protocol").
 /**
- * Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. Before 24.9, Node
- * hands every such request over as an upgrade; this can go when that is the oldest (test "a wish for another
- * protocol"). Its bytes are those that were judged by node:http once: a name or value of a header cannot break out of
- * its line.
+ * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
+ * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
@@ -880,9 +881,11 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   return socket;
 }
 
-/** Answers a request that node:http has let go of because of its wish to be upgraded, with a refusal as with any. */
+/**
+ * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
+ */
 function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
-  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
+  socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new http.ServerResponse(req);
   res.assignSocket(socket as Socket);
   res.shouldKeepAlive = false;
@@ -890,15 +893,16 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
   return res;
 }
 
+// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from then on.
 /**
- * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
- * who holds idle connections, which costs nothing, locks everybody out. A new one is itself a stranger, so that there
- * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
+ * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed for
+ * it. Otherwise idle connections, which cost nothing, would lock everybody out. The new one is unauthenticated itself,
+ * so that there is always one to close.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
+    // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     socket.once('close', () => connections.delete(socket));
     if (connections.size <= core.settings['limits.connections']) return;
@@ -911,9 +915,9 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
 }
 
 /**
- * Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. At
- * the same time they could overtake each other at the backend, and one connection would count for many.
- * @param queue the answers that are due on the connection.
+ * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
+ * parallel they could overtake each other at the backend, and one connection would count for many.
+ * @param queue the responses that are due on the connection.
  */
 async function handleInTurn(
   core: Core,
@@ -923,31 +927,33 @@ async function handleInTurn(
   upgrade: Side | undefined,
 ): Promise<void> {
   const { socket } = req;
-  // A connection that was reset has no address any more, but may still deliver what it had sent.
+  // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
   const before = queue.at(-1);
-  // Cut off without a word: an answer could only come behind those that are due.
+  // Closed without a response: one could only be sent after those still due.
   if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => queue.splice(queue.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
-    // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
+    // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
     if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
-  } catch (error) { // a mistake of ours, for `handle` answers all others: it must not end the process
+  } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
   }
 }
 
-/** Whether the peer is gone: only those of a unix socket have no address by nature. Without it, no `clients` holds. */
+/**
+ * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
+ */
 function hasNoPeer(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
 }
 
 /**
- * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
- * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
- * connection, it does nothing.
+ * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
+ * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
+ * the same connection is ignored.
  * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
@@ -958,7 +964,7 @@ function answerUnparsed(
 ): void {
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
   if (isGone) return void socket.destroy();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
   const code = /TIMEOUT/.test(reason)
     ? 'request_timeout'
     : /OVERFLOW/.test(reason)
@@ -972,8 +978,8 @@ function answerUnparsed(
   } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
   else core.log('debug', 'client error', fields);
 
-  if (!socket.writable) return; // TLS is not agreed on
-  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  if (!socket.writable) return; // no TLS
+  // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
   const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
   const problem = new Problem(code);
   if (current === undefined) {
@@ -989,13 +995,13 @@ function answerUnparsed(
   current.shouldKeepAlive = false;
 }
 
-/** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
+/** Settings that are used only at start. A reload leaves them as they are, and its log line names those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * Replaces the rules.
  * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if that would open a gateway that had tokens.
+ * @throws {ConfigError} if a gateway with tokens would lose them all: a file may have been emptied by mistake.
  */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
@@ -1023,10 +1029,10 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   return !isSame;
 }
 
-/** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
+/** Said at every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
-/** Says what is in force from now on, as a warning if there is something to warn of. */
+/** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
   const expired = rules.all.filter((token) => isExpired(token, now()));
@@ -1045,7 +1051,7 @@ function logRules(core: Core, message: string, more: object): void {
   });
 }
 
-/** Listens. @returns where, as a URL. Rejects if the port is taken, or the address is not of this machine. */
+/** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
   if (path !== undefined) await removeStaleSocket(path);
@@ -1058,17 +1064,14 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  // Bun 1.4.5 ignores setSecureContext. A test fails where that is mended: then this goes.
+  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "it speaks TLS, and a reload brings…").
   const isFixed = scheme === 'https' && 'Bun' in globalThis;
   const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
 }
 
-/**
- * Removes the file of a unix socket that nobody listens on any more, for its owner was killed. No other file is
- * touched.
- */
+/** Removes the file of a unix socket whose owner was killed, so that nobody listens on it. Touches no other file. */
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
@@ -1080,7 +1083,9 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
-/** Ends first what waits, then what is idle, shortly before the deadline what still runs, and then all that is left. */
+/**
+ * Ends first the waiting requests, then idle connections, before the deadline running requests, and at last the rest.
+ */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
@@ -1089,8 +1094,8 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
-  // counts no bytes, and closes it (test "a connection on which no request has begun").
+  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not, on Bun it
+  // does, where `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -1101,13 +1106,13 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
-  // What is left has no client any more, and is logged.
+  // The rest has no clients any more: see Exchange.leave. Each gets its log line.
   for (const x of core.running) x.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
-/** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
+/** Ends the running requests. The response tells the client whether the backend has the request. */
 function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
@@ -1285,49 +1290,49 @@ class Exchange {
 }
 
 /**
- * The way of a request, and of a WebSocket, which is one without a body. The order is a security claim; each step says
- * why it stands where it does.
- * @param upgrade the client's side, where it wants to speak WebSocket from here on.
+ * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, and each step says
+ * why it stands where it stands.
+ * @param upgrade the client's side, if the request opens a WebSocket.
  */
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
   begin(x);
   try {
-    // Before everything: a health check must not depend on what is being checked.
+    // Before everything: a health check must not depend on what it checks.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    // Before every refusal: otherwise the page could not read it. From other origins it is a request like any.
     if (answerPreflight(x)) return;
 
-    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+    // Before any decision: all later steps check this one canonical form, and the backend gets the same.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
     x.report.route = target.route?.template ?? maskPath(target.segments);
 
-    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+    // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
-    // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
+    // Header, path, query. The body only if these have none and a token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
 
-    // Before the endpoint: what exists here is nobody's business who holds no token.
+    // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
     claimConnection(x, token);
 
-    // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
-    // endpoint: a page of another site learns nothing of it.
+    // After the token: a browser adds only some forms by itself. Before the endpoint: another site must not learn of
+    // it.
     const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
-    // After the endpoint: a request that could never pass must not use up the rate of those that can.
+    // After the endpoint: a request that can never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
-    // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
+    // The head of a body, or a small body as a whole, is checked before the backend is contacted. A send that is made
+    // of a body is checked in its place. Then the request is relayed, once.
     const judge = (field: Field): void => judgeField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
@@ -1336,7 +1341,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
     }
   } catch (error) {
     refuse(x, error);
@@ -1348,8 +1353,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 }
 
 /**
- * From here on it runs. A client that leaves takes its request with it; one that stays is a stranger again until it
- * shows a good token.
+ * Adds the request to those that run. A client that leaves ends it. When the response is through, the connection is
+ * unauthenticated again until its next good token.
  */
 function begin(x: Exchange): void {
   const { connections, running } = x.core;
@@ -1359,19 +1364,19 @@ function begin(x: Exchange): void {
     if (!x.res.writableFinished) x.leave();
     const connection = connections.get(socket);
     if (connection?.token === undefined) return;
-    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.delete(socket); // set again, behind those whose last good token is older
     connections.set(socket, { speaker: connection.speaker });
   });
 }
 
 /**
  * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
- * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
 function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
   const limit = Math.max(1, settings['limits.connections'] / 2);
-  // While there are fewer connections than that, nothing has to be counted.
+  // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
     if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
@@ -1380,24 +1385,24 @@ function claimConnection({ core: { connections, settings }, rules, req }: Exchan
   if (connection) connection.token = name;
 }
 
-/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
+/** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
 function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
   return socket._parent ?? socket;
 }
 
-/** Says that the gateway runs, and nothing of backend, version or tokens: anybody may ask. */
+/** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function answerHealth(x: Exchange): void {
   x.report.route = '/healthz';
   x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
 
 /**
- * Answers with what went wrong. After the first byte there is no honest way to say so, but to break off: a body that is
- * cut must look cut. A mistake of ours is told to the log with its stack, and to the client without.
- * @param thrown or returned by a step.
+ * Responds with what went wrong. After the first byte of a response the connection is broken off instead: a body that
+ * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
+ * @param thrown what a step threw or returned.
  */
 function refuse(x: Exchange, thrown: unknown): void {
-  const error = x.endedBy ?? thrown; // who left meanwhile is told nothing, and noted as such
+  const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
   const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.report.problem = problem;
   x.report.status = problem.status;
@@ -1412,8 +1417,8 @@ function refuse(x: Exchange, thrown: unknown): void {
 }
 
 /**
- * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
+ * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
+ * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
@@ -1422,8 +1427,8 @@ function logExchange(x: Exchange): void {
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
-  // debug, and so are the refusals of an address beyond its 30 a minute.
+  // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
+  // address beyond 30 a minute are logged at debug level.
   const isQuiet = x.token === undefined &&
     (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
@@ -1432,8 +1437,8 @@ function logExchange(x: Exchange): void {
 }
 
 /**
- * Closes the WebSockets whose token is gone, has expired, or may no longer do this, or whose page may not. One is
- * judged when it opens; without this it would outlive its token by weeks.
+ * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
+ * it opens; without this it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
@@ -1874,22 +1879,22 @@ function takeRate(core: Core, token: Token): void {
 }
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
-// A body is read in two steps. Its head (64 KiB) is read first, for the credential, and is judged whole before the
-// backend hears of it; what comes after is judged as it streams. Nobody unknown has more than the head read, and
-// nothing is read at all before it is wanted, which `Expect: 100-continue` asks for.
+// A body is read in two steps. First the head, 64 KiB: it may hold the credential, and it is checked as a whole before
+// the backend is contacted. Then the rest, which is checked while it streams. Of an unauthenticated client only the
+// head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
 
-/** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
+/** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
 type Content = Uint8Array | {
   chunks: () => AsyncGenerator<Uint8Array>;
   length: number | undefined;
 } | undefined;
 
-/** RFC 9112 6.3: a request has a body if one of these two headers says so. */
+/** Whether a request has a body (RFC 9112 6.3). */
 function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
+/** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
@@ -1897,10 +1902,10 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
-  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
   #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // what of it may go on
+  #passed: Uint8Array[] = []; // the same without `auth`
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1914,16 +1919,15 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
-    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come
-    // than is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be
-    // lost.
+    // A response before the end of the body closes the connection, if more is to come than an unauthenticated client
+    // may send, or if nothing may come. The client is told so at once, and sends no further request that would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
-   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is
-   * not said to somebody unknown, and what does not begin like an object (a text, a form) has none.
+   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client is told nothing
+   * of its other fields. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
@@ -1937,14 +1941,14 @@ class RequestBody {
     }
   }
 
-  /** Whether a scan failed because the body is a text, a form or the like: no attack, but another kind of client. */
+  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
   #isNoObject(error: unknown): error is Problem {
     const isBadJson = error instanceof Problem && error.code === 'bad_json';
     return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
   }
 
   /**
-   * Judges the head and returns what is to be relayed.
+   * Checks the head, and returns the body for the backend.
    * @param judge throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
@@ -1962,14 +1966,14 @@ class RequestBody {
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
-    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
-    // would have to be relayed or thrown away unread, and neither is right.
+    // The body of a GET is read for the credential alone, and not relayed. A longer one is refused, for it would have
+    // to be thrown away unread.
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
-    // Small and whole, it is sent in one piece, and can wait for a turn or for a backend that restarts.
+    // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
-    // The length is announced to the backend now. From here on, what the scanner takes out it replaces with spaces.
+    // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
     this.#head = [];
@@ -1977,8 +1981,8 @@ class RequestBody {
   }
 
   /**
-   * Reads the whole body, as it came.
-   * @param limitBytes of the whole; `limits.body` holds too.
+   * Reads the whole body into memory.
+   * @param limitBytes the most that it may have; `limits.body` holds too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
@@ -1989,7 +1993,8 @@ class RequestBody {
   }
 
   /**
-   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may have half of
+   * them.
    * @throws {Problem} busy.
    */
   #countHeld({ length }: Uint8Array): void {
@@ -1999,23 +2004,23 @@ class RequestBody {
     const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     const own = running.filter((x) => x.token?.name === token?.name);
     if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
-    // Who is refused makes room at once, or those that are read in the same moment would be refused too.
+    // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
     this.#x.heldBytes = 0;
     throw new Problem('busy');
   }
 
   /**
-   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a
-   * connection that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is
-   * not worth more than the head; then nothing is read any more, and the connection goes soon after.
+   * Ends the response, after the rest of the request was read and dropped. A connection that is closed with unread
+   * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
+   * read.
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     let { rest } = this.#x;
-    this.#head = []; // it is counted no longer
+    this.#head = [];
     this.#x.stopTimer();
     if (this.#x.stage === 'tunnel') return;
-    // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
+    // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (!this.#isComplete) {
@@ -2027,14 +2032,14 @@ class RequestBody {
     else res.end(rest);
   }
 
-  /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
+  /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
   async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
-    this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
-    if (req.destroyed) return; // its "close" has been, and comes no more
-    // One deadline for all of it, or single bytes would hold the connection for hours.
+    this.#x.end(new Problem('client_left')); // ends the stream of a large body
+    if (req.destroyed) return; // "close" has been emitted already
+    // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
-    // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
+    // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
@@ -2054,16 +2059,16 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
+  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
   #checkLength(limitBytes: number): void {
     if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
 
-  /** Reads and scans the head, once: for the credential, and then for all that is judged. */
+  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
   async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
-    // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
+    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
     if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
@@ -2071,9 +2076,9 @@ class RequestBody {
   }
 
   /**
-   * Reads the head, or what is left of it.
-   * @param take gets all of it, in chunks.
-   * @param upToBytes where the head ends; Infinity for the whole body.
+   * Reads the head, or the rest of it.
+   * @param take gets the whole head in chunks.
+   * @param upToBytes the length of the head; Infinity for the whole body.
    */
   async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
@@ -2087,7 +2092,7 @@ class RequestBody {
   }
 
   /**
-   * Before the first byte: a compressed body cannot be judged, and who waits to be asked for the body is asked now.
+   * Prepares for the first byte: refuses a compressed body, and sends "100 Continue" to a client that waits for it.
    * @throws {Problem} unsupported_encoding.
    */
   #begin(): void {
@@ -2098,9 +2103,9 @@ class RequestBody {
   }
 
   /**
-   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30 s
-   * of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until the
-   * sender is known, the whole body has 30 s, less the time that the refusal may take.
+   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30
+   * s of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until
+   * the sender is known, the whole body has 30 s, less the time that the refusal may take.
    * @param limitBytes the most that the body may have.
    * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
@@ -2123,7 +2128,7 @@ class RequestBody {
     return chunk;
   }
 
-  /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
+  /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
@@ -2135,9 +2140,9 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
         this.#x.waitForBackend();
-      } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
+      } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
@@ -2147,7 +2152,7 @@ class RequestBody {
   }
 }
 
-/** Most bodies are one chunk, which needs no copy. */
+/** Joins chunks. Most bodies are one chunk, which is not copied. */
 function joinChunks(chunks: Uint8Array[]): Buffer {
   return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
@@ -3122,24 +3127,21 @@ function isAttachment(key: BodyKey | undefined): boolean {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-/** For one connection only, not for the next: RFC 9110 7.6.1; the others by the definitions of proxies and HTTP/2. */
+/** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
 const HOP_BY_HOP = [
   ...['connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization'],
   ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
 ];
 
-/**
- * Not the client's to say to the backend. `expect` was answered here; with an `accept-encoding` of the client's, fetch
- * would decode the answer and still call it compressed.
- */
+/** Fields of the client that the backend does not get. */
 const NOT_FORWARDED = [
-  // Who it is, how it got here, and what is set for the message that is sent.
+  // The gateway sets these itself, or has obeyed them (`expect`).
   ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
-  // Copies of the URL, with its token, that browsers and proxies make; and what is another site's.
+  // Copies of the URL, which may hold a token, that browsers and proxies make; and cookies of other programs.
   ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
 ];
 
-/** What is not taken over from an answer, and from a request. */
+/** Fields that are not passed on: of a response, and of a request. */
 const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
@@ -3181,21 +3183,21 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
-/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
+/** The path at the backend: built from the segments that were checked, never resolved from what the client sent. */
 function backendPath(backend: Backend, target: Target): string {
-  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Without the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   const encode = (segment: string): string =>
     encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
   return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
 /**
- * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
+ * Builds the headers for the backend, without the body's length. The client's own are left as they are.
  * @returns name and value in turn.
  */
 function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  // What was presented as a credential, right or not, in the bytes of a header.
+  // Every credential that was presented, right or wrong, in the bytes of a header.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
@@ -3204,12 +3206,12 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // they tell of the client's body
+      (isMadeSend && name.startsWith('content-')); // true of the client's body only
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
-  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
-  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
+  // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
+  headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
@@ -3218,7 +3220,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   return headers;
 }
 
-/** The names that a Connection header declares to be for this hop only. */
+/** The names in a Connection header: those fields are for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
   return new Set(value.toLowerCase().split(/[ \t,]+/));
@@ -3227,8 +3229,7 @@ function connectionNames(value: string | undefined): ReadonlySet<string> {
 const NO_NAMES: ReadonlySet<string> = new Set();
 
 /**
- * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
- * Basic.
+ * Whether a header's value holds a secret: as it is, percent-encoded to any depth, or in base64 as in a copy of Basic.
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
@@ -3240,8 +3241,8 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
- * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
+ * Sends the request when the backend is up and has a slot. If no connection came about, nothing can have been sent, and
+ * a send waits and connects again. That repeats nothing: a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
@@ -3261,14 +3262,14 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
   }
 }
 
-/** Whether a body is larger than what is read before the backend hears of it. */
+/** Whether a body is larger than the head, so that it streams. */
 function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
   return content !== undefined && 'chunks' in content;
 }
 
 /**
- * Sends the request by node:http's client, which never sends it again and never follows a redirect.
- * @returns the response, when its head has come.
+ * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
+ * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(
@@ -3297,7 +3298,7 @@ function connectAndSend(
       resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // A response may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
       onHead(incoming);
     });
@@ -3323,6 +3324,8 @@ function connectAndSend(
   });
 }
 
+// UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
+// its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(
   x: Exchange,
@@ -3346,11 +3349,11 @@ async function writeRequest(
 
 /** Breaks a response off. Its connection is not used again. */
 function breakOff({ incoming, upgraded }: BackendResponse): void {
-  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  // UNTIL Node lets `outgoing.destroy()` destroy it: where the response is complete, Node 26.10 pools the socket again.
   if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
-/** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
+/** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
 function lengthHeaders(method: string, content: Content): string[] {
   if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
@@ -3366,11 +3369,11 @@ function lengthHeaders(method: string, content: Content): string[] {
  */
 function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
+  const own: Record<string, string> = {}; // for this hop, or about the body
   for (let i = 0; i < headers.length; i += 2) {
     const name = headers[i]!.toLowerCase();
     if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
-    // Which pages may read an answer is not the backend's to say, nor a proxy's before it: some say "*".
+    // Only `cors` says which origins may read a response: some proxies before a backend say "*".
     const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
     if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
   }
@@ -3381,7 +3384,7 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
+    compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3414,8 +3417,8 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
 }
 
 /**
- * Gives V8 a reason to collect garbage at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of
- * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
+ * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
+ * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
@@ -3460,8 +3463,8 @@ interface Outage {
 }
 
 /**
- * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
- * its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process
+ * of its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
  * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
  *
  *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
@@ -3469,8 +3472,8 @@ interface Outage {
  *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
  *
  * While the backend is down, requests without a connection wait in the same queue, in line, and acquire nothing. One of
- * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request, and
- * the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
+ * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request,
+ * and the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
@@ -3587,8 +3590,8 @@ class BackendQueue {
   }
 
   /**
-   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds out
-   * that the backend is back. All requests that do not wait are refused.
+   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds
+   * out that the backend is back. All requests that do not wait are refused.
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
@@ -3719,18 +3722,18 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 // ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
 
 /**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
+ * Reads a request's or a response's body, chunk by chunk. Cheaper than the async iterator of node:http: most messages
+ * are here already, and then it adds no listener.
  */
 class MessageReader {
   readonly #x: Exchange;
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** The message has broken off, whatever it says of itself. */
+  /** Set where the message broke off, although node:http calls it complete. */
   isBroken = false;
 
-  /** @param broken what it means if the message breaks off. */
+  /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
     this.#x = x;
     this.#message = message;
@@ -3754,7 +3757,7 @@ class MessageReader {
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
       if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
+      // The parser hands over the rest of the packet with the head when this function returns.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -4350,8 +4353,8 @@ function readBackend(value: unknown) {
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
   // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
-  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
-  // it again, POST too (test "nothing is sent twice").
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
+  // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // What comes on an idle connection answers no request: the next request would be given it as its own response.
