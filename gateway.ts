@@ -1190,14 +1190,14 @@ class Exchange {
   heldBytes = 0;
   /**
    * The request to the backend, which ends with the exchange. No closure: its context would keep a whole request of
-   * node:http alive, and on Node 24 V8 took twice the memory.
+   * node:http alive, which took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
   /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
   rest: Uint8Array | string | undefined;
   /** Ends `standBy`. */
   wake: (() => void) | undefined;
-  /** Listeners of its own, because those of an AbortSignal cost 5 µs on Node 20. */
+  /** Listeners of its own, because those of an AbortSignal cost 5 µs a request. */
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
@@ -3336,7 +3336,8 @@ async function writeRequest(
   if (!isLarge(content)) {
     await x.queue.enter(x, true); // a try has no slot yet
     x.waitForBackend();
-    x.moveTo(isUpgrade ? 'waiting' : 'sent');
+    // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
+    x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
   const room = x.changesOf(outgoing, ['drain', 'close']);
@@ -3654,7 +3655,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const onData = (chunk: Buffer): void => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = (): void => x.end(new Problem('client_left'));
+  const onLeave = (): void => x.leave();
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
@@ -4352,7 +4353,7 @@ function readBackend(value: unknown) {
   const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
-  // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
+  // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
