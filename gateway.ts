@@ -1416,25 +1416,29 @@ function closeStaleTunnels(core: Core): void {
 }
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
-// fetch normalises what a check did not see (`..`, `%2e%2e`, `\`, TAB), and the backend decodes once
-// more (`:number` twice). So a target is taken apart once, judged, and built anew from its parts.
+// fetch and proxies normalise what a check did not see (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path once more
+// (`:number` twice). So a target is parsed once, checked, and built anew from its parts.
 
-/** A request target that passed the rules, in parts. What is sent to the backend is built from these alone. */
+/** A parsed and checked request target. The target for the backend is built from these parts alone. */
 interface Target {
   readonly method: string;
-  /** Decoded, none empty; the `@auth` segment is taken out. */
+  /** Decoded, none empty, without the `@auth` segment. */
   readonly segments: readonly string[];
-  /** The raw query without the `@auth` parameter, and the same decoded. */
+  /** The raw query without its `@auth` parameter. */
   readonly query: string;
+  /** The same, decoded. */
   readonly parameters: readonly (readonly [name: string, value: string])[];
+  /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
   readonly pathSecret: string | undefined;
   readonly querySecret: string | undefined;
 }
 
 /**
- * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
- * another. Node and Deno let other versions of HTTP through as far as here.
+ * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
+ * header fields.
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
+ *   others the last.
  */
 function checkHead(req: http.IncomingMessage): void {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
@@ -1444,72 +1448,65 @@ function checkHead(req: http.IncomingMessage): void {
 }
 
 /**
- * Makes a raw request target canonical.
- * @throws {Problem} bad_target, or bad_credential for two `@auth` in one place.
+ * Parses a raw request target.
+ * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const cut = raw.indexOf('?');
-  const path = cut < 0 ? raw : raw.slice(0, cut);
+  const [path = '', ...rest] = raw.split('?');
 
-  // The backend runs a handler for /v1%2Fregister and takes %252B for a plus; proxies before it see other paths there.
+  // The backend runs a handler for /v1%2Fregister and reads %252B as a plus. A proxy before it may read other paths.
   if (/%(?:2f|5c|2e|25)/i.test(path)) {
-    throw badTarget(
-      'an encoded slash, backslash, dot or percent sign in a path means different things to different programs',
-    );
+    throw badTarget('its path has an encoded slash, backslash, dot or percent sign');
   }
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decodePart(segment));
-  const credentials = segments.filter((segment) => segment.startsWith('@auth='));
-  const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
-  // Anywhere else, what stands before it would be a path that nobody has judged.
+  const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
+  const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
+  // Otherwise the segments before it would be a path that no check has seen.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
-  const route = findRoute(method, segments);
-  for (const [i, segment] of segments.entries()) {
-    // fetch, URL and many proxies would resolve them: /v2/../v1/register is account setup to some.
-    if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-    // Attack: /v1/groups/--username=…. An attachment's id is a file name, and random: one in 64 begins so.
-    if (segment.startsWith('-') && route?.parts[i] !== ':attachment') {
-      throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
-    }
-  }
-  const query = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '');
-  const pairs = query.map((pair) => parsePair(pair, isSendByGet({ method, route })));
-  const others = pairs.filter((pair) => pair.name !== '@auth');
+  const route = ROUTES.find((candidate) =>
+    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
+  );
+  segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+
+  const raws = rest.join('?').split('&').filter(Boolean);
+  const pairs = raws.map((pair) => parsePair(pair, isSendByGet({ method, route })));
+  const others = pairs.filter(({ name }) => name !== '@auth');
   return {
     method,
     segments,
     query: others.map((pair) => pair.raw).join('&'),
-    parameters: others.map((pair) => [pair.name, pair.value] as const),
+    parameters: others.map(({ name, value }) => [name, value] as const),
     route,
     pathSecret,
-    querySecret: takeSecret(pairs.filter((pair) => pair.name === '@auth').map((pair) => pair.value)),
+    querySecret: takeSecret(pairs.filter(({ name }) => name === '@auth').map(({ value }) => value)),
   };
 }
 
 /**
- * The route of a request, if the backend has one.
- * @throws {Problem} bad_target for what cannot stand for a parameter.
+ * Checks a decoded segment of a path.
+ * @param part the route's part that the segment matches, if there is a route.
+ * @throws {Problem} bad_target.
  */
-function findRoute(method: string, segments: readonly string[]): Route | undefined {
-  const route = ROUTES.find((candidate) =>
-    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
-  );
-  route?.parts.forEach((part, i) => {
-    const [check, expected] = PARAMETERS.get(part) ?? [];
-    if (check?.(segments[i]!) === false) throw badTarget(expected!);
-  });
-  return route;
+function checkSegment(segment: string, part = ''): void {
+  const [check, expected] = PARAMETERS.get(part) ?? [];
+  if (check?.(segment) === false) throw badTarget(expected!);
+  // fetch, URL and many proxies would resolve them: to some, /v2/../v1/register is account setup.
+  if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
+  // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
+  if (segment.startsWith('-') && part !== ':attachment') {
+    throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+  }
 }
 
 /**
- * Decodes a segment, or a name or a value of the query, once; what is still encoded then stays so.
- * @param isText whether line feeds and tabs may be in it.
- * @throws {Problem} bad_target: NUL ends an argument, and a line feed a line of somebody's log.
+ * Decodes a segment, or a name or value of the query, once. What is still encoded then stays encoded.
+ * @param isText whether line feeds and tabs are allowed.
+ * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
  */
 function decodePart(text: string, isText = false): string {
   let decoded: string;
@@ -1518,47 +1515,46 @@ function decodePart(text: string, isText = false): string {
   } catch {
     throw badTarget('its percent-encoded bytes are not UTF-8');
   }
-  if (/\p{Cc}/u.test(isText ? decoded.replace(/[\n\t]/g, '') : decoded)) {
-    throw badTarget('it holds an encoded control character');
-  }
+  const forbidden = isText ? /(?![\n\t])\p{Cc}/u : /\p{Cc}/u;
+  if (forbidden.test(decoded)) throw badTarget('it holds an encoded control character');
   return decoded;
 }
 
 /**
- * One `name=value` of a query, decoded as the backend's language does it (`+` is a space).
- * @param isOfSend whether its `message` is a text of several lines.
+ * Parses one `name=value` of a query as the backend does, which reads `+` as a space.
+ * @param isOfSend whether a parameter `message` may have several lines.
  */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
   const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
   const name = decodePart(encoded);
   return {
-    // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
+    // fetch would encode these four. They are encoded here, so that the checked target is the one that is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
     value: decodePart(value, isOfSend && name === 'message'),
   };
 }
 
-/** The segments that routes spell: words that a log may show of any path. */
-const SPELLED = new Set(ROUTES.flatMap(({ parts }) => parts.filter((part) => !/^[:*]/.test(part))));
+/** The literal segments of all routes. The log may show them for any path. */
+const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
-/** A path for the log, without what may be a phone number or a token; no route has as many segments as are kept. */
+/** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
 function maskPath(segments: readonly string[]): string {
-  return `/${segments.slice(0, 8).map((segment) => SPELLED.has(segment) ? segment : '*').join('/')}`;
+  return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
 // ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
 
-/** What a request shows for itself, right or wrong. */
+/** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined where the form was right and the content could not be read: it is wrong, not absent. */
+  /** Undefined if the credential cannot be read. It counts as wrong then, not as absent. */
   readonly secret: string | undefined;
-  /** Why it could not, for the log: a good token under another user or scheme is a mistake that is made. */
+  /** Why it cannot be read, for the log: people send a good token with another user name or scheme. */
   readonly fault?: string | undefined;
 }
 
-/** A token with all its settings resolved. Its secret is known by digest alone. */
+/** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
 interface Token {
   readonly name: string;
   readonly digest: string;
@@ -1574,12 +1570,12 @@ interface Token {
 }
 
 /**
- * The first credential outside the body, in the order header, path, query. One decides: if it is
- * wrong, nothing falls through to the next, or a guess could hide behind a form that is not logged.
+ * Finds the first credential outside the body, in the order header, path, query. It alone decides. If it is wrong, the
+ * gateway does not try the next form: a guess could hide behind a form that is not logged.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
-  // n8n's test of its credentials sends an empty one if it has no token.
+  // An empty header counts as absent: n8n's credential test sends one if it has no token.
   const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
@@ -1587,42 +1583,42 @@ function findCredential(req: http.IncomingMessage, target: Target): Credential |
   return undefined;
 }
 
-/** The one secret in a place, if any; two are nobody's choice to make. */
+/** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
 function takeSecret(found: string[]): string | undefined {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
 
-/** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
+/** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
 function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
   const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
- * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
- * does: what comes out is compared by its digest, so that a wrong one is only wrong. White space is SP and HTAB alone
+ * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Base64 is
+ * decoded as leniently as Node does it: the result is only compared by its digest. White space is SP and HTAB alone
  * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
  */
 function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
   if (scheme.toLowerCase() === 'basic') {
-    // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
+    // The user name is fixed, so that nobody takes it for the token's name.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
     return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
   }
-  // node:http hands header bytes over as Latin-1; a secret is UTF-8.
+  // node:http gives header bytes as Latin-1; a secret is UTF-8.
   if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
   return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
 }
 
 /**
- * Whose request this is. Every refusal looks the same from outside; the log has the reason.
+ * Finds the token of a request. Every 401 looks the same from outside; the log has the reason.
  *
- * The digest is looked up in a map. How long that takes depends on the SHA-256 of what was sent, which
- * tells nothing about how much of a secret was right. A right credential is never refused for wrong
- * ones from the same address, so that nobody can lock anybody out.
- * @returns the token, or the problem: unauthorized, too_many_failures. To throw one costs 5 µs, of 55 for all of it.
+ * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
+ * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
+ * can lock others out.
+ * @returns the token, or the problem: unauthorized, too_many_failures. To throw it would cost 5 µs of 55 for a refusal.
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
@@ -1637,23 +1633,26 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
     : new Problem('unauthorized', { reason });
 }
 
-/** Asked at every request: a token that expires needs no reload. */
+/** Whether a token has expired. It is asked at every request, so that a token expires without a reload. */
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
   return expiresMs !== undefined && expiresMs <= nowMs;
 }
 
-/** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
+/** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
   const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
   return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
 }
 
-// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+// ── ORIGINS ──────────────────────────────────────────────────────────────────────────────────────
+// Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For the pages of all
+// other origins it must not use what a browser adds by itself.
 
 /**
- * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
- * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
+ * The headers that let a page read a response, if its origin is on `cors`; else false. Two Origin headers arrive as one
+ * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
+ * password that the browser remembers is not the page's.
  */
 function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
   const { origin = '' } = req.headers;
@@ -1665,8 +1664,8 @@ function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Reco
 }
 
 /**
- * The origin of a page that is not on `cors`, for the log: a person whose page does not work finds there what to add.
- * Undefined for what no browser sends: it may hold a secret.
+ * The origin of a request if it is not on `cors`, for the log: the owner of a page that does not work finds there what
+ * to add. Undefined for a value that no browser sends, which may be a secret.
  */
 function unlistedOrigin({ req, rules }: Exchange): string | undefined {
   const { origin = '' } = req.headers;
@@ -1674,15 +1673,15 @@ function unlistedOrigin({ req, rules }: Exchange): string | undefined {
 }
 
 /**
- * The headers that a listed page may send. Browsers ask for `accept` and the languages too, if a value is unusual
- * (Fetch 2.2.2).
+ * The request headers that an origin on `cors` may send. A browser asks for `accept` and the languages only if their
+ * values are unusual (Fetch 2.2.2).
  */
-const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
+const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
 
 /**
- * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
- * target, a malformed one too: what exists here is nobody's business who holds no token.
- * @returns whether it was such a question.
+ * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one: an
+ * unauthenticated client must not learn which endpoints exist.
+ * @returns whether the request was such a preflight.
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
@@ -1692,18 +1691,18 @@ function answerPreflight(x: Exchange): boolean {
   x.res.writeHead(204, {
     ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
-    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
+    'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
   });
   return true;
 }
 
-/** Where a GET does something: it sends, takes messages away, or is setup (a code that links a phone). */
+/** The paths where a GET acts: it sends, removes messages, or is setup (such as a code that links a phone). */
 const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 
 /**
- * Keeps out the pages of other sites, to whose requests a browser adds what it remembers by itself: a Basic password,
- * or, where there are no tokens, the mere fact of being on this machine. The other forms a page has to know.
+ * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
+ * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
@@ -1714,18 +1713,23 @@ function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Pro
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (rules.cors.has(origin)) return undefined;
-  // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
-  // User-Agent remains, which a page cannot take away.
-  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
-  // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
-  // a typed address that another site redirects.
+  // Over plain http Chromium sends no Sec-Fetch-Site, and with a WebSocket never; Origin counts then. Chromium sends no
+  // Origin with a GET either.
+  const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
+  if (isOwn || rules.cors.has(origin)) return undefined;
+  // Programs send neither header. Attack: browsers say "none" of a typed address that another site redirects, and
+  // Chromium of a prefetch by the speculation rules of any page. So a browser may not act by such a GET. Without
+  // Sec-Fetch-Site it is known by its User-Agent, which no page can remove.
+  const isNone = site === undefined ? origin === '' : site === 'none';
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isTaken = from === 'none' && !(isActing && (site !== undefined || agent?.startsWith('Mozilla/')));
-  return isTaken || from === 'same-origin' ? undefined : new Problem('cross_site');
+  const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
+  return isNone && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
-/** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
+/**
+ * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
+ * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
+ */
 function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
   return isIP(name) !== 0 ||
@@ -1736,80 +1740,82 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
 // ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * Why a token may not do this, if so: its addresses, its endpoints, its accounts. Asked again of an open WebSocket when
- * the rules change.
+ * The problem if a token may not make a request: its client addresses, endpoints and accounts. Open WebSockets are
+ * checked again when the rules change.
  */
 function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
   return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
-/** The same without the addresses: `--check` has no client. */
+/** The same without the client's address, which `--check` does not have. */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
+  const { allow, senders, recipients } = token;
   const { method, route, segments, parameters } = target;
-  const grant = findGrant(token.allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
-  // On a route that is not known, nobody can tell whose account it uses or whom it writes to: a newer backend, a
-  // plugin.
-  const isOpaque = route === undefined || route.parts.at(-1) === '*';
-  if (isOpaque && (token.senders || token.recipients)) {
-    return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
-  }
-  if (token.senders && !isOpaque) {
-    const at = route.parts.indexOf(':number');
-    if (at >= 0 && !token.senders.has(segments[at] ?? '')) return new Problem('sender_not_allowed');
-    // All attachments, all accounts: routes without an account show every account's.
-    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
-      return new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
-    }
-  }
-  // A link to join a group lets anybody in, whom the token may not write to.
-  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${method} ${route?.template}`)) {
-    return new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
-  }
+  const grant = findGrant(allow, target);
+  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
+  const [account, group] = [':number', ':groupid'].map((part) => segments[route?.parts.indexOf(part) ?? -1]);
+  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
+
+  const isKnown = route !== undefined && route.parts.at(-1) !== '*';
+  const isNamed = grant === 'named';
+  // What closes an endpoint to a confined token, though it is on the allowlist. The first reason that is true counts.
+  const reasons = {
+    // Whose account a plugin or a route of a newer backend uses, and whom it sends to, is unknown here.
+    unknown_route_for_confined_token: !isKnown && (senders ?? recipients) !== undefined,
+    // A route without an account shows the data of all accounts, such as all attachments.
+    route_without_account: senders && !isNamed && account === undefined && !/^(?:send|info)$/.test(route?.group ?? ''),
+    // A new member, or a link to join, gives the group to persons who are not among the recipients.
+    group_change_not_named: recipients && !isNamed && GROUP_CHANGE.test(`${method} ${route?.template}`),
+  };
+  const [reason] = Object.entries(reasons).find(([, isTrue]) => isTrue) ?? [];
+  if (reason !== undefined) return new Problem('endpoint_not_allowed', { reason });
+
   // The numbers of a search become arguments of signal-cli, like those in a body.
   const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
   if (mistake) return badField('numbers', mistake);
-  // Who may not write to a group may not change it either.
-  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  // A token that may not send to a group may not change it either.
   return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
-/** Makes a group, or changes who is in one or how one gets in. */
+/** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
-/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
+/**
+ * Whether an allowlist covers a target. The target is `named` if a pattern spells its first two segments; `covered` if
+ * a group or a wildcard opens it.
+ */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
   if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
   const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
+    // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
     parts.every((part, i) =>
-      // What a route spells is no parameter: DELETE /v1/devices/:number/local-data deletes more than a device.
       !part.startsWith(':') ||
       (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
     )
   );
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && allow.groups.has(route.group)) return 'covered';
-  // No wildcard reaches setup.
+  // No wildcard opens setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
-/** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
+/** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
 function refusalOfRoute(allow: Allow, target: Target): Problem {
   const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
-  const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
-  return others.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
+  const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
+  return methods.length > 0
+    ? new Problem('method_not_allowed', { allow: [...new Set(methods)] })
     : new Problem('unknown_endpoint');
 }
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
 
-/** So many requests in so much time; `written` as the configuration has it. */
+/** At most `count` requests per time. `written` is the configured text. */
 interface Rate {
   readonly count: number;
   readonly perMs: number;
@@ -1817,28 +1823,28 @@ interface Rate {
 }
 
 /**
- * A token bucket per key, kept as one number each: the time at which the bucket would be full again
- * (the generic cell rate algorithm). It holds `count` at first and regains one every `perMs / count`.
+ * A token bucket per key, by the generic cell rate algorithm. A bucket holds `count` at first and regains one every
+ * `perMs / count`. It is kept as one number: the time at which it will be full again.
  */
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
+  /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out. A refusal must store
-    // that too, or every further request would find the bucket as empty.
+    // At most the time in which a bucket fills: a clock that is set back must lock nobody out. A refusal stores this
+    // limit too; otherwise every later request would find the bucket as empty.
     const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
     const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
-    const isTaken = waitMs <= 0.001; // the sum of fractions may be a hair too large
-    this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
+    this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
     this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
 }
 
-/** Counts a request against its token, whatever becomes of it at the backend. @throws {Problem} rate_limited. */
+/** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
