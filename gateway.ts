@@ -28,9 +28,9 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
- *   TARGET 85 · CREDENTIALS 65 · ORIGINS 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 145 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · RESPONSES 40 · ADDRESSES 25 · LOG 55 ·
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 265 · PIPELINE 185 ·
+ *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 50 · RATE 25 · REQUEST BODY 235 · SENDS 145 · TEMPLATES 125 ·
+ *   POLICY 70 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · RESPONSES 40 · ADDRESSES 23 · LOG 55 ·
  *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
  *
  * @module
@@ -2603,88 +2603,94 @@ function failTemplate(text: string, at: number, why: string): never {
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * The keys of a body that matter, as the backend acts on them: at the top level, or `within` the object
- * of another. `list` is an array of strings; an `argument` may also be a number (the votes of a poll).
+ * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
+ * `within` the object of another key. With `list`, the value is an array of strings. An `argument` may also be a number
+ * (the votes of a poll).
  */
 const BODY_KEYS = {
   auth: { list: false, role: 'credential' },
   number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
+  recipient: { list: false, role: 'recipient' }, // undocumented in /v2/send: the backend adds it to recipients
   recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' }, // whoever is in a group can be written to, and reads it
+  members: { list: true, role: 'member' }, // a member of a group can be written to, and reads the group
   admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' }, // of a poll, as are the votes
+  answers: { list: true, role: 'argument' }, // of a poll
   selected_answers: { list: true, role: 'argument' },
   base64_attachment: { list: false, role: 'attachment' },
   base64_attachments: { list: true, role: 'attachment' },
   link_preview: { list: false, role: 'object' },
   base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-  send_at: { list: false, role: 'schedule' }, // of a send: secured-signal-api keeps it until then, the backend does not
+  send_at: { list: false, role: 'schedule' }, // secured-signal-api holds a send until then; the backend ignores it
 } as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
 
-/** One string under a key that matters, decoded; of an attachment only what stands before its data. */
+/** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
 interface Field {
   readonly key: BodyKey;
-  /** Undefined for a `number` that the whole body does not have. */
+  /** Undefined if the whole body has no `number`. */
   readonly value: string | undefined;
 }
 
-/**
- * Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits.
- */
+/** The routes whose recipients are persons. signal-cli would make a phone number of the digits of a group's id. */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
 
 /**
- * Judges one field by the rules for all tokens and by this token's own.
+ * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
 function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
   const { role } = BODY_KEYS[key];
+  const isSend = route?.group === 'send';
   if (value === undefined) {
-    if (!token.senders || route?.group !== 'send') return;
+    if (!token.senders || !isSend) return;
     throw badField(key, 'must say from which account to send, for this token may not use all');
   }
-  if (role === 'attachment') return checkAttachment(key, value);
-  if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
-  const mistake = mistakeInArgument(value);
-  if (mistake) throw badField(key, mistake);
-  if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  if (role !== 'recipient' && role !== 'member') return;
+  if (key === 'recipient' && value === '' && isSend) return; // the backend ignores it
+  const isRecipient = role === 'recipient' || role === 'member';
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  checkWhom(key, value, isPerson);
-  const refusal = refusalOfRecipient(token, value);
+  const mistake = role === 'attachment'
+    ? mistakeInAttachment(value)
+    : mistakeInArgument(value) ?? (isRecipient ? mistakeInRecipient(value, isPerson) : undefined);
+  if (mistake) throw badField(key, mistake);
+  if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
+  const refusal = isRecipient ? refusalOfRecipient(token, value) : undefined;
   if (refusal) throw refusal;
 }
 
-/** What is wrong with what becomes an argument of a command line (signal-cli's), where "-" begins an option. */
+/** The mistake in a value that becomes an argument of signal-cli, where "-" begins an option. */
 function mistakeInArgument(value: string): string | undefined {
   if (value === '') return 'may not be empty';
   if (value.startsWith('-')) return 'may not begin with "-"';
   return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
 }
 
-/** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
-function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
-  if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
-  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with
-  // "-".
-  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
-    throw badField(key, 'may not begin with "-" when it is decoded');
-  }
-  if (!value.startsWith('group.')) return;
-  if (isPerson) throw badField(key, 'must be a person here, not a group');
-  if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
+/**
+ * The mistake in a recipient that the backend or signal-cli would turn into another one.
+ * @param isPerson whether it must be a person, not a group.
+ */
+function mistakeInRecipient(value: string, isPerson: boolean): string | undefined {
+  if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
+  // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. This base64 is "-…".
+  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
+  if (!value.startsWith('group.')) return undefined;
+  if (isPerson) return 'must be a person here, not a group';
+  return isGroupId(value) ? undefined : 'begins with "group.", but is not the "id" of a group';
 }
 
-/** Why a token may not write to somebody, if so; it says no more of him than his kind. */
+/** The mistake in an attachment's `data:<type>;filename=<name>;base64,`. The backend writes to that name unchecked. */
+function mistakeInAttachment(meta: string): string | undefined {
+  // The backend drops the character before "base64,", whatever it is, so "filename=..xbase64," names "..".
+  const isUnsafe = /(?:^|;)filename=(?:[^;]*[/\\\0]|\.{1,2}(?:[^;]?base64)?(?:;|$))/.test(meta);
+  return isUnsafe ? 'may not name a file with "/", "\\" or NUL, or one called "." or ".."' : undefined;
+}
+
+/** The problem if a token may not send to a recipient. It names only the recipient's kind. */
 function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
-  return new Problem('recipient_not_allowed', {
-    detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
-  });
+  const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
+  return new Problem('recipient_not_allowed', { detail });
 }
 
 /** What the backend takes a recipient for. */
@@ -2692,16 +2698,6 @@ function kindOf(value: string): string {
   if (value.startsWith('group.')) return 'group';
   if (/^[+0-9 ]+$/.test(value)) return 'phone number';
   return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
-}
-
-/** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
-function checkAttachment(key: string, meta: string): void {
-  for (const part of meta.split(';')) {
-    // The backend drops the character before "base64,", whatever it is.
-    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}(?:.?base64)?$/s.test(part.slice('filename='.length))) {
-      throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
-    }
-  }
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
@@ -3762,12 +3758,15 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
   backend.once('close', () => socket.end());
 }
 
-// ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
+// ── RESPONSES ────────────────────────────────────────────────────────────────────────────────────
 
-/** A problem as an answer: its headers and its body, which has the same form for every refusal. */
+/** The headers and the body of an error response. The body has the same form for every problem. */
 function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
+  // Some clients (wget, Jetty) send a credential only after a challenge. To a browser the gateway does not offer Basic:
+  // it would ask for a password, remember it, and add it to the requests of any page.
+  const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   return {
     body,
     headers: {
@@ -3776,10 +3775,7 @@ function describeProblem(problem: Problem, requestId: string, req?: http.Incomin
       'X-Content-Type-Options': 'nosniff',
       'Cache-Control': 'no-store',
       'X-Request-Id': requestId,
-      // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
-      // password, remember it, and add it to the requests of any page.
-      ...(status === 401 &&
-        { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
+      ...(status === 401 && { 'WWW-Authenticate': challenges }),
       ...(allow && { 'Allow': allow.join(', ') }),
       ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
@@ -3787,13 +3783,15 @@ function describeProblem(problem: Problem, requestId: string, req?: http.Incomin
 }
 
 /**
- * The headers that a relayed response gets besides the backend's, name and value in turn. They stand before those: of
- * several X-Content-Type-Options browsers obey the first.
+ * Headers added to a relayed response, before the backend's own: of several X-Content-Type-Options browsers obey the
+ * first.
  *
- * Attack: the backend serves an attachment as the HTML or SVG that it is, and who has sent it knows its URL. Its script
- * would run as a page of the gateway's own, and even its <img> would ask the gateway with the token of the path. So no
- * response to a GET may do anything, but for the pages of swagger. With a policy Chromium plays neither sound nor
- * video, and neither of them can run a script.
+ * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
+ * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
+ * would not play them; they cannot run a script.
+ * @param passed the backend's headers, name and value in turn.
+ * @returns name and value in turn.
  */
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
@@ -3801,22 +3799,25 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
   const own = new Map<string, string>();
   for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
   added.push('X-Content-Type-Options', 'nosniff');
-  // Browsers keep received messages on disk; and a send by GET is never answered by a cache.
+  // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
   if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
   const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
   if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   return added;
 }
 
-/** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
+/**
+ * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost, and the second
+ * header only when they open a page.
+ */
 function isBrowser({ headers }: http.IncomingMessage): boolean {
   return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
 /**
- * An answer's head as bytes, for a socket on which node:http does not answer.
- * @param fields name and value in turn, none with a line feed in it: they are ours, or node:http has parsed them.
+ * The head of a response as bytes, for a socket that node:http no longer serves.
+ * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
 function headBytes(status: number, fields: readonly string[]): Buffer {
   const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
@@ -3825,12 +3826,12 @@ function headBytes(status: number, fields: readonly string[]): Buffer {
 
 // ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
 
-/** A list of addresses and ranges, and how it was written. */
+/** A parsed list of addresses and ranges, and its entries as written. */
 type AddressList = ReturnType<typeof readAddresses>;
 
 /**
- * The client's address: the peer's, or behind trusted proxies the right-most address in
- * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
+ * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
+ * no trusted proxy. The addresses left of it are the client's own claim.
  */
 function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
@@ -3838,23 +3839,23 @@ function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefin
   const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
   while (hops.length > 0 && addressAllowed(trusted, address)) {
     const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // not an address: the last trusted proxy answers for it
+    if (!isIP(hop)) break; // the address of the last trusted proxy counts then
     address = hop;
   }
   return address;
 }
 
-/** Whether what the peer says of the client in X-Forwarded-… counts. */
+/** Whether the peer is a trusted proxy, so that its X-Forwarded-… headers count. */
 function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
   return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
-/** An absent list allows every address. */
+/** Whether a list holds an address. An absent list holds every address. */
 function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An IPv4-mapped IPv6 address is the IPv4 address. A unix socket's peer has none; it is on this machine. */
+/** An address in one form: IPv4-mapped IPv6 is IPv4, and a unix socket's peer, which has none, is this machine. */
 function normalizeAddress(address: string | undefined): string {
   return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
 }
