@@ -322,7 +322,7 @@ const HEADERS_TIMEOUT_MS = 10_000;
  * take. An option of `createGateway` too.
  */
 const STALL_TIMEOUT_MS = 30_000;
-/** The least of a body that must come in each STALL_TIMEOUT_MS of reading. Single bytes would hold a slot for days. */
+/** The least of a body that must come in each STALL_TIMEOUT_MS of reading. Else single bytes could take days. */
 const PACE_BYTES = 30 * 1024;
 
 /** The most header fields a request may have. Each costs time at every step; real clients send fewer than twenty. */
@@ -342,7 +342,7 @@ const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
 
 /**
  * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
- * drops mostly his own.
+ * displaces mostly keys of its own.
  */
 const RATE_KEYS_LIMIT = 10_000;
 
@@ -1430,7 +1430,9 @@ interface Target {
   readonly parameters: readonly (readonly [name: string, value: string])[];
   /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
+  /** The secret in its `@auth` segment. */
   readonly pathSecret: string | undefined;
+  /** The secret in its `@auth` parameter. */
   readonly querySecret: string | undefined;
 }
 
@@ -1458,9 +1460,7 @@ function parseTarget(method: string, raw: string): Target {
   const [path = '', ...rest] = raw.split('?');
 
   // The backend runs a handler for /v1%2Fregister and reads %252B as a plus. A proxy before it may read other paths.
-  if (/%(?:2f|5c|2e|25)/i.test(path)) {
-    throw badTarget('its path has an encoded slash, backslash, dot or percent sign');
-  }
+  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
@@ -1535,7 +1535,7 @@ function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string
   };
 }
 
-/** The literal segments of all routes. The log may show them for any path. */
+/** The literal segments of all routes. The log may show them, whatever the path. */
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
 /** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
@@ -1758,9 +1758,9 @@ function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
 
   const isKnown = route !== undefined && route.parts.at(-1) !== '*';
   const isNamed = grant === 'named';
-  // What closes an endpoint to a confined token, though it is on the allowlist. The first reason that is true counts.
+  // Reasons to refuse a confined token an endpoint that is on its allowlist. The first one that is true counts.
   const reasons = {
-    // Whose account a plugin or a route of a newer backend uses, and whom it sends to, is unknown here.
+    // The gateway cannot tell which account and recipients an unknown route uses, such as a plugin's.
     unknown_route_for_confined_token: !isKnown && (senders ?? recipients) !== undefined,
     // A route without an account shows the data of all accounts, such as all attachments.
     route_without_account: senders && !isNamed && account === undefined && !/^(?:send|info)$/.test(route?.group ?? ''),
@@ -3764,8 +3764,8 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
-  // Some clients (wget, Jetty) send a credential only after a challenge. To a browser the gateway does not offer Basic:
-  // it would ask for a password, remember it, and add it to the requests of any page.
+  // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
+  // for a password, remember it, and add it to the requests of any page.
   const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   return {
     body,
