@@ -1747,42 +1747,50 @@ function refusalOf(token: Token, target: Target, client: string): Problem | unde
   return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
-/** The same without the client's address, which `--check` does not have. */
+/**
+ * The same without the client's address, which `--check` does not have. First the allowlist decides. Then some endpoints
+ * on it are closed to a token that has `senders` or `recipients`. Each of these rules stands on its own.
+ */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   const { allow, senders, recipients } = token;
   const { method, route, segments, parameters } = target;
   const grant = findGrant(allow, target);
   if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
-  const [account, group] = [':number', ':groupid'].map((part) => segments[route?.parts.indexOf(part) ?? -1]);
-  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
 
+  // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
   const isKnown = route !== undefined && route.parts.at(-1) !== '*';
-  const isNamed = grant === 'named';
-  // Reasons to refuse a confined token an endpoint that is on its allowlist. The first one that is true counts.
-  const reasons = {
-    // The gateway cannot tell which account and recipients an unknown route uses, such as a plugin's.
-    unknown_route_for_confined_token: !isKnown && (senders ?? recipients) !== undefined,
-    // A route without an account shows the data of all accounts, such as all attachments.
-    route_without_account: senders && !isNamed && account === undefined && !/^(?:send|info)$/.test(route?.group ?? ''),
-    // A new member, or a link to join, gives the group to persons who are not among the recipients.
-    group_change_not_named: recipients && !isNamed && GROUP_CHANGE.test(`${method} ${route?.template}`),
-  };
-  const [reason] = Object.entries(reasons).find(([, isTrue]) => isTrue) ?? [];
-  if (reason !== undefined) return new Problem('endpoint_not_allowed', { reason });
+  if (!isKnown && (senders || recipients)) return closedEndpoint('unknown_route_for_confined_token');
+  const account = segments[route?.parts.indexOf(':number') ?? -1];
+  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
+  // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
+  // send has its account in the body.)
+  const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
+  if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
+  // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must name
+  // the route.
+  const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
+  if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
 
   // The numbers of a search become arguments of signal-cli, like those in a body.
-  const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
+  const numbers = parameters.filter(([name]) => name === 'numbers');
+  const mistake = numbers.map(([, number]) => mistakeInArgument(number)).find(Boolean);
   if (mistake) return badField('numbers', mistake);
   // A token that may not send to a group may not change it either.
-  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+  const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined ? undefined : refusalOfRecipient(token, group);
+}
+
+/** @param reason for the log alone. */
+function closedEndpoint(reason: string): Problem {
+  return new Problem('endpoint_not_allowed', { reason });
 }
 
 /** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
- * Whether an allowlist covers a target. The target is `named` if a pattern spells its first two segments; `covered` if
- * a group or a wildcard opens it.
+ * Whether an allowlist opens a target. The target is `named` if a pattern spells its first two segments, and `covered`
+ * if only a group or a wildcard opens it.
  */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
