@@ -1748,8 +1748,8 @@ function refusalOf(token: Token, target: Target, client: string): Problem | unde
 }
 
 /**
- * The same without the client's address, which `--check` does not have. First the allowlist decides. Then some endpoints
- * on it are closed to a token that has `senders` or `recipients`. Each of these rules stands on its own.
+ * The same without the client's address, which `--check` does not have. First the allowlist decides. Then some of its
+ * endpoints are closed to a token that has `senders` or `recipients`. Each of these rules stands on its own.
  */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   const { allow, senders, recipients } = token;
@@ -1766,8 +1766,8 @@ function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
   // send has its account in the body.)
   const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
   if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
-  // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must name
-  // the route.
+  // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
+  // name the route.
   const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
   if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
 
