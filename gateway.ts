@@ -1118,7 +1118,7 @@ function endRunning(core: Core): void {
  *          ▼      ▼   │                  │
  *          waiting ───┴──────────────────┘
  *
- *   waiting    for a slot, for a backend that is down, or for the handshake of a WebSocket: nothing is lost by a refusal
+ *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
  *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
  *   sent       the backend has the last byte, and may have acted on it
  *   answered   the head of the response is here; a large body may still be on its way
@@ -1977,7 +1977,7 @@ class RequestBody {
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : this.#passed);
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
@@ -1994,7 +1994,7 @@ class RequestBody {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
     await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
-    return joinChunks(this.#head.splice(0));
+    return Buffer.concat(this.#head.splice(0));
   }
 
   /**
@@ -2155,11 +2155,6 @@ class RequestBody {
       for (const piece of pieces) yield piece;
     }
   }
-}
-
-/** Joins chunks. Most bodies are one chunk, which is not copied. */
-function joinChunks(chunks: Uint8Array[]): Buffer {
-  return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
 
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
