@@ -8949,7 +8949,9 @@ test('a configuration file that is missing, empty, half-written or not an object
   ]);
   for (const text of ['[]', 'null', '5']) {
     writeFileSync(file, text);
-    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), [
+      `${file}: is not a JSON object: line 1, column 1: it must begin with "{"`,
+    ]);
   }
 });
 

@@ -3937,128 +3937,127 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
-// The sources of a configuration are noted first, each value with the place where it was given, and read afterwards.
-// All mistakes are reported at once, and nothing runs with any: a wrong limit that fell back to its default would be a
-// wider one than its owner believes.
+// Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
+// every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
+// limit that fell back to its default could be wider than its owner believes.
 
-/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+/** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
-  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  /** By the setting's path: the value, and the place for messages, as its owner wrote it. */
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Of two, the later wins. */
+  /** Notes a value; a later source replaces an earlier one. Tokens too: merged, one taken out of a source would live on. */
   note(path: string, value: unknown, at: string): void {
-    if (value !== undefined) this.given.set(path, { value, at });
+    if (value === undefined) return;
+    if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
+    this.given.set(path, { value, at });
   }
 }
 
-/** Where a configuration comes from; the flags by the path of their setting. */
+/** Where the command line gets its configuration. `flags` are by the path of their setting. */
 type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
- * Reads file, environment and flags; of two that say something on the same setting, the later wins.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads file, environment and flags. For each setting the last of these that gives a value wins.
+ * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  if (file !== undefined) noteFileAt(sources, file);
-  // Not merged: a token that was taken out of one source would live on in the other.
-  const fromFile = sources.given.get('tokens');
+  if (file !== undefined) noteFile(sources, file);
   noteEnv(sources, env);
-  const tokens = sources.given.get('tokens');
-  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
   for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
   return readSettings(sources);
 }
 
-/** The settings of a program that embeds the gateway. */
+/** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig): Settings {
   const sources = new Sources();
-  sources.collect('the file', () => noteFile(sources, config));
+  sources.collect('the file', () => noteObject(sources, config));
   return readSettings(sources);
 }
 
-/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+/** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
-/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
-function noteFileAt(sources: Sources, file: string): void {
-  const text = sources.collect('configuration', () => readText(file));
+/** Notes the settings of a file. One that cannot be read is a mistake: without its tokens the gateway might be open. */
+function noteFile(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readFile(file).text);
+  if (text === undefined) return;
   const at = showPath(file);
-  // Collected apart, so that a file of which one part cannot be read is told of all the others too.
-  sources.collect(at, () => {
-    if (text === undefined) return;
-    const config = parseFile(text);
-    ensure(isObject(config), 'is not a JSON object');
-    sources.collect('the file', () => noteFile(sources, config));
-    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
-      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
-    }
-    for (const { key, index } of repeatedKeys(text)) {
-      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
-    }
-  });
+  const config = sources.collect(at, () => parseFile(text));
+  if (config === undefined) return;
+  sources.collect('the file', () => noteObject(sources, config));
+  for (const { key, index } of repeatedKeys(text)) {
+    sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
+  }
+  if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+    sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
+  }
 }
 
 /**
- * Notes the settings in a parsed file, or in the object below `before` in it.
- * @throws {UsageError} for all that is none.
+ * Notes the settings of a parsed file, or of one of its objects: with the prefix `backend.`, the member `url` is the
+ * setting `backend.url`.
+ * @throws {UsageError} for every member that is no setting.
  */
-function noteFile(sources: Sources, config: unknown, before = ''): void {
-  if (config === undefined && before !== '') return; // of a program: a file has no undefined
+function noteObject(sources: Sources, config: unknown, prefix = ''): void {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0];
-    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
-    return [at.slice(before.length), note];
+  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+    const [key = '', inner] = path.slice(prefix.length).split('.');
+    const note = (value: unknown) => sources.note(path, value, path);
+    // Only a program can give undefined, and it means that the member is absent.
+    return [key, inner ? (value: unknown = {}) => noteObject(sources, value, `${key}.`) : note];
   });
-  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
+  readMembers(Object.fromEntries(readers), config);
 }
 
-/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
+/**
+ * Parses a configuration file.
+ * @throws {UsageError} with the place of the mistake. JSON.parse's message could quote a secret, so BodyScan, which is
+ *   as strict, finds the mistake first.
+ */
 function parseFile(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    const bytes = Buffer.from(text);
-    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
-      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
-    });
-  }
+  const bytes = Buffer.from(text);
+  attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => {
+    const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+  });
+  return JSON.parse(text);
 }
 
-/** In a valid document: braces, and strings, which may be keys. Others are matched so that no brace in them counts. */
+/**
+ * Matches, in valid JSON, each brace and each string, with the colon behind a string that is a key. Strings that are
+ * values are matched so that a brace in them does not count.
+ */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
+/** Finds the keys that their object has already. JSON.parse would silently take the last one. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
-  const open: Set<string>[] = [];
+  const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
-    else if (token === '}') open.pop();
-    else if (colon !== undefined) {
-      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
-      if (keys.has(key)) yield { key, index };
-      keys.add(key);
-    }
+    if (token === '}') open.pop();
+    if (colon === undefined) continue;
+    const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+    if (keys.has(key)) yield { key, index };
+    keys.add(key);
   }
 }
 
-/** Where what follows a text begins, as an editor counts: from 1, and by characters. */
+/** The place where a text ends, as editors count: from 1, and in characters. */
 function placeAfter(text: string): string {
   const lines = text.split('\n');
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
+/** The variables that restrict who gets in. One that is misspelt is refused: without it the gateway is more open. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
 /**
- * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
- * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
+ * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
  */
 const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
@@ -4070,20 +4069,16 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
 ];
 
-/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+/** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
-  const file = env.API_TOKENS_FILE;
-  if (file !== undefined) {
-    const at = 'API_TOKENS_FILE';
-    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-    const text = file && sources.collect(at, () => readText(file));
-    // A file that cannot be read counts as given: without it there would seem to be no tokens.
-    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
+  if (env.API_TOKENS !== undefined && env.API_TOKENS_FILE !== undefined) {
+    sources.add('API_TOKENS_FILE', 'is set, and API_TOKENS too; use one of them');
   }
+  sources.note('tokens', env.API_TOKENS_FILE, 'API_TOKENS_FILE');
   for (const name of Object.keys(env)) {
-    // Two letters off would meet other programs' names too.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    // One letter off, and without digits. Other programs' names can be two letters off.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
     const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
     const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
     if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
@@ -4092,9 +4087,8 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
 }
 
 /**
- * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
- * wider than what was meant.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads every setting from its source, or from its default if no source gives it.
+ * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
@@ -4104,45 +4098,45 @@ function readSettings(sources: Sources): Settings {
     sources.add(at, 'is set but empty; unset it, or give it a value');
     given.delete(path);
   }
-  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+  const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
+  const read = GATEWAY_ROWS.map(([path, [, , reader, fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
-    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+    const readValue = at === 'API_TOKENS_FILE' ? readTokensFile : reader;
+    return [path, value === undefined ? undefined : sources.collect(at, () => readValue(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
   const settings: Settings = { ...others, tokens, warnings };
-  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+  if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  // Both files are there by now, or that was told already.
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
 }
 
-/** What requests are judged by: the tokens with their fallbacks resolved. */
+/** What requests are checked against: the settings, with the fallbacks of each token resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
-/** Made whole for each configuration, and never changed: a request keeps the one that it began with. */
+/** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
-  // A token's own value replaces the top-level one; merged, a list could only ever become wider.
+  // A token's own value replaces the top-level one whole: merged, a list could only become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
-  /** The token that everybody has, if none is configured. */
+  /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
-    /** The forms that any token accepts. */
+    /** The forms that at least one token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
-    /** Origins that are no strangers, and whose pages may read every answer. */
+    /** The origins that may use the gateway and read its responses. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
-    // 0 is no limit for these two, and no wait for `backend.wait`.
+    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
     backendTimeoutMs: settings['backend.timeout'] || Infinity,
     backendWaitMs: settings['backend.wait'],
     backendParallel: settings['backend.parallel'] || Infinity,
@@ -4152,10 +4146,10 @@ function makeRules(settings: Settings) {
 }
 
 // ── READERS ──────────────────────────────────────────────────────────────────────────────────────
-// One function for each kind of value. It throws what is wrong, without the place, which the caller knows; and never
-// shows 16 characters of a value, for any may be a secret that was put into the wrong place.
+// One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
+// message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
-/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+/** Returns what `run` returns. What it throws is explained in the gateway's words: its own message may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
   try {
     return run();
@@ -4164,21 +4158,21 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
   }
 }
 
-/** A value for a message, or, if it may be a secret, words in its stead. */
+/** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
 function showValue(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
-/** Where a member of an object is: by its key, or by its position if the key may be a secret. */
+/** The place of an object's member: its key, or its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /**
- * Reads a text, number or boolean: the environment has texts alone, and a file may have 5 or "5".
+ * Reads a string, number or boolean from its text: the environment has only strings, and a file may have 5 or "5".
  * @param expected completes the sentence "… is not …".
- * @param parse returns undefined for what is wrong.
+ * @param parse returns undefined for a text that is wrong.
  */
 function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
   const parsed = typeof value === 'object' ? undefined : parse(String(value));
@@ -4187,8 +4181,8 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
 }
 
 /**
- * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
- * empty list may mean nobody, and whoever reads one may take it for no limit.
+ * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused:
+ * its author may mean "nobody", and its reader "no limit".
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
@@ -4200,8 +4194,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 }
 
 /**
- * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
- * `recipient` that is passed over would be a token that may write to anybody.
+ * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
+ * ignored could write to anybody.
  */
 function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
@@ -4213,42 +4207,40 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   return mistakes.end(Object.fromEntries(members));
 }
 
-/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+/** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
 function refuseNull(value: unknown): unknown {
   ensure(value !== null, 'null is no value; leave the line out');
   return value;
 }
 
-/** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
+/** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase()) }));
+  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase(), 4) }));
   const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's: how many letters must be put in, taken out or changed. */
-function editDistance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (let i = 0; i < a.length; i++) {
-    const next = [i + 1];
-    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + +(a[i] !== b[j])));
-    row = next;
-  }
-  return row[b.length]!;
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts up to `limit`, no further. */
+function editDistance(a: string, b: string, limit: number): number {
+  if (a === b || limit === 0) return 0;
+  const [restA, restB] = [a.slice(1), b.slice(1)];
+  if (a[0] === b[0]) return editDistance(restA, restB, limit);
+  const edited = [[restA, b], [a, restB], [restA, restB]] as const;
+  return 1 + Math.min(...edited.map(([nextA, nextB]) => editDistance(nextA, nextB, limit - 1)));
 }
 
-/** A reader of a word that must be one of these. */
+/** Makes a reader of one of these words. */
 function wordOf<T extends string>(words: readonly T[]): Reader<T> {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
-/** A reader of texts that are taken as they are. */
+/** Makes a reader of texts that are kept as they are. */
 function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
-/** What JSON calls an object. */
+/** Whether a value is what JSON calls an object. */
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -4257,7 +4249,7 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
-/** A reader of whole numbers, of up to nine digits and written without signs or zeros before them. */
+/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
   return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
@@ -4265,21 +4257,19 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/**
- * Milliseconds. The unit is needed, except for 0; setTimeout takes no more than 24 days, and fires at once beyond it.
- */
+/** A duration in milliseconds. Only 0 needs no unit. The limit is setTimeout's: 24 days; beyond it, it fires at once. */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
-/** A reader of durations, in milliseconds; the example goes into its message. */
+/** Makes a reader of durations, in milliseconds. @param example for the message. */
 function duration(example: string): Reader<number> {
   return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
-/** Bytes. One without a unit is a mistake, for "150" may mean anything. */
+/** Reads a size in bytes. The unit is required: "150" could mean anything. */
 function readSize(value: unknown): number {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
@@ -4287,7 +4277,7 @@ function readSize(value: unknown): number {
   });
 }
 
-/** `COUNT/TIME`, neither of them 0: a token that may do nothing is taken out instead. */
+/** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
 function readRate(value: unknown): Rate {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
@@ -4296,46 +4286,45 @@ function readRate(value: unknown): Rate {
   });
 }
 
-/** What `readExpiry` expects, in words. */
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
-/** Milliseconds since the epoch. A date alone means the end of that day. */
+/** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
 function readExpiry(value: unknown): number {
   return readScalar(value, EXPIRY, (text) => {
     const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
     const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
-    // Date.parse takes the 31st of February for the 3rd of March.
+    // Date.parse takes February 31 for March 3.
     return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
   });
 }
 
-/** An account, or a person by number, as the backend wants it. */
+/** Reads a phone number, of an account or of a person, in the backend's form. */
 function readNumber(value: unknown): string {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
-/** A UUID, or a user name: what begins with `group.` is a group for the backend. */
+/** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
+/** Reads a recipient. Its form is checked: lists are compared as written, so "49 1555" without its plus never matches. */
 function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
-/** A reader of single recipients. @param group completes the list of what is expected. */
+/** Makes a reader of single recipients. @param group ends the list of what is expected. */
 function recipientOr(group: string): Reader<string> {
   const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** Checked as strictly as a token's own lists: a default that nobody can be reached by would be found out too late. */
+/** Reads `defaults`, as strictly as the lists of a token: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+/** Reads a template. A mistake in it is reported at start, with its line and column, and not by the first alert. */
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   return attempt(() => new Template(value), (error) => error.message);
@@ -4345,39 +4334,40 @@ function destroyThis(this: Socket): void {
   this.destroy();
 }
 
-/** The backend, as requests need it. */
+/** The backend, in the parts that a request needs. */
 type Backend = ReturnType<typeof readBackend>;
 
-/** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
+/** Reads the backend's URL. No message shows it: it may hold a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
-  // Else decodeURIComponent would throw below, and not say which setting it was.
-  ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
-  // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
+  const userinfo = attempt(
+    () => decodeURIComponent(url.username || url.password ? `${url.username}:${url.password}` : ''),
+    () => 'has a "%" in its userinfo that must be written "%25"',
+  );
+  // An agent of its own: its idle time is ours, and nothing else in the process uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
   // it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
-  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
-    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    /** Tells a reload whether the backend is the same. With userinfo: not for the log. */
     href: url.href,
     /** Without userinfo. */
     origin: url.origin,
-    /** Of the path, without a slash at the end. */
+    /** The path, without a slash at the end. */
     prefix: url.pathname.replace(/\/+$/, ''),
     host: url.host,
     /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo ? `Basic ${Buffer.from(decodeURIComponent(userinfo)).toString('base64')}` : undefined,
+    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
   } as const;
 }
 
-/** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
+/** Reads origins. They are compared as written, so one that no browser would send is refused. */
 function readOrigins(value: unknown): ReadonlySet<string> {
   const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
@@ -4385,8 +4375,8 @@ function readOrigins(value: unknown): ReadonlySet<string> {
 }
 
 /**
- * Where to listen: `path` of a unix socket, or `host`, undefined for every interface, and `port`. `isLocal` says that
- * only programs on this machine can connect; a name other than localhost may mean any address.
+ * Reads where to listen: the `path` of a unix socket, or a `port` and a `host` (undefined: every interface). `isLocal`
+ * says that only programs on this machine can connect. Of names only localhost is local: another may mean any address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
@@ -4400,35 +4390,29 @@ function readListen(value: unknown) {
   });
 }
 
-/** A file that a setting names, and what is in it. */
-function readFile(value: unknown): { path: string; text: string } {
-  ensure(typeof value === 'string', 'must be the path of a file');
-  return { path: value, text: readText(value) };
-}
-
-/** The text of a file. A message names the user who may not read it: in a container that is mostly the mistake. */
-function readText(path: string): string {
+/** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
+function readFile(path: unknown): { path: string; text: string } {
+  ensure(typeof path === 'string', 'must be the path of a file');
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
   const user = uid === undefined ? '' : ` by user ${uid}`;
-  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
+  const explain = ({ code }: NodeJS.ErrnoException) => `${showPath(path)} cannot be read${user} (${code})`;
+  return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
-/**
- * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
- */
+/** Shows a path. A secret may be in its place, and may hold a "/": so a long path's first folder must exist. */
 function showPath(path: string): string {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
 
-/** Certificate and key for node:https, if both are there. */
+/** Certificate and key for node:https, if the settings have both. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
 /**
- * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
- * Node takes an empty file for no certificate.
+ * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
+ * connection, takes an empty file for no certificate, and on Deno 2.9 refuses nothing.
  */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
@@ -4437,7 +4421,7 @@ function checkTls(settings: Settings): void {
   const parts = (text: string, kind: string): string[] =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
-  // One by one: of a chain, X509Certificate reads the first alone.
+  // Each certificate by itself: of a chain, X509Certificate reads only the first.
   const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
   ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
@@ -4446,26 +4430,22 @@ function checkTls(settings: Settings): void {
 }
 
 /**
- * Addresses and ranges, as they were `written` and as a `list` to ask. BlockList takes a wrong number of bits for an
- * error of ours; a name would have to be asked for on each request, and its owner could change who is let in.
+ * Reads addresses and CIDR ranges: as `written`, and as a `list` to look an address up in. Names are refused: each
+ * request would have to resolve them, and their owner could change who is let in.
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
-  const readOne = (item: unknown) =>
-    readScalar(item, 'an address or a CIDR range', (text) => {
-      const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-      const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
-      if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
-      list.addSubnet(address, Number(bits ?? size), type);
-      return text;
-    });
-  return { written: [...listOf(readOne)(value)], list };
+  const isAddress = (text: string): boolean => {
+    const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
+    const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
+    const isRight = isIP(address) !== 0 && Number(bits ?? 0) <= size;
+    if (isRight) list.addSubnet(address, Number(bits ?? size), type);
+    return isRight;
+  };
+  return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
 }
 
-/**
- * An allowlist: its `groups`, with those that they stand for, its `patterns`, and both as they were `written`. A word
- * that is neither is refused: it may be misspelt, and what it should open would be missed.
- */
+/** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
@@ -4475,8 +4455,8 @@ function readAllow(value: unknown) {
 }
 
 /**
- * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
- * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
+ * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
@@ -4487,37 +4467,44 @@ function readPattern(text: string): Pattern | undefined {
 }
 
 /**
- * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
- * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. An empty one is a
+ * mistake: without tokens everybody is let in. So are two tokens with one secret: which one's rights would count? And a
+ * secret as a name: each log line would show it.
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const owners = new Map<string, string>();
+  const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
-    const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
-    if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    if (digest !== '') owners.set(digest, here); // else it could not be read
-  });
-  tokens.forEach(({ name }, i) => { // which every log line would show
-    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
+    const first = tokens.findIndex((other) => other.digest === digest);
+    if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    const nameDigest = digestOf(name);
+    if (tokens.some((other) => other.digest === nameDigest)) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
 
-/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
+/** Reads the file of `API_TOKENS_FILE`: like `API_TOKENS`, with lines of comment. */
+function readTokensFile(path: unknown): TokenSettings[] {
+  return readTokens(readFile(path).text.replace(/^\s*#.*$/gm, ''));
+}
+
+/** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
 function checkTokenName(name: string): void {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
-/** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
+/**
+ * Reads tokens from text. A token that is wrong has the digest ''. Messages give a word's position, not its text: what
+ * looks like a name may be half of a secret.
+ */
 function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   const names = new Set<string>();
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
-      const isPair = !/^=*$/.test(secret);
+      const isPair = /[^=]/.test(secret);
       ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       ensure(!names.has(name), 'has the name of an earlier one');
       names.add(name);
@@ -4527,13 +4514,15 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
-/** The tokens of a file, each an object with a secret, or a file with one, and settings of its own. */
+/** Reads the tokens of a file. A token whose secret is wrong has the digest ''. */
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    // In { "SECRET": "phone" } the name is the secret, so the message gives the position.
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
@@ -4545,20 +4534,21 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
-/** Of a file, the white space around the secret goes: editors end it with a line feed. */
-function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), true);
+/** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
+function readSecretFile(path: unknown): string {
+  return readSecret(readFile(path).text.trim(), true);
 }
 
-/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+/** What other formats write around secrets and between them. After a mistake in quoting it would be part of a secret. */
 const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
-/** The digest of nothing, or of an empty line: of a program that was given no secret. */
+/** The digests of an empty text and of an empty line: `hash` was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
- * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
- * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ * Reads a secret, and returns its digest. No message shows any of it.
+ * @param isBare whether it comes from the environment or a file of its own, where a quote is taken literally. In JSON
+ *   nobody writes one by mistake.
  */
 function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
@@ -4578,11 +4568,11 @@ function readSecret(secret: unknown, isBare = false): string {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash protects guessable passwords; a secret of `gateway.ts token` has 256 random
- * bits, and a slow one at every request would stop a small computer.
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.ts token` has 256 random
+ * bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string): string {
-  // The shorter way is 2 µs faster. Node 20.11 and those before it do not have it: until 20.12 is the oldest.
+  // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
