@@ -1,15 +1,22 @@
 /**
- * Run it with `npm test`, or alone: node --import tsx --test gateway.test.ts
+ * The whole suite, after types, format and lint:  npm test
+ * The tests alone:  node --import tsx --test gateway.test.ts           (Node 20; from 22.18 on without --import tsx)
+ *                   deno test -A --no-check gateway.test.ts            bun test --timeout 60000 ./gateway.test.ts
+ *                   npx --yes -p node@26 node --test gateway.test.ts   (any Node; npx -p deno@2 and bun@1 likewise)
+ * One section:      SECTION=RATE node --import tsx --test gateway.test.ts        (grep "^section(" lists them)
+ * Some tests:       ONLY='keep-alive|trickles' node …                            (a regular expression for titles)
+ * A random test:    SEED=310410416 ONLY='random targets' node …                  (a run shows its seed in the title)
+ *                   SEEDS=500 ONLY='random targets' node …                       (once for each of 500 seeds)
+ * A compiled file:  GATEWAY_FILE=dist/gateway.js node …
  *
- * Everything here runs over real sockets on loopback ports that the system chooses, against a stand-in
- * backend that reads paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is only
- * proved by a backend that saw nothing, so `assertDenied` always asks it.
- *
- * The random tests print their seed; replay one with SEED=… in the environment.
+ * The tests use real sockets on loopback ports that the system chooses, and a stand-in backend that reads
+ * paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is proved only by a backend that saw
+ * nothing, so `assertDenied` always asks the backend. What needs no process of its own calls the gateway's functions,
+ * `run` for a command line; a process that a test starts runs compiled code.
  */
 
-import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
+import strict from 'node:assert/strict';
+import { type ChildProcess, execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -31,7 +38,7 @@ import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Duplex } from 'node:stream';
-import { test, type TestContext } from 'node:test';
+import { test as registerTest, type TestContext } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
@@ -42,14 +49,19 @@ import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template } = await import(
+const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template } = await import(
   FILE.href
 ) as typeof import('./gateway.ts');
+
+/** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
+const assert: Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value } = strict;
 
 // ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
 
 const SECRET = 'correct-horse-battery-staple';
 const OTHER = 'another-secret-that-is-long';
+/** For what must hold neither of them. */
+const SECRETS = new RegExp(`${SECRET}|${OTHER}`);
 const FROM = '+15550100001';
 const TO = '+15550100002';
 /** A group as signal-cli knows it (32 bytes), and as the backend names it: in base64 twice. */
@@ -229,6 +241,32 @@ interface Running extends Address {
 interface Gateway extends Running {
   server: http.Server | https.Server;
   reload(config: GatewayConfig): void;
+}
+
+type Run = (t: TestContext) => void | Promise<void>;
+
+const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
+let [inSection, registered] = ['', 0];
+
+/** The tests from here on are those of this section. */
+function section(name: string): void {
+  inSection = name;
+}
+
+/** Registers a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
+function test(title: string, ...rest: [Run] | [options: { skip?: string | boolean; timeout?: number }, Run]): void {
+  if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
+  registered++;
+  const [options, run] = rest.length === 1 ? [{}, ...rest] : rest;
+  registerTest(title, { timeout: 120_000, ...options }, run);
+}
+
+/** A test with a random generator, once for each seed. */
+function randomTest(title: string, run: (random: (below: number) => number, t: TestContext) => ReturnType<Run>): void {
+  for (let i = 0; i < Number(SEEDS); i++) {
+    const seed = Number(SEED) + i;
+    test(`${title} (SEED=${seed})`, (t) => run(seeded(seed), t));
+  }
 }
 
 const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
@@ -470,9 +508,8 @@ function basic(userinfo: string): string {
 }
 
 /** A small seeded generator (mulberry32), so that a failure can be replayed. */
-function seeded(t: TestContext): (below: number) => number {
-  let state = Number(process.env.SEED ?? Date.now() % 1e9);
-  t.diagnostic(`SEED=${state}`);
+function seeded(seed: number): (below: number) => number {
+  let state = seed;
   return (below) => {
     state = (state + 0x6d2b79f5) | 0;
     let x = Math.imul(state ^ (state >>> 15), 1 | state);
@@ -548,19 +585,35 @@ const LOADER = process.execArgv.flatMap((flag, i, all) =>
 
 type Program = [file: string, ...args: string[]];
 
+/** The file under test as it is started by hand. */
+const AS_IT_IS: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)];
+let compiled: Program | undefined;
+
+/** The gateway as tests start it. On Node the first one compiles it: each start by tsx takes half a second. */
+function program(): Program {
+  if (!isNode || FILE.pathname.endsWith('.js')) return AS_IT_IS;
+  if (compiled) return compiled;
+  const dir = mkdtempSync(join(tmpdir(), 'gateway-'));
+  process.once('exit', () => rmSync(dir, { recursive: true }));
+  const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => word === 'dist' ? dir : word);
+  writeFileSync(join(dir, 'package.json'), '{ "type": "module" }');
+  execFileSync(join(HERE, 'node_modules/.bin', tsc), args, { cwd: HERE });
+  return compiled = [process.execPath, join(dir, 'gateway.js')];
+}
+
 /** A program in a file of its own. */
 function script(t: TestContext, code: string): Program {
   const file = join(folder(t), 'script.mjs');
   writeFileSync(file, code);
-  return [process.execPath, ...LOADER, file];
+  return [process.execPath, file];
 }
 
 function start(
   args: string[],
   env: NodeJS.ProcessEnv = {},
-  [program, ...first]: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)],
+  [file, ...first]: Program = program(),
 ): ChildProcess & { output: () => string } {
-  const child = spawn(program, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
+  const child = spawn(file, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
   let output = '';
   for (const stream of [child.stdout, child.stderr]) {
     stream.on('data', (chunk) => {
@@ -609,8 +662,8 @@ async function startProcess(
   };
 }
 
-/** Runs a command to its end. */
-async function cli(
+/** Runs a process to its end. */
+async function runProcess(
   args: string[],
   { env = {}, input = '', program }: { env?: NodeJS.ProcessEnv; input?: string; program?: Program } = {},
 ): Promise<{ code: number; stdout: string; stderr: string }> {
@@ -625,6 +678,14 @@ async function cli(
   child.stdin!.end(input);
   const [code] = await once(child, 'close') as [number];
   return { code, stdout, stderr };
+}
+
+/** Runs a command line that ends, in this process. */
+async function cli(
+  args: string[],
+  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
+): Promise<{ code: number; stdout: string; stderr: string }> {
+  return await run(args, env, () => Buffer.from(input));
 }
 
 const ACCEPTED =
@@ -744,7 +805,7 @@ function blocks(language: string): string[] {
   return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
 }
 
-// ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
+section('PROBLEMS'); // ────────────────────────────────────────────────────────────────────────────
 
 test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
   let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
@@ -762,7 +823,7 @@ test('a mistake of the gateway itself is a 500 that tells nothing of it, and its
   assert.equal(line?.requestId, answer.json.requestId);
 });
 
-// ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+section('GATEWAY'); // ─────────────────────────────────────────────────────────────────────────────
 
 const REFUSED = [400, 'bad_request'] as const;
 
@@ -968,7 +1029,7 @@ test('at limits.connections a new connection is taken, and the one that has gone
   await closed(known.socket);
   await answered(health);
   await closed(next.socket);
-  assert.ok(!served.socket.destroyed && !another.socket.destroyed);
+  assert.deepEqual([served.socket.destroyed, another.socket.destroyed], [false, false]);
   finish();
   await until(() => served.text().includes('[]'));
   const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
@@ -1089,9 +1150,13 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
     (await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status;
   assert.equal(await statusWith(SECRET), 200);
 
+  // The gateway compares a file with how it was at its first look, which comes soon after the start: a signal is later.
+  process.kill(gateway.child.pid!, 'SIGHUP');
+  await until(() => logged('reloaded').length === 1);
+
   // An editor replaces the file: nobody sends a signal.
   write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
-  await until(() => logged('reloaded').length === 1);
+  await until(() => logged('reloaded').length === 2);
   assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
 
   // Each of these is reported, quotes no secret, and changes nothing.
@@ -1133,7 +1198,7 @@ test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and
     await until(() => logged('reloaded').length > reloaded + 1 + i);
   }
   assert.equal(logged('reloaded').length, reloaded + 3);
-  assert.ok(![SECRET, OTHER, 'third-secret', 'fresh-secret'].some((secret) => gateway.output().includes(secret)));
+  assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|third-secret|fresh-secret`));
   await gateway.close();
 });
 
@@ -1142,8 +1207,8 @@ test('it listens on a unix socket, replaces one that a killed gateway has left, 
   const path = join(folder(t), 'gateway.sock');
   // A server that was killed leaves its file: this one is told to.
   const leave = `net.createServer().listen(${JSON.stringify(path)}, () => process.kill(process.pid, 'SIGKILL'))`;
-  await cli([], { program: script(t, `import net from 'node:net'; ${leave};`) });
-  assert.ok(statSync(path).isSocket());
+  await runProcess([], { program: script(t, `import net from 'node:net'; ${leave};`) });
+  assert.ok(statSync(path).isSocket(), path);
   const gateway = await startGateway(t, backend, { listen: `unix:${path}` });
   assert.equal(gateway.url, `unix:${path}`);
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -1258,16 +1323,18 @@ test('closing ends a connection on which no request has begun at once', async (t
     // Bun 1.4.5 says nothing of a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
     await Promise.all(sockets.map((socket) => closed(socket.resume())));
+    assert.match(gateway.log.at(-1)!, /"message":"stopped"/);
   }
 });
 
 // It was read as the beginning of another TLS handshake.
 test('a wish for another protocol over TLS is an ordinary request', async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) });
+  const { backend, gateway } = await startBoth(t, { tls: certificate(t) });
   const wish =
     `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`;
   const { text } = open(t, gateway, wish);
-  await until(() => statusOf(text()) === 200);
+  await until(() => text().includes('\r\n\r\n'));
+  assert.deepEqual([statusOf(text()), backend.seen[0]?.headers.upgrade], [200, undefined]);
 });
 
 // Nothing else ended it, and a thousand of them kept everybody else out.
@@ -1320,6 +1387,7 @@ test('a client that sends requests and never takes its answers loses its connect
   socket.on('drain', more);
   more();
   await closed(socket);
+  assert.equal(socket.bytesRead < socket.bytesWritten, true, 'it took no answer, and was closed');
 });
 
 test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
@@ -1426,7 +1494,7 @@ test('a wish to be upgraded behind a request that is not answered yet ends the c
   }
 });
 
-// ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+section('PIPELINE'); // ────────────────────────────────────────────────────────────────────────────
 
 test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
   const canary = 'CANARY0secret0that0must0not0show';
@@ -1442,7 +1510,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
     for (const { ask: make } of FORMS) {
-      for (const token of [canary, `${canary}x`, `${canary}/../x`, `${canary}%zz`, `${canary}"`, `${canary}\\`]) {
+      const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
+      for (const token of ['', 'x', ...broken].map((end) => canary + end)) {
         const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
         const { body, path, headers } = request;
         const json = typeof body === 'string' ? body : JSON.stringify(body);
@@ -1525,7 +1594,7 @@ test("one line per request, with the route's template and without numbers, token
   const { time, requestId, ms, bytesOut, ...first } = lines[0];
   assert.match(time, /^\d{4}-\d\d-\d\dT/);
   assert.match(requestId, /^[0-9a-f-]{36}$/);
-  assert.ok(ms >= 0 && bytesOut > 0);
+  assert.ok(ms >= 0 && bytesOut > 0, `${ms} ms, ${bytesOut} bytes`);
   assert.deepEqual(first, {
     level: 'info',
     message: 'request',
@@ -1543,7 +1612,7 @@ test("one line per request, with the route's template and without numbers, token
     'setup_blocked',
     '/v1/devices/*/*',
   ]);
-  assert.ok(!gateway.log.join('').includes('1555'));
+  assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
 test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
@@ -1617,8 +1686,7 @@ test('every response has a new X-Request-Id, which is in the log and in the requ
   assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
 });
 
-test('random targets and headers: only allowed routes ever arrive at the backend', async (t) => {
-  const random = seeded(t);
+randomTest('random targets and headers: only allowed routes ever arrive at the backend', async (random, t) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const { backend, gateway } = await startBoth(t, {
     auth: { methods: ['bearer', 'basic', 'path', 'query'] },
@@ -1679,8 +1747,7 @@ test('random targets and headers: only allowed routes ever arrive at the backend
         `^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`,
       ).test(path));
   };
-  let arrived = 0;
-  for (let round = 0; round < 2000; round++) {
+  const drawAny = (): [method: string, target: string, headers: string[], body: string] => {
     const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
     const target = random(2) === 0
       ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) +
@@ -1714,19 +1781,28 @@ test('random targets and headers: only allowed routes ever arrive at the backend
       '{',
       '{"Number":"x"}',
     ]);
+    return [method, target, [...header, ...more], body];
+  };
+  const drawGood = (): ReturnType<typeof drawAny> => {
+    const authorization = pick([`Authorization: Bearer ${SECRET}`, `Authorization: ${basic(`api:${SECRET}`)}`]);
+    if (random(2) === 0) return ['POST', '/v2/send', [authorization], JSON.stringify(MESSAGE)];
+    return ['GET', pick(['/v1/about', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]), [authorization], ''];
+  };
+  for (let round = 0; round < 1000; round++) {
+    const isGood = round % 10 === 0;
+    const [method, target, headers, body] = isGood ? drawGood() : drawAny();
     const before = backend.seen.length;
-    await rawRequest(gateway, target, { method, headers: [...header, ...more], body });
+    await rawRequest(gateway, target, { method, headers, body });
+    if (isGood) assert.equal(backend.seen.length, before + 1, `${method} ${target} did not arrive`);
     for (const seen of backend.seen.slice(before)) {
-      arrived++;
       assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
-      assert.ok(!JSON.stringify([seen.url, seen.rawHeaders]).includes(SECRET));
+      assert.doesNotMatch(JSON.stringify([seen.url, seen.rawHeaders]), SECRETS);
       if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
     }
   }
-  assert.ok(arrived > 20, `only ${arrived} arrived`);
 });
 
-// ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
+section('TARGET'); // ──────────────────────────────────────────────────────────────────────────────
 
 const REFUSED_TARGETS = [
   'http://evil.example/v1/about',
@@ -1889,7 +1965,7 @@ test('parseTarget: a target that it makes passes again unchanged', () => {
   }
 });
 
-// ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
+section('CREDENTIALS'); // ─────────────────────────────────────────────────────────────────────────
 
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
 const FORMS = ([
@@ -2173,7 +2249,7 @@ test('auth within the first 64 KiB is found, and one byte later it is not', asyn
     201,
   );
   assert.equal(backend.seen.length, 2);
-  assert.ok(!backend.seen.some((seen) => seen.body.includes(SECRET)));
+  for (const seen of backend.seen) assert.doesNotMatch(seen.body.toString(), SECRETS);
 });
 
 attack(
@@ -2243,12 +2319,12 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   const limiter = new RateLimiter();
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000, written: '' }, 0) > 0;
   for (let i = 0; i < 50_000; i++) isKnown(i);
-  for (let i = 40_000; i < 50_000; i++) assert.ok(isKnown(i));
+  for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
   assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t);
+  const both = await startBoth(t, {}, { now: () => 0 }); // a wrong one is forgotten every two seconds
   for (let i = 0; i < 200; i++) {
     const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
     assert.equal(status, i < 30 ? 401 : 429);
@@ -2316,7 +2392,7 @@ test('a long Authorization header is looked at in one pass', async (t) => {
   }
 });
 
-// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
 
 const OPEN: GatewayConfig = { ...NO_TOKENS, cors: ['https://dash.example:8443'] };
 
@@ -2584,7 +2660,7 @@ test('a browser is challenged for a bearer token alone, so that it asks for no p
   const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
   await closed(socket);
   assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
-  assert.ok(!text().includes('Basic'));
+  assert.doesNotMatch(text(), /Basic/);
 });
 
 const DASHBOARD = 'https://dash.example:8443';
@@ -2752,8 +2828,9 @@ test(
     }
     // Of several X-Content-Type-Options browsers obey the first, and of policies all.
     const sniffed = await rawRequest(gateway, `/@auth=${SECRET}/v1/attachments/sniffed`);
-    assert.ok(sniffed.indexOf('nosniff') > 0 && sniffed.indexOf('nosniff') < sniffed.indexOf('none\r\n'));
-    assert.ok(fieldsOf(sniffed).includes(csp));
+    assert.match(sniffed, /nosniff[^]*none\r\n/);
+    assert.doesNotMatch(sniffed.split('nosniff')[0]!, /none\r\n/);
+    assert.equal(fieldsOf(sniffed).includes(csp), true);
   },
 );
 
@@ -2798,7 +2875,7 @@ test('a preflight of an origin on cors is answered without a credential, and rea
       ]
     ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
     assert.equal(backend.connections, 0);
-    assert.ok(!gateway.log.join().includes(OTHER));
+    assert.doesNotMatch(gateway.log.join(), SECRETS);
     const { method, token, status, level } = requests(gateway)[0];
     assert.deepEqual([method, token, status, level], ['OPTIONS', undefined, 204, 'debug']);
     const headers = { ...BEARER, origin: DASHBOARD };
@@ -2897,7 +2974,7 @@ test('WebSocket: a refusal says to a page of an origin on cors that it may read 
   assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
 });
 
-// ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
+section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
 
 /** Every route of backend.md, with the group that it belongs to here. */
 const ROUTES = `
@@ -3271,7 +3348,7 @@ attack(
   ],
 );
 
-// ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
+section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
 
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
   let nowMs = 1_700_000_000_000;
@@ -3379,16 +3456,16 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000, written: '' };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
-  assert.ok(Math.abs(limiter.take('a', rate, 0) - 1000 / 7) < 0.001);
+  assert.equal(Math.round(limiter.take('a', rate, 0) * 1000), Math.round(1_000_000 / 7));
   assert.equal(limiter.take('b', rate, 0), 0);
   assert.equal(limiter.take('a', rate, 143), 0);
-  assert.ok(limiter.take('a', rate, 143) > 0);
+  assert.notEqual(limiter.take('a', rate, 143), 0);
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
-  assert.ok(limiter.take('a', rate, 10_000) > 0);
+  assert.notEqual(limiter.take('a', rate, 10_000), 0);
   assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
   assert.equal(limiter.take('a', rate, 143 - 1e12), 0, 'and the bucket fills from then on');
   limiter.take('b', rate, 20_000);
-  for (let i = 0; i < 100; i++) assert.ok(limiter.take('b', { ...rate, count: 1 }, 19_000 + i) > 0);
+  for (let i = 0; i < 100; i++) assert.notEqual(limiter.take('b', { ...rate, count: 1 }, 19_000 + i), 0);
   assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
 });
 
@@ -3404,7 +3481,7 @@ test('rate: a clock that is set back locks no token out, however often it asks',
   assert.deepEqual(got, [429, 429, 429, 429, 200]);
 });
 
-// ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
+section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
 
 test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
   const both = await startBoth(t);
@@ -3565,7 +3642,7 @@ test('a chunked body beyond the limit that is already on its way is cut off and 
   });
   assert.equal(answer.status, 413);
   assert.deepEqual(backend.sent, []);
-  assert.ok(backend.seen.every((seen) => !seen.complete));
+  assert.deepEqual(backend.seen.filter((seen) => seen.complete), []);
 });
 
 test(
@@ -3590,7 +3667,7 @@ test(
       assert.equal(seen.headers['transfer-encoding'], length === undefined ? 'chunked' : undefined);
       const { auth: _, ...expected } = JSON.parse(body);
       assert.deepEqual(JSON.parse(seen.body.toString()), expected);
-      assert.ok(!seen.body.includes(SECRET));
+      assert.doesNotMatch(seen.body.toString(), SECRETS);
     }
   },
 );
@@ -3601,7 +3678,7 @@ test('a large body without auth passes unchanged, byte for byte', async (t) => {
     `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
   );
   assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-  assert.ok(backend.seen[0]!.body.equals(body));
+  assert.deepEqual(backend.seen[0]!.body, body);
 });
 
 test(
@@ -3651,7 +3728,7 @@ test(
           '',
         );
         assert.throws(() => JSON.parse(document), SyntaxError);
-        assert.ok(!document.trimEnd().endsWith('}'));
+        assert.doesNotMatch(document, /\}\s*$/);
       });
     }
   },
@@ -3715,27 +3792,29 @@ test('a refusal that does not read the rest of the body says Connection: close, 
 });
 
 test('a refusal that says keep-alive keeps the connection, however slowly the rest of the small body comes', async (t) => {
-  let finish = (): void => {};
+  const answers: (() => void)[] = [];
   const backend = await startBackend(t, (req, res) => {
-    req.resume().on('end', () => {
-      finish = () => res.writeHead(201).end('[]');
-    });
+    req.resume().on('end', () => answers.push(() => res.writeHead(201).end('[]')));
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
-  for (const [path, status] of [['/v2/send', 401], ['/healthz', 200]] as const) {
-    const request = post(OTHER, 60_000).replace('POST /v2/send', path === '/healthz' ? 'GET /healthz' : '$&');
-    const { socket, text } = open(t, gateway, `${request}[`);
-    await until(() => text().endsWith('}\n') || text().endsWith('ok\n'));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const refused = `${post(OTHER, 60_000)}[`;
+  const kept = ([[401, refused], [200, refused.replace('POST /v2/send', 'GET /healthz')]] as const)
+    .map(([status, request]) => ({ status, ...open(t, gateway, request) }));
+  // They tell the time: one says "close" and goes soon, one says "keep-alive" and goes when the rest does not come.
+  const [soon, late] = [post(OTHER, 1_000_000), refused].map((begun) => open(t, gateway, begun).socket);
+  for (const { status, text } of kept) {
+    await until(() => /(?:\}|ok)\n$/.test(text()));
     assert.equal(statusOf(text()), status);
     assert.match(text(), /^connection: keep-alive\r$/im);
-    await new Promise((resolve) => setTimeout(resolve, 350)); // longer than who is told to go may take
-    const seen = backend.seen.length;
-    socket.write(`${' '.repeat(59_999)}${SEND}`);
-    await until(() => backend.seen.length > seen);
-    await new Promise((resolve) => setTimeout(resolve, 1100)); // longer than the rest of that body could have taken
-    finish();
+  }
+  await closed(soon!);
+  for (const { socket } of kept) socket.write(`${' '.repeat(59_999)}${SEND}`);
+  await until(() => answers.length === 2);
+  await closed(late!);
+  for (const answer of answers) answer();
+  for (const { socket, text } of kept) {
     await until(() => text().includes('[]'));
-    assert.ok(!socket.destroyed);
+    assert.equal(socket.destroyed, false);
   }
 });
 
@@ -3930,7 +4009,7 @@ test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) =
   assert.match(response, /^HTTP\/1\.1 201 /);
 });
 
-// ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
+section('SENDS'); // ───────────────────────────────────────────────────────────────────────────────
 
 const DEFAULTS = { number: FROM, recipients: [TO] };
 
@@ -4290,7 +4369,7 @@ for (
         ...DEFAULTS,
         ...send,
       });
-      assert.ok(!`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`.includes(SECRET));
+      assert.doesNotMatch(`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`, SECRETS);
     }
   });
 }
@@ -4447,12 +4526,12 @@ test('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON an
     ] as const
   ) {
     assert.equal((await ask(gateway, { body: text, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === message);
+    assert.ok(gotJson(backend).message === message, 'the message arrived changed');
   }
   const long = 'x'.repeat(100 * KIB);
   for (const body of [{ message: long }, `message=${long}`]) {
     assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === long);
+    assert.ok(gotJson(backend).message === long, 'the long message arrived changed');
   }
 });
 
@@ -4656,7 +4735,7 @@ for (
       const seen = backend.seen.at(-1)!;
       assert.deepEqual([seen.method, seen.url, gotJson(backend)], ['POST', '/v2/send', { ...DEFAULTS, ...send }]);
       assert.equal(seen.headers['content-type'], 'application/json');
-      assert.ok(!`${seen.rawHeaders}${seen.body}${gateway.log}`.includes(SECRET));
+      assert.doesNotMatch(`${seen.rawHeaders}${seen.body}${gateway.log}`, SECRETS);
       const { method, route, status } = requests(gateway).at(-1)!;
       assert.deepEqual([method, route, status], ['GET', '/v2/send', 201]);
     }
@@ -4898,10 +4977,9 @@ test('what is missing in the end is named, with the top-level keys that there we
     const answer = await ask(both.gateway, { body, headers: BEARER });
     assertDenied(answer, 400, 'bad_field', both);
     assert.ok(answer.json.error.includes(words), answer.json.error);
-    assert.ok(
-      answer.json.error.length < 3000 && !answer.json.error.includes('key30') && !answer.json.error.includes(SECRET),
-    );
-    if (body === many) assert.ok(answer.json.error.includes('"key29xxx'));
+    assert.ok(answer.json.error.length < 3000, answer.json.error);
+    assert.doesNotMatch(answer.json.error, new RegExp(`key30|${SECRET}`));
+    if (body === many) assert.match(answer.json.error, /"key29xxx/);
     assert.equal(requests(both.gateway)[0].reason, reason);
     assert.ok(!both.gateway.log.join().includes('key1'), 'what a client sends is not logged');
   }
@@ -5610,7 +5688,7 @@ test('a refused send names thirty of its keys, however many there are, each cut 
   assert.ok(answer.json.error.includes(`top-level keys are ${shown}, ….`), answer.text);
 });
 
-// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
+section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
 
 /**
  * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, by
@@ -5876,7 +5954,7 @@ test('the work of a rendering is bounded, however sections multiply', () => {
   assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
-// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
+section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
 
 test('a confined token does what it is meant for', async (t) => {
   const { backend, gateway } = await startBoth(t, CONFINED);
@@ -6009,7 +6087,7 @@ test('recipient_not_allowed says of which kind the refused one was, and never wh
       const answer = await ask(both.gateway, { ...request, headers: BEARER });
       assertDenied(answer, 403, 'recipient_not_allowed', both);
       assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
-      assert.ok(!answer.json.error.includes(value) && !both.gateway.log.join().includes(value));
+      assert.ok(!`${answer.json.error}${both.gateway.log}`.includes(value), value);
     }
   }
 });
@@ -6114,7 +6192,7 @@ test("a group's internal_id as a recipient is 400, and the sentence says which o
     const answer = await ask(both.gateway, { ...request, headers: BEARER });
     assertDenied(answer, 400, 'bad_field', both);
     assert.match(answer.json.error, /internal_id.*"group\.…"/);
-    assert.ok(!answer.json.error.includes(INTERNAL_ID));
+    assert.ok(!answer.json.error.includes(INTERNAL_ID), answer.json.error);
   }
 });
 
@@ -6285,7 +6363,7 @@ attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{
   body: { ...MESSAGE, base64_attachments: ['data:x;filename=..xbase64,QUJD'] },
 }]);
 
-// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
 
 interface Scanned {
   out: string;
@@ -6595,8 +6673,7 @@ test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at 
   for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
 });
 
-test('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (t) => {
-  const random = seeded(t);
+randomTest('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (random) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
   const key = (letters: string[] = []): string =>
@@ -6678,7 +6755,8 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
   for (const piece of scan.end()) passed += piece.length;
   assert.equal(passed, 64 * 1024 * 1024 + 64);
   // Made for a native search and dropped at once; what is alive may wait for the collector.
-  assert.ok(after.external + after.arrayBuffers - before.external - before.arrayBuffers < 16 * 1024 * 1024);
+  const grown = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
+  assert.ok(grown < 16 * MIB, `${grown} bytes more`);
 });
 
 // White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
@@ -6757,7 +6835,7 @@ test('BodyScan: a byte that is not plain is found at every place of a long strin
   }
 });
 
-// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 
 /** A backend of raw bytes: `answer` gets each whole request, and how many its connection has had before. */
 async function startRawBackend(
@@ -6799,7 +6877,7 @@ test('a path prefix of the backend is kept, and its userinfo becomes Basic', asy
   await ask(gateway, { headers: BEARER, path: '/v1/about?x=1' });
   assert.equal(backend.seen[0]!.url, '/pre/fix/v1/about?x=1');
   assert.equal(backend.seen[0]!.headers.authorization, basic('us er:p@ss'));
-  assert.ok(!gateway.log.join('').includes('p@ss') && !gateway.log.join('').includes('p%40ss'));
+  assert.doesNotMatch(gateway.log.join(''), /p@ss|p%40ss/);
 });
 
 test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
@@ -6915,7 +6993,8 @@ test('a header that holds a copy of the credential ends here, and what only look
       const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
       for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
       for (const [name, value] of Object.entries(innocent)) if (!(name in copy)) assert.equal(seen[name], value);
-      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(seen['x-forwarded-host'] as string));
+      const host = seen['x-forwarded-host'] as string;
+      assert.ok([`127.0.0.1:${gateway.port}`, 'gateway', undefined].includes(host), host);
     }
   }
   // Every credential that was presented counts, not only the one that decided; one below 16 characters does not.
@@ -6956,7 +7035,7 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
     ] as const
   ) {
     assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-    assert.ok(logLines(both.gateway.log).some((line) => line.code === code));
+    assert.ok(logLines(both.gateway.log).some((line) => line.code === code), response);
   }
   assert.equal(both.backend.connections, 0);
   const { socket, text } = openWebSocket(t, both.gateway, { headers: Array(201).fill('x: 1') });
@@ -7317,7 +7396,7 @@ test('connections to the backend are used again, by whoever sends next', async (
   for (
     const request of [{ body: MESSAGE }, { body: `${JSON.stringify(MESSAGE).padEnd(100_000)}` }, { path: '/v1/health' }]
   ) {
-    for (let i = 0; i < 3; i++) assert.ok((await ask(gateway, { ...request, headers: BEARER })).status < 300);
+    for (let i = 0; i < 3; i++) assert.match(`${(await ask(gateway, { ...request, headers: BEARER })).status}`, /^2/);
   }
   assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
 });
@@ -7447,7 +7526,7 @@ test('attack: smuggling a second request into the first', async (t) => {
     ]
   ) {
     const response = await raw(gateway, bytes);
-    assert.ok(!response.includes(' 201 ') || response.indexOf(' 201 ') === response.lastIndexOf(' 201 '));
+    assert.doesNotMatch(response, / 201 [^]* 201 /);
   }
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
 });
@@ -7558,7 +7637,7 @@ test('WebSocket: a declining answer that breaks off is seen to, and one that is 
   }
 });
 
-// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
+section('SLOTS'); // ───────────────────────────────────────────────────────────────────────────────
 
 interface HeldBackend extends Backend {
   /** Responds to the request that has come completely, and has no response, for the longest time. */
@@ -8251,7 +8330,7 @@ test('a backend that takes a connection and closes it is asked once: a byte may 
   }
 });
 
-// ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
+section('WEBSOCKETS'); // ──────────────────────────────────────────────────────────────────────────
 
 for (
   const [form, at] of [['bearer', {}], ['basic', { headers: [`Authorization: ${basic(`api:${SECRET}`)}`] }], ['path', {
@@ -8276,7 +8355,7 @@ for (
       headers['x-forwarded-for'],
       headers.host,
     ], ['websocket', 'Upgrade', 'dGhlIHNhbXBsZSBub25jZQ==', '127.0.0.1', `127.0.0.1:${backend.port}`]);
-    assert.ok(!JSON.stringify([url, rawHeaders]).includes(SECRET) && headers.authorization === undefined);
+    assert.doesNotMatch(JSON.stringify([url, rawHeaders, headers]), /authorization|correct-horse/i);
     let got = '';
     backend.sockets[0]!.on('data', (chunk) => {
       got += chunk;
@@ -8330,7 +8409,7 @@ test('WebSocket: a refusal is a complete HTTP answer, and the backend sees nothi
     if (status === 401) {
       assert.match(head, /\r\nWWW-Authenticate: Basic realm="signal"\r\nWWW-Authenticate: Bearer\r\n/);
     }
-    assert.ok(requests(gateway).some((line) => line.requestId === JSON.parse(body).requestId && line.code === code));
+    assert.equal(requests(gateway).find((line) => line.requestId === JSON.parse(body).requestId)?.code, code);
   }
   assert.equal(backend.connections, 0);
 });
@@ -8409,7 +8488,8 @@ test('WebSocket: bytes that come together with the handshake are not lost, on ei
   });
   const gateway = await startGateway(t, backend, RECEIVING);
   const { text } = openWebSocket(t, gateway, { more: 'early from the client' });
-  await until(() => got === 'early from the client' && text().endsWith('\r\n\r\nearly from the backend'));
+  await until(() => got.endsWith('client') && text().endsWith('backend'));
+  assert.deepEqual([got, text().split('\r\n\r\n')[1]], ['early from the client', 'early from the backend']);
 });
 
 test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
@@ -8439,7 +8519,7 @@ test('WebSocket: a side that ends its half still gets what the other has left to
   await until(() => text().startsWith('HTTP/1.1 101'));
   socket.end('bye');
   await closed(socket);
-  assert.ok(text().endsWith('last words'));
+  assert.match(text(), /last words$/);
 });
 
 test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
@@ -8454,7 +8534,9 @@ test('WebSocket: when the backend goes the client goes, and the other way round'
     (side === 'backend' ? other : socket).destroy();
     await gone;
   }
-  await until(() => gateway.log.filter((line) => line.includes('websocket closed')).length === 2);
+  const logged = (): LogLine[] => logLines(gateway.log).filter((line) => line.message === 'websocket closed');
+  await until(() => logged().length === 2);
+  assert.deepEqual(logged().map((line) => line.token), ['test', 'test']);
 });
 
 // Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
@@ -8580,7 +8662,7 @@ test('closing the gateway ends a WebSocket whose handshake is not answered yet',
   assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
 });
 
-// ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
+section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
 
 test('clients: an address that is not on the list is 403 before its credential is looked at', async (t) => {
   const both = await startBoth(t, { clients: ['192.0.2.0/24', '2001:db8::/32'] });
@@ -8620,7 +8702,7 @@ test("trustedProxies: the client is the right-most address that is not a trusted
   }
 });
 
-// ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
+section('LOG'); // ─────────────────────────────────────────────────────────────────────────────────
 
 test('a log line in text form is one line, whatever is in it', async (t) => {
   const { gateway } = await startBoth(t, { log: { format: 'text' } });
@@ -8704,7 +8786,7 @@ test('the start-up line tells what the tokens may do, not what they might have',
   assert.equal(JSON.parse(gateway.log[0]!).allow, 'receive,setup');
 });
 
-// ── LOADING AND READERS ──────────────────────────────────────────────────────────────────────────
+section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
 
 /** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
@@ -8820,7 +8902,7 @@ for (const [config, ...problems] of BAD_CONFIGS) {
   test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
     const found = problemsOf(() => createGateway(config as GatewayConfig));
     assert.deepEqual(found, problems);
-    assert.ok(!found.join('').includes(SECRET));
+    assert.doesNotMatch(found.join(''), SECRETS);
   });
 }
 
@@ -8921,9 +9003,7 @@ test('the environment never leaves the gateway open by mistake, and no message h
   for (const [env, ...problems] of cases) {
     const found = problemsOf(() => loadSettings({ env }));
     assert.deepEqual(found, problems);
-    assert.ok(
-      !found.join('').includes(SECRET) && !found.join('').includes(OTHER) && !found.join('').includes('tooshort'),
-    );
+    assert.doesNotMatch(found.join(''), new RegExp(`${SECRETS.source}|tooshort`));
   }
 });
 
@@ -9070,7 +9150,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     writeFileSync(file, text);
     return loadSettings({ file });
   };
-  assert.ok(SETTING_ROWS.length >= 18);
+  assert.ok(SETTING_ROWS.length >= 18, `only ${SETTING_ROWS.length} settings`);
   for (const S of CANARIES) {
     const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
@@ -9122,12 +9202,11 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     `--config=${S}`,
     `--listen ${S} --backend ${S}`,
   ];
-  const runs = [...lines.map((line) => line.split(' ')), ['token', `${S} `]].map(async (args) => {
+  for (const args of [...lines.map((line) => line.split(' ')), ['token', `${S} `]]) {
     const { code, stdout, stderr } = await cli(args);
     assert.deepEqual([code, stdout], [2, ''], stderr);
     assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
-  });
-  await Promise.all(runs);
+  }
   const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
   writeFileSync(file, JSON.stringify(config));
   const { child, output, ...to } = await startProcess(t, { args: ['--config', file] });
@@ -9136,7 +9215,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
   assert.match(output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
-  assert.ok(!output().includes(OTHER));
+  assert.doesNotMatch(output(), SECRETS);
 });
 
 test('a token that has a secret as its name is refused: every log line would show it', () => {
@@ -9514,11 +9593,8 @@ test("a backend's password, or a secret in the place of a name, is not in any me
     assert.equal(found.length, 1, url);
     assert.ok(!found[0]!.includes(SECRET), found[0]!);
   }
-  assert.ok(
-    !problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig)).join('').includes(
-      SECRET,
-    ),
-  );
+  const named = problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig));
+  assert.doesNotMatch(named.join(''), SECRETS);
 });
 
 test('words that every object knows are no groups, and the 31st of February is no time', () => {
@@ -9531,11 +9607,12 @@ test('words that every object knows are no groups, and the 31st of February is n
   );
 });
 
-// ── DEMO AND COMMAND LINE ────────────────────────────────────────────────────────────────────────
+section('DEMO AND COMMAND LINE'); // ───────────────────────────────────────────────────────────────
 
 test('importing does no work and says nothing', async (t) => {
-  const program = script(t, `await import(${JSON.stringify(FILE.href)});`);
-  assert.deepEqual(await cli([], { program, env: { LISTEN: 'nonsense' } }), { code: 0, stdout: '', stderr: '' });
+  const importing = script(t, `await import(${JSON.stringify(program().at(-1))});`);
+  const ended = await runProcess([], { program: importing, env: { LISTEN: 'nonsense' } });
+  assert.deepEqual(ended, { code: 0, stdout: '', stderr: '' });
 });
 
 test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
@@ -9566,13 +9643,30 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
     ...['send', 'info', 'receive', 'messaging', 'setup'],
   ]);
   const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
-  assert.ok(help.stdout.endsWith(`\n\n${manual}`));
+  assert.ok(help.stdout.endsWith(`\n\n${manual}`), help.stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
+test('the process ends with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
+  const { port } = await startBackend(t);
+  const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `127.0.0.1:${port}`], [2, 'hash', SECRET]];
+  for (const [code, ...args] of rows) {
+    const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
+    // Once as it is started by hand: through the loader, where the runtime needs one.
+    const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
+    assert.deepEqual(ended, await cli(args, given));
+    assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
+    if (code === 1) {
+      assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
+    }
+  }
+  const demo = await cli(['--demo', '--listen', `127.0.0.1:${port}`]);
+  assert.match(demo.stderr, /in use.*; --listen HOST:PORT takes another port\n$/);
+});
+
 test('bad usage and bad configuration exit with 2, and say why on standard error', async () => {
-  const runs = (
-    [
+  for (
+    const [args, env, message] of [
       [['--confg', 'x'], {}, /Unknown option '--confg'/],
       [['--config'], {}, /--config/],
       [['--listen', ''], {}, /--listen: is set but empty/],
@@ -9588,25 +9682,15 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
       [['--listen', 'x', '--backend', 'y'], {}, /--backend: must be[^]*--listen: "x" is not/],
       [['--demo'], { API_TOKENS: SECRET }, /--demo brings its own/],
       [['--demo', '--backend', 'http://x'], {}, /--demo brings its own/],
-      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /RATE: "x" is not[^]*|API_TOKENS\[0\]: the secret is shorter/],
+      [['--check'], { API_TOKENS: 'short', RATE: 'x' }, /API_TOKENS\[0\]: the secret is shorter[^]*RATE: "x" is not/],
     ] as [string[], NodeJS.ProcessEnv, RegExp][]
-  ).map(async ([args, env, message]) => {
+  ) {
     const result = await cli(args, { env });
     assert.equal(result.code, 2, JSON.stringify(args));
     assert.equal(result.stdout, '');
     assert.match(result.stderr, message);
     assert.ok(!result.stderr.includes(SECRET) && !/^\s+at /m.test(result.stderr), result.stderr);
-  });
-  await Promise.all(runs);
-});
-
-test('a port that is taken exits with 1', async (t) => {
-  const backend = await startBackend(t);
-  const result = await cli(['--listen', `127.0.0.1:${backend.port}`], { env: { API_TOKENS: SECRET } });
-  assert.equal(result.code, 1);
-  assert.match(result.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
-  const demo = await cli(['--demo', '--listen', `127.0.0.1:${backend.port}`]);
-  assert.deepEqual([demo.code, demo.stderr], [1, result.stderr]);
+  }
 });
 
 test('token makes a secret that hash and the gateway agree on', async (t) => {
@@ -9663,7 +9747,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
     stdout,
     `The configuration is good.
 backend http://backend:1/p
-5 tokens
+tokens 5
   home
     may call     send, GET /v1/groups/:number
     presented    as path
@@ -9687,7 +9771,7 @@ backend http://backend:1/p
     sends to     anybody
     rate         no limit
     from         any address
-    webhooks     become sends, the message by a template; unless they say otherwise from ${FROM} to ${TO}, ${GROUP} with text_mode styled
+    webhooks     become sends, the message by a template; unless they say otherwise, with number ${FROM}, recipients ${TO},${GROUP}, text_mode styled
     expires      never
   other
     may call     send, info
@@ -9705,7 +9789,7 @@ backend http://backend:1/p
     sends to     ${TO}
     rate         no limit
     from         any address
-    webhooks     become sends; unless they say otherwise from ${FROM} to ${TO}, ${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
+    webhooks     become sends; unless they say otherwise, with number ${FROM}, recipients ${TO},${STRANGER}; which will be refused: This token may not send to one of these recipients: a phone number that is not on its list.
     expires      never
 `,
   );
@@ -9746,7 +9830,7 @@ test('render prints the send that would be made of a payload, and sends nothing'
   const tooLarge = `{"a":"${'x'.repeat(1024 * 1024)}"}`;
   const toStranger = JSON.stringify({ ...payload, recipients: [STRANGER] });
   const fromStranger = JSON.stringify({ ...payload, number: STRANGER });
-  const runs = ([
+  const refused: [number, string, string, RegExp][] = [
     [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
     [1, 'hook', toStranger, /^This token may not send to one of these recipients: a phone number .*\.\n$/],
     [1, 'hook', fromStranger, /^This token may not send from, or read, that account\.\n$/],
@@ -9755,15 +9839,15 @@ test('render prints the send that would be made of a payload, and sends nothing'
     [1, 'hook', tooLarge, /^The body is larger than this gateway accepts\.\n$/],
     [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
     [2, SECRET, '{}', /^there is no token of that name/],
-    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message": what is posted .* as it is\n$/],
-  ] as [number, string, string, RegExp][]).map(async ([code, name, input, message]) => {
+    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and passes on what is posted\n$/],
+  ];
+  for (const [code, name, input, message] of refused) {
     const result = await render(input, name);
     assert.deepEqual([result.code, result.stdout], [code, ''], result.stderr);
     assert.ok(result.stderr.startsWith('gateway: '), result.stderr);
     assert.match(result.stderr.slice('gateway: '.length), message);
-    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER));
-  });
-  await Promise.all(runs);
+    assert.ok(!result.stderr.includes(SECRET) && !result.stderr.includes(OTHER), result.stderr);
+  }
   assert.equal(backend.connections, 0);
 });
 
@@ -9774,8 +9858,8 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   };
   writeFileSync(file, JSON.stringify({ tokens }));
   const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
-  const runs = (
-    [
+  for (
+    const [input, made] of [
       ['{"message":"x"}', { message: 'x' }],
       ['Backup done: \x1b[32m5\x1b[m files\r\n', { message: 'Backup done: 5 files\n' }],
       ['temp=23', { message: 'temp=23' }],
@@ -9789,11 +9873,10 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
       }],
       ['---\nfront: matter\n', { message: '---\nfront: matter\n' }],
     ] as [string, object][]
-  ).map(async ([input, made]) => {
+  ) {
     const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input });
     assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...made }]);
-  });
-  await Promise.all(runs);
+  }
   const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
   assert.deepEqual([broken.code, broken.stdout], [1, '']);
 });
@@ -9915,7 +9998,7 @@ test('--demo: every curl line that it prints does what it says, and the token do
   for (const form of ['bearer', 'query', 'path', 'body']) {
     assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
   }
-  assert.ok(!after.includes(secret));
+  assert.ok(!after.includes(secret), after);
   assert.equal(after.match(/curl/g), null);
   await close('SIGINT');
 });
@@ -9991,7 +10074,7 @@ test('the command line asks the backend once at start, and after a reload to ano
     asked,
     ['ok', '401', '500', 'text', 'list', 'moved'].map((path) => `GET /${path}/v1/about true undefined`),
   );
-  assert.ok(!gateway.output().includes('password-of-backend'));
+  assert.doesNotMatch(gateway.output(), /password-of-backend/);
   await gateway.close();
 });
 
@@ -10001,7 +10084,7 @@ test('an embedded gateway asks the backend nothing at start', async (t) => {
   assert.equal(backend.server.listenerCount('connection') > 0 && backend.connections, 0);
 });
 
-// ── CLIENTS ──────────────────────────────────────────────────────────────────────────────────────
+section('CLIENTS'); // ─────────────────────────────────────────────────────────────────────────────
 
 test("Home Assistant's library: GET /v1/about with userinfo, then a send that must be exactly 201", async (t) => {
   const { gateway } = await startBoth(t);
@@ -10048,7 +10131,7 @@ test('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanage
       (await ask(gateway, { body, headers: { ...BEARER, 'user-agent': 'Go-http-client/1.1' } })).status,
       201,
     );
-    assert.ok(!('auth' in gotJson(backend)));
+    assert.equal(gotJson(backend).auth, undefined);
   }
   assert.equal(backend.sent.length, 5);
 });
@@ -10067,7 +10150,7 @@ test('wget sends nothing until it is challenged, and signalbot tries TLS first',
   assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).status, 204);
 });
 
-// ── RECIPES ──────────────────────────────────────────────────────────────────────────────────────
+section('RECIPES'); // ─────────────────────────────────────────────────────────────────────────────
 
 interface Recipe {
   heading: string;
@@ -10424,7 +10507,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
           ...(heading === 'Grafana' && { text_mode: 'styled' }),
           message: text,
         }, name);
-        assert.ok(!backend.seen.at(-1)!.url.includes('@auth'));
+        assert.doesNotMatch(backend.seen.at(-1)!.url, /@auth/);
       }
     }
   });
@@ -10643,7 +10726,7 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
       if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
       else assert.equal(message, texts[i]);
     }
-    assert.ok(!`${gateway.log}`.includes(SECRET) && !`${gateway.log}`.includes(OTHER));
+    assert.doesNotMatch(`${gateway.log}`, SECRETS);
   });
 }
 
@@ -10677,7 +10760,7 @@ test('every token of README.md and RECIPES.md is confined', () => {
     ...configs,
     ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
   ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
-  assert.ok(tokens.length >= 15);
+  assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
@@ -10686,7 +10769,7 @@ test('every token of README.md and RECIPES.md is confined', () => {
   }
 });
 
-// ── MEMORY ───────────────────────────────────────────────────────────────────────────────────────
+section('MEMORY'); // ──────────────────────────────────────────────────────────────────────────────
 
 const BIG_BYTES = 150 * MIB;
 
@@ -10756,7 +10839,7 @@ for (
         const idle = memoryOf(gateway, 'VmRSS');
         got = 0;
         assert.equal(await sendBig(gateway, how), 201);
-        assert.ok(got > BIG_BYTES - 1000);
+        assert.ok(got > BIG_BYTES - 1000, `${got} bytes`);
         return memoryOf(gateway, 'VmHWM') - idle;
       }),
   );
@@ -10820,7 +10903,7 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
 });
 
-// ── THE FILES THEMSELVES ─────────────────────────────────────────────────────────────────────────
+section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
 test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
@@ -10847,7 +10930,7 @@ test('the README names every code of an error, with its status, and the settings
 test('every problem that there is has been provoked by a test before this one', (t) => {
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   const codes = Array.from(table.matchAll(/^ {2}(\w+): \[\d+/gm), ([, code]) => code!);
-  assert.ok(codes.length > 20);
+  assert.ok(codes.length > 20, `only ${codes}`);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
   assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
@@ -10859,15 +10942,13 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
   const configs = blocks('json').map((block) =>
     block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
   );
-  assert.ok(configs.length >= 15);
+  assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
-    assert.ok(
-      problemsOf(() => loadSettings({ file })).every((problem) =>
-        /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/.test(problem)
-      ),
-    );
+    for (const problem of problemsOf(() => loadSettings({ file }))) {
+      assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
+    }
     let made = 0;
     writeFileSync(
       file,
@@ -10882,8 +10963,8 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
 
 test("the README's example of embedding runs", async (t) => {
   const [example] = blocks('ts');
-  const program = script(t, example!.replace("'./gateway.ts'", JSON.stringify(FILE.href)));
-  const { code, stdout, stderr } = await cli([], { program, env: { APP_TOKEN: SECRET } });
+  const embedding = script(t, example!.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
+  const { code, stdout, stderr } = await runProcess([], { program: embedding, env: { APP_TOKEN: SECRET } });
   assert.equal(code, 0, stderr);
   assert.match(stdout, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
@@ -10983,13 +11064,13 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
     (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
   );
-  assert.ok(used.includes('TRUSTED_PROXIES') && used.includes('GATEWAY_CONFIG') && used.includes('TLS_KEY'));
+  for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
     (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
   );
-  assert.ok(commands.length > 10);
+  assert.ok(commands.length > 10, `only ${commands.length} commands`);
   for (const [command, major, args] of commands) {
     if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
@@ -10999,7 +11080,7 @@ test('README.md and RECIPES.md name only variables, options, commands and script
   for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
     assert.ok(PACKAGE.scripts[script!], script!);
   }
-  assert.ok(README.includes(`./${PACKAGE.name}-${PACKAGE.version}.tgz`));
+  assert.match(README, new RegExp(`\\./${PACKAGE.name}-${PACKAGE.version}\\.tgz`));
 });
 
 test("the README's docker run, its compose file and its unit start the gateway alike", () => {
@@ -11018,8 +11099,10 @@ test("the README's docker run, its compose file and its unit start the gateway a
   );
   const [, image] = /image: (.*)/.exec(gateway)!;
   const [, command] = /command: (.*)/.exec(gateway)!;
-  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`));
-  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) assert.ok(run!.includes(mount));
+  assert.ok(run!.includes(`${image} ${JSON.parse(command!).join(' ')}`), command!);
+  for (const mount of ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro']) {
+    assert.ok(run!.includes(mount), mount);
+  }
   const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
   for (const [key, option] of Object.entries(options)) assert.ok(gateway.includes(key) && run!.includes(option), key);
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
@@ -11037,7 +11120,7 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     ...['methods', 'allow', 'rate', 'clients', 'auth.methods', 'auth.anonymous', 'cors', 'trustedProxies'],
     ...['limits.body', 'limits.connections'],
   ];
-  assert.ok(restrictions.includes('senders') && restrictions.includes('expires'));
+  for (const name of ['senders', 'expires']) assert.ok(restrictions.includes(name), name);
   for (const name of restrictions) assert.ok(named.includes(`\`${name}\``), name);
 
   const [, troubles] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
@@ -11065,7 +11148,7 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, and
   for (const [, from] of SOURCE.matchAll(/^import .* from '([^']+)';$/gm)) assert.match(from!, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   assert.deepEqual(Array.from(SOURCE.matchAll(/^export .*$/gm), ([line]) => line), [
-    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };',
+    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
 });
@@ -11095,22 +11178,23 @@ function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
 test('gateway.ts keeps the budget that its header states', () => {
   const [, whole, forFunction, forClass] = /^ \* Budget: ([\d,]+) lines of code, (\d+) a function, (\d+) a class\./m
     .exec(SOURCE)!;
-  assert.ok(Number(whole!.replace(',', '')) <= 3100 && Number(forFunction) <= 45 && Number(forClass) <= 250);
-  assert.ok(codeLines(SOURCE).length <= Number(whole!.replace(',', '')), `${codeLines(SOURCE).length} lines of code`);
+  const [most, mostOfFunction, mostOfClass] = [whole!.replace(',', ''), forFunction, forClass].map(Number);
+  assert.ok(most! <= 3100 && mostOfFunction! <= 45 && mostOfClass! <= 250, `${whole}, ${forFunction}, ${forClass}`);
+  assert.ok(codeLines(SOURCE).length <= most!, `${codeLines(SOURCE).length} lines of code`);
   const functions = [
     ...bodiesOf(/^()(?:async )?function\*? (\w+)/),
     ...bodiesOf(/^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/),
   ];
   const classes = bodiesOf(/^()class (\w+)/);
-  assert.ok(functions.length > 200 && classes.length > 5);
-  assert.deepEqual(functions.filter(({ lines }) => lines > Number(forFunction)), []);
-  assert.deepEqual(classes.filter(({ lines }) => lines > Number(forClass)), []);
+  assert.ok(functions.length > 200 && classes.length > 5, `only ${functions.length}, ${classes.length}`);
+  assert.deepEqual(functions.filter(({ lines }) => lines > mostOfFunction!), []);
+  assert.deepEqual(classes.filter(({ lines }) => lines > mostOfClass!), []);
   const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
-  assert.ok(handle.split('\n').length <= 60);
+  assert.ok(handle.split('\n').length <= 60, handle);
   assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
 });
 
-test('the sections of gateway.ts stand as its contents say, within their budgets, and call only downward', () => {
+test('the sections of gateway.ts stand as its contents say, within their budgets, and use only what stands below', () => {
   const contents = /^ \* Contents[^]*?\n \*\n/m.exec(SOURCE)![0].replace(/\n \*\s+/g, ' ');
   const budgets = Array.from(contents.matchAll(/([A-Z]{2}[A-Z ]*) (\d+)/g), ([, name, lines]) => [name, Number(lines)]);
   const all = sections();
@@ -11122,11 +11206,13 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   const names = all.map(({ name }) => name);
   const inner = all.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
   const upward = inner.flatMap(({ name, text }, i) => {
-    const above = inner.slice(0, i).flatMap((other) =>
-      Array.from(other.text.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => called!)
-    );
     const code = codeLines(text).join('\n');
-    return above.filter((called) => new RegExp(`(?<![.#\\w'])${called}\\(`).test(code)).map((called) => [name, called]);
+    const above = inner.slice(0, i).map((other) => other.text).join('');
+    const uses = [
+      ...Array.from(above.matchAll(/^(?:async )?function\*? (\w+)/gm), ([, called]) => `(?<![.#\\w'])${called}\\(`),
+      ...Array.from(above.matchAll(/^class (\w+)/gm), ([, made]) => `\\b(?:new|instanceof|extends) ${made}\\b`),
+    ];
+    return uses.flatMap((use) => new RegExp(use).exec(code)?.slice(0, 1) ?? []).map((used) => [name, used]);
   });
   assert.deepEqual(upward, []);
 });
@@ -11136,7 +11222,7 @@ test('the numbers of gateway.ts that are no settings stand in one section, and t
   const found = sections().flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
-  assert.ok(found.length > 20);
+  assert.ok(found.length > 20, `only ${found.length} numbers`);
   assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
   const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
     limit,
@@ -11191,11 +11277,17 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await npm(source, 'pack', '--pack-destination', dir);
   await npm(home, 'install', join(dir, `${PACKAGE.name}-${PACKAGE.version}.tgz`));
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
-  assert.equal(await npm(home, 'exec', '--', PACKAGE.name, '--version'), `${PACKAGE.version}\n`);
-  const { first, close } = await startDemo(t, { env, program: [join(home, 'node_modules/.bin', PACKAGE.name)] });
+  const installed: Program = [join(home, 'node_modules/.bin', PACKAGE.name)];
+  assert.equal((await runProcess(['--version'], { env, program: installed })).stdout, `${PACKAGE.version}\n`);
+  const { first, close } = await startDemo(t, { env, program: installed });
   assert.equal((await askAsCurl(first)).status, 201);
   await close();
   await promisify(execFile)(process.execPath, ['-e', `import('${PACKAGE.name}').then((m) => m.createGateway({}))`], {
     cwd: home,
   });
+  // The last test, so that this stands in the closing lines of .ci/run.
+  const { RUNTIMES_PASSED } = process.env;
+  if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
+
+assert.ok(registered > 0, 'SECTION or ONLY leaves out every test');

@@ -27,9 +27,9 @@
  * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
  * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
- *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 235 · SENDS 145 · TEMPLATES 125 ·
- *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · ANSWERS 40 · ADDRESSES 25 · LOG 55 ·
- *   LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 230 · EXPORTS 12
+ *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 205 · SENDS 145 · TEMPLATES 130 ·
+ *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · MESSAGE READER 35 · ANSWERS 40 ·
+ *   ADDRESSES 25 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
  */
@@ -1869,49 +1869,6 @@ function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
- */
-class MessageReader {
-  readonly #x: Exchange;
-  readonly #message: http.IncomingMessage;
-  readonly #broken: ProblemCode;
-  #changed: (() => Promise<void>) | undefined;
-  /** The message has broken off, whatever it says of itself. */
-  isBroken = false;
-
-  /** @param broken what it means if the message breaks off. */
-  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
-    this.#x = x;
-    this.#message = message;
-    this.#broken = broken;
-  }
-
-  /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
-   * @throws {Problem} what ended the exchange, or that the message broke off.
-   */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
-    const message = this.#message;
-    for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
-      if (chunk !== null) return chunk;
-      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
-      if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
-      if (isFirst) await undefined;
-      else {
-        this.#x.waitFor(timeoutMs, code);
-        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
-      }
-    }
-  }
-}
-
 /** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
 class RequestBody {
   readonly #x: Exchange;
@@ -2601,6 +2558,12 @@ function showTag(tag: string): string {
 /** @param at where in the template the mistake is. */
 function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
+}
+
+/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+function readTemplate(value: unknown): Template {
+  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
+  return attempt(() => new Template(value), (error) => error.message);
 }
 
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
@@ -3551,7 +3514,7 @@ class BackendQueue {
     const place = x.place!;
     const isLimited = this.#core.rules.backendParallel < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
-    if (x.stage === 'answered' || (place.isConnected && !place.wantsSlot)) return;
+    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
     place.isAdmitted = false;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
     this.serve();
@@ -3571,7 +3534,7 @@ class BackendQueue {
     this.#outage = undefined;
     const waiting = [x, ...line].filter(waits).length;
     this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
-    for (const y of line) y.waitFor(y.rules.backendTimeoutMs, 'busy');
+    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
     queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
   }
 
@@ -3612,30 +3575,38 @@ class BackendQueue {
     this.serve();
   }
 
-  /**
-   * Admits who may go on. A free slot goes to the token that got one longest ago, and within a token to the request that
-   * was ready first; where there are several tokens and several slots, no token holds all of them.
-   */
+  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
   serve(): void {
-    if (this.#waiting.length === 0) return;
-    const outage = this.#outage;
-    if (outage) this.#serveLine(outage);
-    else for (const x of this.#waiting.filter(({ place }) => !place!.wantsSlot)) this.#admit(x);
-    const { rules: { backendParallel: parallel, tokens }, slotTimeoutMs } = this.#core;
-    const most = tokens.size > 1 && parallel > 1 ? parallel - 1 : parallel;
-    for (;;) {
-      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, parallel);
-      const held = this.#holders.filter((x) => !lent.includes(x));
-      const isFull = ({ token }: Exchange): boolean => held.filter((y) => y.token!.name === token!.name).length >= most;
-      const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
-      const able = this.#waiting.filter((x) => x.place!.wantsSlot && !this.#isInLine(x) && !isFull(x));
-      if (held.length >= parallel || able.length === 0) return;
-      const next = able.reduce((first, x) => lastSlot(x) < lastSlot(first) ? x : first);
+    if (this.#outage) this.#serveLine(this.#outage);
+    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    while (this.#waiting.length > 0) {
+      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
+      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
+      const next = this.#next(overdue.slice(0, backendParallel));
+      if (!next) return;
       this.#lastSlots.set(next.token!.name, ++this.#slotCount);
       this.#holders.push(next);
       next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
     }
+  }
+
+  /**
+   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * Where there are several tokens and several slots, no token holds all of them.
+   * @param lent who holds a slot that does not count, because it is lent.
+   */
+  #next(lent: Exchange[]): Exchange | undefined {
+    const { rules: { backendParallel, tokens } } = this.#core;
+    const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
+    if (tokens.size < 2) return this.#waiting.find(isAble);
+    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
+    const most = Math.max(1, backendParallel - 1);
+    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
+    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    return this.#waiting
+      .filter((x) => isAble(x) && !full.has(x.token!.name))
+      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
   }
 
   /**
@@ -3763,6 +3734,51 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
   backend.once('close', () => socket.end());
+}
+
+// ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
+
+/**
+ * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
+ * there when they are asked for, and nothing is listened to then.
+ */
+class MessageReader {
+  readonly #x: Exchange;
+  readonly #message: http.IncomingMessage;
+  readonly #broken: ProblemCode;
+  #changed: (() => Promise<void>) | undefined;
+  /** The message has broken off, whatever it says of itself. */
+  isBroken = false;
+
+  /** @param broken what it means if the message breaks off. */
+  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
+    this.#x = x;
+    this.#message = message;
+    this.#broken = broken;
+  }
+
+  /**
+   * The next chunk, or undefined at the end.
+   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * @throws {Problem} what ended the exchange, or that the message broke off.
+   */
+  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+    const message = this.#message;
+    for (let isFirst = this.#changed === undefined;; isFirst = false) {
+      if (this.#x.endedBy) throw this.#x.endedBy;
+      const chunk = message.read() as Buffer | null;
+      if (chunk !== null) return chunk;
+      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
+      if (isEnded && !this.isBroken) return undefined;
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      // What came in one packet with the head is handed over by the parser when this function returns.
+      if (isFirst) await undefined;
+      else {
+        this.#x.waitFor(timeoutMs, code);
+        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
+      }
+    }
+  }
 }
 
 // ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
@@ -4324,12 +4340,6 @@ function readDefaults(value: unknown): SendDefaults {
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
-/** Reads a template. A mistake in it is reported at start, with its line and column, and not by the first alert. */
-function readTemplate(value: unknown): Template {
-  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  return attempt(() => new Template(value), (error) => error.message);
-}
-
 function destroyThis(this: Socket): void {
   this.destroy();
 }
@@ -4643,43 +4653,65 @@ const FLAGS = {
   version: { type: 'boolean', short: 'v' },
 } as const;
 
-/** The whole command line. Only here is `process` asked for anything but its standard output and its user. */
+/** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
   // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
   // serving.
   process.stdout.on('error', () => {});
-  const print = (text: string): void => writeOut(`${text}\n`);
-  const { values, positionals: [command, ...rest] } = parseCommandLine(process.argv.slice(2));
+  const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
+  writeOut(stdout);
+  process.stderr.write(stderr);
+  process.exitCode = code;
+}
+
+/** Runs a command line. Returns the exit code and what to write, once the command is done or the gateway serves. */
+async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
+  try {
+    const said = await runCommand(args, env, stdin);
+    return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
+  } catch (error) {
+    const { message, code } = error as NodeJS.ErrnoException;
+    // A problem is one of `render`: what the webhook would be told.
+    const isAnswer = error instanceof UsageError || error instanceof Problem;
+    const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
+    const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
+    return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
+  }
+}
+
+/** Returns what a command prints, or nothing if a gateway serves from now on. */
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
+  const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // These need no configuration, and so work with a broken one.
-  if (values.help) return print(usage());
-  if (values.version) return print(VERSION);
-  if (command === 'token' && rest.length <= 1) return print(makeToken(rest[0]));
-  if (command === 'hash' && rest.length === 0) return print(`sha256:${hashStdin()}`);
+  if (values.help) return usage();
+  if (values.version) return VERSION;
+  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
+  if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // Not echoed: an argument may be meant as a secret.
-  const isKnown = command === undefined || isRender;
-  ensure(isKnown, 'that is not a command, or not with these arguments; --help lists what there is');
+  ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
-  const file = values.config ?? process.env.GATEWAY_CONFIG;
+  const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
   if (values.demo) {
-    const { BACKEND_URL, API_TOKENS, API_TOKENS_FILE, LISTEN } = process.env;
-    const configured = file ?? values.backend ?? BACKEND_URL ?? API_TOKENS ?? API_TOKENS_FILE;
+    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return runDemo(values.listen ?? LISTEN, print);
+    await runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
+    return undefined;
   }
   // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
-  const load = (): Settings => loadSettings({ file, env: process.env, flags });
+  const flags = { 'listen': values.listen, 'backend.url': values.backend };
+  const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
-  if (values.check) return print(printCheck(settings));
-  if (isRender) return print(renderSend(settings, rest[0]!, readFileSync(0)));
+  if (values.check) return printCheck(settings);
+  if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   stopOnSignal(gateway);
   await gateway.listen();
   void askBackend(gateway, settings);
-  reloadOnChange(gateway, load, [file, process.env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  return undefined;
 }
 
 /** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
@@ -4687,7 +4719,7 @@ function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
     const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; --help lists what there is`;
+    return `${isLong ? 'that is no option' : said}; see --help`;
   });
 }
 
@@ -4701,8 +4733,7 @@ function usage(): string {
   gateway.ts [FLAGS]        run
   gateway.ts --check        say all that is wrong, or what each token may do
   gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts render NAME    print the send that the token of that name makes
-                            of what a webhook posts, here on standard input
+  gateway.ts render NAME    print the send that a token makes of standard input
   gateway.ts token [NAME]   make a secret, and its digest
   gateway.ts hash           print the digest of a secret on standard input
 
@@ -4748,19 +4779,17 @@ function newSecret(): string {
 }
 
 /** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
-function hashStdin(): string {
-  const secret = readFileSync(0, 'utf8').replace(/\r?\n$/, '');
-  return attempt(() => readSecret(secret), ({ message }) => `standard input: ${message}`);
+function hashSecret(line: string): string {
+  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** What `--check` says of a configuration that is good. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
-  const count = rules.tokens.size;
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
-    rules.anonymous ? OPEN_WARNING : `${count} token${count === 1 ? '' : 's'}`,
+    rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...rules.all.map((token) => describeToken(token, Date.now())),
   ].join('\n');
@@ -4786,11 +4815,9 @@ function describeToken(token: Token, nowMs: number): string {
 
 /** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
 function describeSends(token: Token): string {
-  const { number, recipients, text_mode: mode } = token.defaults ?? {};
-  const said = (words: string, value: string | undefined): string => value ? ` ${words} ${value}` : '';
-  const defaults = said('from', number) + said('to', recipients?.join(', ')) + said('with text_mode', mode);
+  const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise${defaults}`);
+  if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
   try {
     const target = sendTarget(token);
     judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
@@ -4819,8 +4846,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
-  const why = `the token "${name}" has neither "defaults" nor "message": what is posted with it is passed on as it is`;
-  ensure(makesSends(token), why);
+  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
   // No Content-Type is known here, but a multipart form shows its boundary.
@@ -4930,17 +4956,7 @@ function isEntryPoint(): boolean {
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
 // To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
-export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, Template };
+export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
-if (isEntryPoint()) {
-  main().catch((error: Error) => {
-    // Of `render`: what the webhook would be told.
-    const isAnswer = error instanceof UsageError || error instanceof Problem;
-    const cure = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
-      ? '; --listen HOST:PORT takes another port'
-      : '';
-    process.stderr.write(`gateway: ${isAnswer ? error.message : `cannot run: ${error.message}${cure}`}\n`);
-    process.exitCode = error instanceof UsageError ? 2 : 1;
-  });
-}
+if (isEntryPoint()) main();
