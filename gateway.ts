@@ -3963,11 +3963,15 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Notes a value; a later source replaces an earlier one. Tokens too: merged, one taken out of a source would live on. */
+  /** Notes a value, unless an earlier source gave one. Tokens are not merged: one removed here would live on there. */
   note(path: string, value: unknown, at: string): void {
     if (value === undefined) return;
-    if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
-    this.given.set(path, { value, at });
+    const known = this.given.get(path);
+    if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
+    if (known) return;
+    // An empty variable or flag may have been meant to hold a secret.
+    if (value === '' && at !== path) this.add(at, 'is set but empty; unset it, or give it a value');
+    else this.given.set(path, { value, at });
   }
 }
 
@@ -3975,14 +3979,14 @@ class Sources extends Mistakes {
 type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
- * Reads file, environment and flags. For each setting the last of these that gives a value wins.
+ * Reads flags, environment and file. For each setting the first of these that gives a value wins.
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  if (file !== undefined) noteFile(sources, file);
-  noteEnv(sources, env);
   for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  noteEnv(sources, env);
+  if (file !== undefined) noteFile(sources, file);
   return readSettings(sources);
 }
 
@@ -4087,11 +4091,12 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
+  const at = 'API_TOKENS_FILE';
+  if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
+  sources.note('tokens', lines, at);
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
-  if (env.API_TOKENS !== undefined && env.API_TOKENS_FILE !== undefined) {
-    sources.add('API_TOKENS_FILE', 'is set, and API_TOKENS too; use one of them');
-  }
-  sources.note('tokens', env.API_TOKENS_FILE, 'API_TOKENS_FILE');
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
@@ -4108,17 +4113,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
  */
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
-  // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of given) {
-    if (value !== '' || at === path) continue;
-    sources.add(at, 'is set but empty; unset it, or give it a value');
-    given.delete(path);
-  }
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = GATEWAY_ROWS.map(([path, [, , reader, fallback]]) => {
+  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
-    const readValue = at === 'API_TOKENS_FILE' ? readTokensFile : reader;
-    return [path, value === undefined ? undefined : sources.collect(at, () => readValue(value))];
+    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
   const settings: Settings = { ...others, tokens, warnings };
@@ -4165,7 +4163,7 @@ function makeRules(settings: Settings) {
 // One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
 // message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
-/** Returns what `run` returns. What it throws is explained in the gateway's words: its own message may quote a secret. */
+/** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
   try {
     return run();
@@ -4236,7 +4234,7 @@ function refuseSetting(key: string, known: string[]): never {
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts up to `limit`, no further. */
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
 function editDistance(a: string, b: string, limit: number): number {
   if (a === b || limit === 0) return 0;
   const [restA, restB] = [a.slice(1), b.slice(1)];
@@ -4273,7 +4271,7 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/** A duration in milliseconds. Only 0 needs no unit. The limit is setTimeout's: 24 days; beyond it, it fires at once. */
+/** A duration in milliseconds. Only 0 needs no unit. The limit is setTimeout's, 24 days: beyond it, it fires at once. */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
@@ -4322,7 +4320,7 @@ function readNumber(value: unknown): string {
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Reads a recipient. Its form is checked: lists are compared as written, so "49 1555" without its plus never matches. */
+/** Reads a recipient. Its form is checked: lists are compared as written, so a number without its plus never matches. */
 function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
@@ -4333,7 +4331,7 @@ function recipientOr(group: string): Reader<string> {
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** Reads `defaults`, as strictly as the lists of a token: a bad recipient should be found now, not by the first alert. */
+/** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
@@ -4352,13 +4350,11 @@ function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const userinfo = attempt(
-    () => decodeURIComponent(url.username || url.password ? `${url.username}:${url.password}` : ''),
-    () => 'has a "%" in its userinfo that must be written "%25"',
-  );
+  const encoded = url.username || url.password ? `${url.username}:${url.password}` : '';
+  const userinfo = attempt(() => decodeURIComponent(encoded), () => 'has a "%" in its userinfo that must be "%25"');
   // An agent of its own: its idle time is ours, and nothing else in the process uses its connections.
-  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
-  // it again, POST too (test "nothing is sent twice").
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
+  // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
@@ -4489,15 +4485,11 @@ function readTokens(value: unknown): TokenSettings[] {
   tokens.forEach(({ name, digest }, i) => {
     const first = tokens.findIndex((other) => other.digest === digest);
     if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    if (tokens.findIndex((other) => other.name === name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     const nameDigest = digestOf(name);
     if (tokens.some((other) => other.digest === nameDigest)) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
-}
-
-/** Reads the file of `API_TOKENS_FILE`: like `API_TOKENS`, with lines of comment. */
-function readTokensFile(path: unknown): TokenSettings[] {
-  return readTokens(readFile(path).text.replace(/^\s*#.*$/gm, ''));
 }
 
 /** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
@@ -4510,14 +4502,11 @@ function checkTokenName(name: string): void {
  * looks like a name may be half of a secret.
  */
 function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
-  const names = new Set<string>();
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
       const isPair = /[^=]/.test(secret);
       ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      ensure(!names.has(name), 'has the name of an earlier one');
-      names.add(name);
       return readSecret(secret, true);
     });
     return { name, digest: digest ?? '' };
@@ -4549,7 +4538,7 @@ function readSecretFile(path: unknown): string {
   return readSecret(readFile(path).text.trim(), true);
 }
 
-/** What other formats write around secrets and between them. After a mistake in quoting it would be part of a secret. */
+/** What other formats write around and between secrets. After a mistake in quoting it would be part of a secret. */
 const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
 /** The digests of an empty text and of an empty line: `hash` was given no secret. */
