@@ -37,7 +37,7 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
-import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -4576,9 +4576,9 @@ function digestOf(secret: string): string {
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
-// Built on the public interface alone, and so an example of embedding.
+// Uses only the public interface, and so is an example of embedding.
 
-/** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
+/** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
     const answers: Record<string, [status: number, body?: object]> = {
@@ -4587,7 +4587,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const body = await readAll(req).catch(() => undefined);
-    if (body === undefined) return; // the client left in the middle
+    if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
     const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
@@ -4595,12 +4595,15 @@ function startDemoBackend(show: (line: string) => void): http.Server {
   }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
+/**
+ * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
+ * after the first request.
+ */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
-  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
+  const secret = newSecret(16); // the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     ...(listen !== undefined && { listen }),
@@ -4612,12 +4615,6 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
   gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
     `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
-  print(`
-A demonstration: the backend is a stand-in, and nothing here reaches Signal.
-Paste this into another terminal; the message appears below. Ctrl-C ends it.
-
-curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
-`);
   const others = [
     '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
     send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
@@ -4627,11 +4624,17 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
+  return `
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
-/** All that need no place in a file. Each setting has a variable; only the two of a first try have flags too. */
+/** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
 const FLAGS = {
   config: { type: 'string' },
   listen: { type: 'string' },
@@ -4644,8 +4647,7 @@ const FLAGS = {
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
-  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
-  // serving.
+  // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
   process.stdout.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
   writeOut(stdout);
@@ -4653,14 +4655,14 @@ async function main(): Promise<void> {
   process.exitCode = code;
 }
 
-/** Runs a command line. Returns the exit code and what to write, once the command is done or the gateway serves. */
+/** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
     return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
-    // A problem is one of `render`: what the webhook would be told.
+    // `render` throws a Problem: the refusal that the webhook would get.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
     const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
     const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
@@ -4668,16 +4670,16 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   }
 }
 
-/** Returns what a command prints, or nothing if a gateway serves from now on. */
+/** Returns the output of a command, or undefined if a gateway listens from now on. */
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // These need no configuration, and so work with a broken one.
+  // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
   if (values.version) return VERSION;
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
-  // Not echoed: an argument may be meant as a secret.
+  // The argument is not shown: it may be a secret.
   ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
   const file = values.config ?? env.GATEWAY_CONFIG;
@@ -4686,10 +4688,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    await runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
-    return undefined;
+    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
   }
-  // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
+  // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
@@ -4703,16 +4704,16 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return undefined;
 }
 
-/** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
+/** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
-    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; see --help`;
+    const mayBeSecret = /^Unknown option '.{16}/s.test(said);
+    return `${mayBeSecret ? 'that is no option' : said}; see --help`;
   });
 }
 
-/** The text of `--help`, in 80 columns. The settings come from their table. */
+/** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
   const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
@@ -4753,26 +4754,26 @@ The groups of allow:
 The manual: README.md, and the comments of GatewayConfig in this file.`;
 }
 
-/** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
+/** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
 function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
-  const secret = newSecret();
+  const secret = newSecret(32);
   const digest = `sha256:${digestOf(secret)}`;
   const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
   return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
-/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
-function newSecret(): string {
-  return randomBytes(32).toString('base64url');
+/** Makes a random secret of letters, digits, `-` and `_`: no client's encoding changes these. */
+function newSecret(bytes: number): string {
+  return randomBytes(bytes).toString('base64url');
 }
 
-/** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
+/** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
 function hashSecret(line: string): string {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
-/** What `--check` says of a configuration that is good. */
+/** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   return [
@@ -4784,12 +4785,14 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-/** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
+/** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4802,7 +4805,31 @@ function describeToken(token: Token, nowMs: number): string {
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
-/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
+/** Values for the parameters that have a form; others may be anything. */
+const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
+
+/**
+ * Whether a pattern lets any request through. For each route it tries one, with the literals of route and pattern and
+ * with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ */
+function canMatch(token: Token, pattern: Pattern): boolean {
+  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const longer = parts.length > pattern.parts.length ? parts : pattern.parts;
+    const segments = longer.map((_, i) => {
+      const both = [parts[i] ?? '*', pattern.parts[i] ?? '*'];
+      return encodeURIComponent(both.find(isLiteral) ?? EXAMPLES[both.find((part) => part in EXAMPLES) ?? ''] ?? 'x');
+    });
+    try {
+      const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
+      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+    } catch {
+      return false;
+    }
+  });
+}
+
+/** Describes what is made of a webhook, and whether the token may send to its own defaults. */
 function describeSends(token: Token): string {
   const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
@@ -4816,7 +4843,7 @@ function describeSends(token: Token): string {
   return parts.join('; ');
 }
 
-/** The target by which a token gets its sends made. @throws {Problem} if its allowlist lets none of the two through. */
+/** The target of a token's sends, by POST or GET. @throws {Problem} if its allowlist lets neither through. */
 function sendTarget(token: Token): Target {
   const isByGet = token.allow.patterns.some(spellsSendByGet);
   const target = parseTarget(isByGet ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
@@ -4826,9 +4853,9 @@ function sendTarget(token: Token): Target {
 }
 
 /**
- * What a gateway with these settings would send if this were posted with a token.
+ * The send that a gateway with these settings would make of a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
- * @throws {Problem} as the gateway would answer.
+ * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer): string {
   const tokens = [...makeRules(settings).tokens.values()];
@@ -4838,7 +4865,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
-  // No Content-Type is known here, but a multipart form shows its boundary.
+  // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
   const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
@@ -4846,17 +4873,15 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
 }
 
 /**
- * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
- * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
+ * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
 async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
   const backend = origin + prefix;
   try {
-    const response = await fetch(`${backend}/v1/about`, {
-      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
-      redirect: 'manual',
-      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
-    });
+    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
+    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
+    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
     const { status } = response;
     if (status === 401) return log('info', 'the backend answers', { backend, status });
     ensure(response.ok, `status ${status}`);
@@ -4866,31 +4891,29 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, pr
     log('info', 'the backend answers', { backend, version, mode });
   } catch (error) {
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
-    log('warn', 'the backend does not answer as it should', {
-      backend,
-      reason: cause?.code ?? cause?.message ?? message,
-    });
+    const reason = cause?.code ?? cause?.message ?? message;
+    log('warn', 'the backend does not answer as it should', { backend, reason });
   }
 }
 
 /**
- * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
- * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ * Ends the process with 0 on SIGTERM or SIGINT. Call it before `listen`: the signals are handled before the log says
+ * that the gateway listens. They are not handled earlier, or Deno would not end where the port is taken.
  */
 function stopOnSignal(gateway: Gateway): void {
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-    // running.
+    // The runtime would not end by itself: for log lines that nobody reads, for watched files (Deno 2.9), or for a
+    // connection without a byte (Bun 1.4).
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
- * (editors and secret mounts replace them), and those named in a new configuration with it.
+ * Reloads on SIGHUP and on a change of a file that the settings came from; both at once are one reload. Files are
+ * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
@@ -4905,7 +4928,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
-    // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
+    // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
       if (gateway.apply(settings)) void askBackend(gateway, settings);
@@ -4917,34 +4940,29 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   files.forEach(watch);
   process.on('SIGHUP', reloadSoon);
-  gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reloadSoon);
-    watched.forEach((file) => unwatchFile(file));
-  });
 }
 
-/** The files that settings name. */
+/** The files that the settings name. */
 function settingsFiles(settings: Settings): (string | undefined)[] {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
-/**
- * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which
- * may lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
- */
+/** Whether this file was started, not imported. */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
   if (isMain !== undefined) return isMain;
+  // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
+  // suffix, and is a link where the package is installed.
   try {
     return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
-  } catch { // an argument of another program, not a script
+  } catch { // argv[1] is no script
     return false;
   }
 }
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
-// To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
+// For embedding: createGateway and ConfigError, with the types. The others are for the tests and the benchmark.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
