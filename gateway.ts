@@ -29,7 +29,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
  *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 205 · SENDS 145 · TEMPLATES 130 ·
  *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · MESSAGE READER 35 · ANSWERS 40 ·
- *   ADDRESSES 25 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 245 · EXPORTS 5
+ *   ADDRESSES 25 · LOG 55 · LOADING 140 · READERS 275 · DEMO 48 · COMMAND LINE 250 · EXPORTS 5
  *
  * @module
  */
@@ -3953,7 +3953,7 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
-// Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
+// Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
 // every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
 // limit that fell back to its default could be wider than its owner believes.
 
@@ -3969,9 +3969,10 @@ class Sources extends Mistakes {
     const known = this.given.get(path);
     if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
     if (known) return;
-    // An empty variable or flag may have been meant to hold a secret.
-    if (value === '' && at !== path) this.add(at, 'is set but empty; unset it, or give it a value');
-    else this.given.set(path, { value, at });
+    // An empty variable or flag may have been meant to hold a secret. In the file, the reader refuses it.
+    const isEmpty = value === '' && at !== path;
+    if (isEmpty) this.add(at, 'is set but empty; unset it, or give it a value');
+    this.given.set(path, { value: isEmpty ? undefined : value, at });
   }
 }
 
@@ -4350,8 +4351,8 @@ function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const encoded = url.username || url.password ? `${url.username}:${url.password}` : '';
-  const userinfo = attempt(() => decodeURIComponent(encoded), () => 'has a "%" in its userinfo that must be "%25"');
+  const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
+  const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
   // An agent of its own: its idle time is ours, and nothing else in the process uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
@@ -4399,7 +4400,8 @@ function readListen(value: unknown) {
 /** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
 function readFile(path: unknown): { path: string; text: string } {
   ensure(typeof path === 'string', 'must be the path of a file');
-  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+  // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code }: NodeJS.ErrnoException) => `${showPath(path)} cannot be read${user} (${code})`;
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
@@ -4467,9 +4469,9 @@ function readAllow(value: unknown) {
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
-  const good = (method === '*' || METHODS.includes(method)) &&
+  const isRight = [...METHODS, '*'].includes(method) &&
     parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
-  return good ? { method, parts } : undefined;
+  return isRight ? { method, parts } : undefined;
 }
 
 /**
@@ -4481,13 +4483,13 @@ function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
+  const [names, digests] = [tokens.map(({ name }) => name), tokens.map(({ digest }) => digest)];
+  const shown = names.map((name, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
-    const first = tokens.findIndex((other) => other.digest === digest);
+    const first = digests.indexOf(digest);
     if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    if (tokens.findIndex((other) => other.name === name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
-    const nameDigest = digestOf(name);
-    if (tokens.some((other) => other.digest === nameDigest)) mistakes.add(`[${i}]`, 'has a secret as its name');
+    if (names.indexOf(name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
@@ -4505,8 +4507,7 @@ function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
-      const isPair = /[^=]/.test(secret);
-      ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
+      ensure(/[^=]/.test(secret), 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       return readSecret(secret, true);
     });
     return { name, digest: digest ?? '' };
@@ -4612,7 +4613,6 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
     `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
   const others = [
@@ -4815,10 +4815,9 @@ const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `gro
 function canMatch(token: Token, pattern: Pattern): boolean {
   const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
   return ROUTES.some(({ method, parts }) => {
-    const longer = parts.length > pattern.parts.length ? parts : pattern.parts;
-    const segments = longer.map((_, i) => {
-      const both = [parts[i] ?? '*', pattern.parts[i] ?? '*'];
-      return encodeURIComponent(both.find(isLiteral) ?? EXAMPLES[both.find((part) => part in EXAMPLES) ?? ''] ?? 'x');
+    const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
+      const both = [part, pattern.parts[i] ?? '*'];
+      return encodeURIComponent(both.find(isLiteral) ?? both.map((each) => EXAMPLES[each]).find(Boolean) ?? 'x');
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
@@ -4897,15 +4896,16 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, pr
 }
 
 /**
- * Ends the process with 0 on SIGTERM or SIGINT. Call it before `listen`: the signals are handled before the log says
- * that the gateway listens. They are not handled earlier, or Deno would not end where the port is taken.
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
+ * the log says that the gateway listens.
  */
 function stopOnSignal(gateway: Gateway): void {
+  // UNTIL Deno ends while a signal is handled: not before "listening", or Deno 2.9 would not end if the port is taken.
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // The runtime would not end by itself: for log lines that nobody reads, for watched files (Deno 2.9), or for a
-    // connection without a byte (Bun 1.4).
+    // Log lines that nobody reads would keep the process running; so would watched files on Deno 2.9, and on Bun 1.4 a
+    // connection without a byte.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
