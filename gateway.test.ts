@@ -67,12 +67,28 @@ const TO = '+15550100002';
 /** A group as signal-cli knows it (32 bytes), and as the backend names it: in base64 twice. */
 const INTERNAL_ID = Buffer.from('a group has an id of 32 bytes...').toString('base64');
 const GROUP = `group.${Buffer.from(INTERNAL_ID).toString('base64')}`;
+/** Base64 of the same bytes, with other bits where none count. */
+const otherBits = (id: string): string => id.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`);
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
+/** The same as JSON, and with a token in it. */
+const HELLO = JSON.stringify(MESSAGE);
+const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`;
+/** One of so many bytes. */
+const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-const README = readFileSync(join(HERE, 'README.md'), 'utf8');
-const COOKBOOK = readFileSync(join(HERE, 'RECIPES.md'), 'utf8');
+/** The pages, by their path. What they say is tested: each configuration, command, variable, table, link and anchor. */
+const PAGES = Object.fromEntries(
+  [
+    ...['README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md'],
+    ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`),
+  ].map((name) => [name, readFileSync(join(HERE, name), 'utf8')]),
+);
+const README = PAGES['README.md']!;
+const MANUAL = PAGES['docs/settings.md']!;
+const COOKBOOK = PAGES['docs/recipes.md']!;
+const ALL_PAGES = Object.values(PAGES).join('\n');
 /** What a token may have in the file beside its secret. */
 const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(' ');
 const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
@@ -241,6 +257,8 @@ interface Running extends Address {
 interface Gateway extends Running {
   server: http.Server | https.Server;
   reload(config: GatewayConfig): void;
+  /** Reloads with other settings of the first token, as JSON; without them, with its own. */
+  useSettings(settings?: string): void;
 }
 
 type Run = (t: TestContext) => void | Promise<void>;
@@ -303,7 +321,15 @@ async function startGateway(
   });
   const url = await gateway.listen();
   const reload = (next: GatewayConfig): void => gateway.reload({ ...base, ...next });
-  return { ...addressOf(url), url, log, server: gateway.server, close: () => gateway.close(), reload };
+  let used = '{}';
+  const useSettings = (settings = '{}'): void => {
+    if (settings === used) return;
+    used = settings;
+    const tokens = { ...base, ...config }.tokens!;
+    const [name, token] = Object.entries(tokens)[0]!;
+    reload({ ...config, tokens: { ...tokens, [name]: { ...token, ...JSON.parse(settings) } } });
+  };
+  return { ...addressOf(url), url, log, server: gateway.server, close: () => gateway.close(), reload, useSettings };
 }
 
 async function startBoth(
@@ -433,6 +459,16 @@ async function raw(to: Address, bytes: string | Buffer): Promise<string> {
   return text();
 }
 
+/** All that comes back on a connection that has sent exact bytes, and goes on with single ones until it is closed. */
+async function trickle(t: TestContext, to: Address, bytes: string): Promise<string> {
+  const { socket, text } = open(t, to, bytes);
+  const timer = setInterval(() => socket.write('x'), 5);
+  t.after(() => clearInterval(timer));
+  await closed(socket);
+  clearInterval(timer);
+  return text();
+}
+
 /** Waits for a socket to be closed, politely or not. */
 function closed(socket: net.Socket): Promise<void> {
   return socket.closed ? Promise.resolve() : new Promise((resolve) => socket.once('close', () => resolve()));
@@ -470,6 +506,7 @@ function assertDenied(
   status: number,
   code: string,
   { backend, gateway }: { backend: Backend; gateway: Gateway },
+  before = { seen: 0, connections: 0 },
 ): void {
   assert.equal(answer.status, status, answer.text);
   assert.match(answer.headers['content-type'] ?? '', /^application\/json/);
@@ -481,8 +518,8 @@ function assertDenied(
   const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
   assert.equal(line?.status, status);
   assert.equal(line?.code, code);
-  assert.equal(backend.seen.length, 0, 'the backend saw a request');
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
+  assert.equal(backend.seen.length, before.seen, 'the backend saw a request');
+  assert.equal(backend.connections, before.connections, 'the backend saw a connection');
 }
 
 /** The lines of requests in the log; a test that asks for the first one knows that it is there. */
@@ -730,6 +767,11 @@ function openWebSocket(
   return open(t, to, [`GET ${path} HTTP/1.1`, ...own, key, ...headers, '', more].join('\r\n'));
 }
 
+/** A token with these settings, and another beside it. */
+function tokens(settings: TokenConfig, other?: TokenConfig): GatewayConfig {
+  return { tokens: { test: { secret: SECRET, ...settings }, ...(other && { other: { secret: OTHER, ...other } }) } };
+}
+
 const NO_TOKENS = { tokens: undefined } as unknown as GatewayConfig;
 const CONFINED: GatewayConfig = {
   allow: ['messaging', 'info'],
@@ -799,10 +841,249 @@ function certificate(t: TestContext): { cert: string; key: string } {
 
 const MIB = 1024 * 1024;
 
-/** The fenced blocks of a language in README.md and RECIPES.md. */
-function blocks(language: string): string[] {
+/** The fenced blocks of a language in a page. */
+function blocks(language: string, page = ALL_PAGES): string[] {
   const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
-  return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
+  return Array.from(page.matchAll(fence), (match) => match[1]!);
+}
+
+/**
+ * A table is a test of many requests, one a row, and of what must come of each:
+ *
+ *     POST /v2/send | bearer | {"number":"…"} → 403 sender_not_allowed | reason=… | "words of the response"
+ *
+ * The fields before the arrow are the request, in any order, each known by its look:
+ *   POST /v2/send   a method and a target, or a target alone
+ *   bearer          or `bearer TOKEN`, `basic`, `basic USER:PASSWORD`, `none`
+ *   Name: value     a header
+ *   {"a":1}         a JSON body, as it stands
+ *   'text'          another body, with the escapes \r \n \t \uHHHH and \xHH, which is a byte
+ *   -- a = b -- f; filename="x" = c   a multipart form
+ *   @ {…}           settings of the token, for this row
+ * The fields behind it are what must come of it:
+ *   403 code        a status, and a code if the gateway refuses; `passes` is any status of the backend
+ *   GET /x          what the backend got; {…} or 'text': the body that it got, as JSON or in bytes
+ *   same            it got the request's body, or one with its text as the message
+ *   > Name: value   a header that it got; without a value, that it did not get
+ *   Name: value     a header of the response; `name=value`: a field of the log line
+ *   "words"         what the response holds
+ *
+ * A line that begins with * is a row too: the rows after it take from it what they do not say (JSON that the backend
+ * got is laid over its). If there are several, every row is sent in each of these ways. A line that begins with # is a
+ * comment. Short rows share a line, separated by two semicolons.
+ *
+ * For every status from 400 on the backend must have seen nothing; for every other, one request. No row may show a
+ * token to the backend, to the client or in the log, or a phone number in the log.
+ *
+ *     table(title, config)`            table(title, config)([
+ *       * bearer → 201                   '* bearer → 201',
+ *       {"message":"…"}`;                ...messages.map((message) => `{"message":"${message}"}`),
+ *                                      ]);
+ */
+function table(title: string, config: GatewayConfig, { handler, ...options }: TableOptions = {}) {
+  return (rows: Rows | TemplateStringsArray, ...values: unknown[]): void =>
+    void test(title, async (t) => {
+      const backend = await startBackend(t, handler);
+      const gateway = await startGateway(t, backend, config, options);
+      await checkRows({ backend, gateway }, isTemplate(rows) ? literal(rows, ...values) : rows);
+    });
+}
+
+/** String.raw, in which a list is as many lines. */
+function literal({ raw }: TemplateStringsArray, ...values: unknown[]): string {
+  const lists = values.map((value) => Array.isArray(value) ? value.join('\n') : value);
+  return String.raw({ raw: 'Bun' in globalThis ? raw.map(asWritten) : raw }, ...lists);
+}
+
+/** Bun 1.4 has escapes, in capitals, in the place of letters beyond ASCII. */
+function asWritten(raw: string): string {
+  return raw.replace(
+    /\\u(?:(?!00[0-7]|D[89A-F])([0-9A-F]{4})|\{([0-9a-f]+)\})/g,
+    (_, four, more) => String.fromCodePoint(parseInt(four ?? more, 16)),
+  );
+}
+
+type TableOptions = GatewayOptions & { handler?: Handler };
+type Rows = string | Rows[];
+
+function flatten(rows: Rows): string[] {
+  return typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
+}
+
+function isTemplate(rows: Rows | TemplateStringsArray): rows is TemplateStringsArray {
+  return typeof rows === 'object' && 'raw' in rows;
+}
+
+/** Sends the rows of a table, one after the other, to a gateway that runs. */
+async function checkRows(both: Both, rows: Rows): Promise<void> {
+  let ways: string[] = [''];
+  let isFirst = false; // of the ways
+  const lines = flatten(rows).join('\n').split(/\n| ;; /).map((line) => line.trim());
+  for (const line of lines.filter((text) => text !== '' && !text.startsWith('#'))) {
+    if (line.startsWith('* ')) {
+      ways = [...(isFirst ? ways : []), line.slice(2)];
+      isFirst = true;
+      continue;
+    }
+    isFirst = false;
+    for (const way of ways) {
+      try {
+        await checkRow(both, parseRow(line, parseRow(way)));
+      } catch (error) {
+        throw new Error(`${line.slice(0, 400)} (${way.slice(0, 400)}): ${(error as Error).message}`, { cause: error });
+      }
+    }
+  }
+}
+
+interface Both {
+  backend: Backend;
+  gateway: Gateway;
+}
+
+interface Row {
+  method?: string;
+  target?: string;
+  headers: [name: string, value: string][];
+  body?: Buffer;
+  settings?: string;
+  /** What must come of it. */
+  status?: string;
+  code?: string;
+  line?: string;
+  json?: object;
+  bytes?: Buffer;
+  isSame?: boolean;
+  got: [name: string, value: string][];
+  log: [name: string, value: string][];
+  answered: [name: string, value: string][];
+  words: string[];
+}
+
+function parseRow(text: string, each: Row = { headers: [], got: [], log: [], answered: [], words: [] }): Row {
+  const [request = '', wanted = ''] = text.split(/(?:^| )→ /);
+  const row: Row = { ...each, headers: [], words: [...each.words] };
+  const own = new Set<string>();
+  const add = (name: string, value: string): void => {
+    own.add(name.toLowerCase());
+    row.headers.push([name, value]);
+  };
+  const pair = (field: string, separator: string): [string, string] => {
+    const [name = '', ...rest] = field.split(separator);
+    return [name, rest.join(separator).trim()];
+  };
+  for (const field of request.split(' | ').map((part) => part.trim()).filter(Boolean)) {
+    const [word = '', rest = ''] = pair(field, ' ');
+    if (field.startsWith("'")) row.body = unescaped(field.slice(1, -1));
+    else if (/^["{[]/.test(field)) row.body = Buffer.from(field);
+    else if (field.startsWith('-- ')) {
+      const parts = field.slice(3).split(' -- ').map((part) => /^([^;=]*?)(;.*?)? = ?(.*)$/s.exec(part)!);
+      row.body = unescaped(multipart(parts.map(([, name = '', more = '', value = '']) => [name, value, more])).body);
+    } else if (word === '@') row.settings = rest;
+    else if (word === 'none') own.add('authorization');
+    else if (word === 'bearer') add('Authorization', `Bearer ${rest || SECRET}`);
+    else if (word === 'basic') add('Authorization', basic(rest || `api:${SECRET}`));
+    else if (/^[\w-]+:/.test(field)) add(...pair(field, ':'));
+    else if (field.startsWith('/')) row.target = field;
+    else [row.method, row.target] = [word, rest];
+  }
+  if (/(?:^| \| )-- /.test(request) && !own.has('content-type')) {
+    add('Content-Type', 'multipart/form-data; boundary=limit');
+  }
+  row.headers.unshift(...each.headers.filter(([name]) => !own.has(name.toLowerCase())));
+  for (const field of wanted.split(' | ').filter(Boolean)) {
+    const [word = '', rest = ''] = pair(field, ' ');
+    if (/^(?:\d{3}|passes)\b/.test(field)) [row.status = '', row.code = ''] = field.split(' ');
+    else if (field.startsWith('{')) row.json = { ...row.json, ...JSON.parse(field) };
+    else if (field.startsWith("'")) row.bytes = unescaped(field.slice(1, -1));
+    else if (field === 'same') row.isSame = true;
+    else if (word === '>') row.got = put(row.got, pair(rest, ':'));
+    else if (/^\w+=/.test(field)) row.log = put(row.log, pair(field, '='));
+    else if (/^[\w-]+:/.test(field)) row.answered = put(row.answered, pair(field, ':'));
+    else if (field.startsWith('"')) row.words.push(field.slice(1, -1));
+    else row.line = field;
+  }
+  return row;
+}
+
+/** Fields with one more, or another value of one. */
+function put(fields: [string, string][], [name, value]: [string, string]): [string, string][] {
+  return [...fields.filter(([known]) => known !== name), [name, value]];
+}
+
+/** The bytes of a text in UTF-8; \xHH is a byte of its own. */
+function unescaped(text: string): Buffer {
+  const controls: Record<string, string> = { r: '\r', n: '\n', t: '\t' };
+  return Buffer.concat(
+    text.split(/\\x([0-9a-f]{2})/i).map((part, i) =>
+      i % 2 === 1 ? Buffer.from(part, 'hex') : Buffer.from(
+        part.replace(/\\u(\w{4})|\\([rnt\\])/g, (_, code: string, control: string) =>
+          code ? String.fromCharCode(parseInt(code, 16)) : controls[control] ?? control),
+      )
+    ),
+  );
+}
+
+/** One request in exact bytes. */
+async function sendRow(to: Address, row: Row): Promise<Answer> {
+  const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about', headers } = row;
+  const isChunked = headers.some(([name]) => /^transfer-encoding$/i.test(name));
+  const lines = [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close'];
+  for (const [name, value] of headers) lines.push(`${name}: ${value}`);
+  if (!isChunked && (body || method !== 'GET')) lines.push(`Content-Length: ${body?.length ?? 0}`);
+  const size = Buffer.from(isChunked && body?.length ? `${body.length.toString(16)}\r\n` : '');
+  const end = Buffer.from(isChunked ? `${body?.length ? '\r\n' : ''}0\r\n\r\n` : '');
+  const head = Buffer.from([...lines, '', ''].join('\r\n'));
+  return parseAnswer(await raw(to, Buffer.concat([head, size, body ?? Buffer.alloc(0), end])));
+}
+
+/** The response in what came back on a connection, one character per byte. */
+function parseAnswer(response: string): Answer {
+  const [head = '', ...rest] = response.split('\r\n\r\n');
+  const headers: Record<string, string> = {};
+  for (const line of head.split('\r\n').slice(1)) {
+    const [, name = '', value = ''] = /^(.*?): *(.*)$/.exec(line) ?? [];
+    headers[name.toLowerCase()] = name.toLowerCase() in headers ? `${headers[name.toLowerCase()]}, ${value}` : value;
+  }
+  const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
+  let json!: AnswerJson;
+  try {
+    json = JSON.parse(text);
+  } catch { /* not JSON */ }
+  return { status: statusOf(response), headers, rawHeaders: [], text, json, fingerprint: '' };
+}
+
+async function checkRow(both: Both, row: Row): Promise<void> {
+  const { backend, gateway } = both;
+  gateway.useSettings(row.settings);
+  const { seen, connections } = backend;
+  const before = { seen: seen.length, connections };
+  const answer = await sendRow(gateway, row);
+  if (row.status !== 'passes') assert.equal(String(answer.status), row.status, answer.text);
+  const isRefused = row.status !== 'passes' && answer.status >= 400;
+  if (isRefused && row.code && row.method !== 'HEAD') assertDenied(answer, answer.status, row.code, both, before);
+  assert.equal(seen.length - before.seen, isRefused ? 0 : 1, 'the requests that the backend saw');
+  const got = seen.at(-1);
+  if (!isRefused) {
+    const text = String(row.body);
+    const same = row.isSame && (text.startsWith('{') ? JSON.parse(text) : { message: text });
+    if (row.line) assert.equal(`${got!.method} ${got!.url}`, row.line, 'what the backend got');
+    if (row.json || same) assert.deepEqual(gotJson(backend), { ...row.json, ...same }, 'the body that the backend got');
+    if (row.bytes) assert.ok(got!.body.equals(row.bytes), `the bytes that the backend got: ${got!.body}`);
+    for (const [name, value] of row.got) assert.equal(got!.headers[name.toLowerCase()] ?? '', value, `> ${name}`);
+  }
+  const shown = `${got?.url}${got?.rawHeaders}${got?.body}${gateway.log.join()}${answer.text}`;
+  assert.ok(!shown.includes(SECRET) && !shown.includes(OTHER), 'the backend, the log or the client saw a token');
+  const logged = gateway.log.filter((text) => text.includes('"message":"request"')).join();
+  for (const value of [FROM, TO, STRANGER, GROUP]) assert.ok(!logged.includes(value), `the log has ${value}`);
+  for (const words of row.words) {
+    assert.ok(answer.text.includes(words) || answer.json?.error.includes(words), `${words} is not in ${answer.text}`);
+  }
+  for (const [name, value] of row.answered) assert.equal(answer.headers[name.toLowerCase()] ?? '', value, name);
+  const id = answer.json?.requestId ?? got?.headers['x-request-id'];
+  const own = (line: LogLine): boolean => id === undefined ? line.method === row.method : line.requestId === id;
+  if (row.log.length > 0) await until(() => requests(gateway).some(own));
+  for (const [name, value] of row.log) assert.equal(String(requests(gateway).findLast(own)![name]), value, name);
 }
 
 section('PROBLEMS'); // ────────────────────────────────────────────────────────────────────────────
@@ -1803,170 +2084,97 @@ randomTest('random targets and headers: only allowed routes ever arrive at the b
 });
 
 section('TARGET'); // ──────────────────────────────────────────────────────────────────────────────
-
-const REFUSED_TARGETS = [
-  'http://evil.example/v1/about',
-  'HTTP://evil.example/v1/about',
-  '*',
-  'v1/about',
-  '/v1/about#fragment',
-  '/v1\\about',
-  '\\v1\\about',
-  '/\\evil/x',
-  '/v2/../v1/about',
-  '/v2/./send',
-  '/v1/about/..',
-  '/v2/%2e%2e/v1/about',
-  '/v2/%2E%2e/v1/about',
-  '/v2/.%2e/v1/about',
-  '/v2/send/..\\..\\v1\\about',
-  '/v1%2fabout',
-  '/v1%2Fabout',
-  '/v1%5cabout',
-  '/v1/%2561bout',
-  '/v1/receive/%252B15550100001',
-  '/v1/about%00',
-  '/v1/about%0a',
-  '/v1/about%0D%0A',
-  '/v1/about%7f',
-  '/v1/about%1F',
-  '/v1/about%',
-  '/v1/about%z',
-  '/v1/about%zz',
-  '/v1/about%c3',
-  '/v1/about%ff',
-  '/v1/about%C2%85',
-  '/v1/about?x=%',
-  '/v1/about?x=%zz',
-  '/v1/about?x=%ff',
-  '/v1/about?x=%00',
-  '/v1/about?%0ax=1',
-  '/v1/receive/--help',
-  '/v1/receive/-a',
-  '/v1/receive/%2Dx',
-  '/-v1/about',
-  '/v1/attachments/-rf/x',
-  '/v1/attachments/%2e%2e%2fetc',
-  // Some programs see another name here, or another extension.
-  '/v1/attachments/a%2ejpg',
-  '/v1/attachments/a%2Ejpg',
-  // Not what the backend makes of 32 bytes: "--username=evil.01", an internal id, one base64 less, unused bits, spaces.
-  '/v1/groups/+15550100001/group.LS11c2VybmFtZT1ldmlsLjAx',
-  '/v1/groups/+15550100001/LS11c2VybmFtZT1ldmlsLjAx/avatar',
-  `/v1/groups/+15550100001/${encodeURIComponent(INTERNAL_ID.replaceAll('/', '_'))}`,
-  `/v1/groups/+15550100001/group.${INTERNAL_ID}`,
-  `/v1/groups/+15550100001/${GROUP.slice('group.'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.replace(/.=$/, (end) => String.fromCharCode(end.charCodeAt(0) + 1) + '=')}`,
-  `/v1/groups/+15550100001/${GROUP.replace('=', '')}`,
-  `/v1/groups/+15550100001/${GROUP}%20`,
-  `/v1/groups/+15550100001/${GROUP}=`,
-  `/v1/groups/+15550100001/Group${GROUP.slice('group'.length)}`,
-  `/v1/groups/+15550100001/${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-  '/v1/groups/+15550100001/group.',
-  '/v1/groups/+15550100001/group.*',
-  '/v1/receive/15550100001',
-  '/v1/receive/+1555',
-  '/v1/receive/+1555010000112345',
-  '/v1/receive/+1555a',
-  '/v1/receive/+15550100001%20',
-  '/v1/receive/%20+15550100001',
-  '/v1/receive/++15550100001',
-  '/v1/receive/+1%D9%A15550100001',
+const REFUSED_TARGETS = literal`
+  http://evil.example/v1/about HTTP://evil.example/v1/about * v1/about /v1/about#fragment /v1\about \v1\about /\evil/x
+  /v2/../v1/about /v2/./send /v1/about/.. /v2/%2e%2e/v1/about /v2/%2E%2e/v1/about /v2/.%2e/v1/about
+  /v2/send/..\..\v1\about /v1%2fabout /v1%2Fabout /v1%5cabout /v1/%2561bout /v1/receive/%252B15550100001
+  /v1/about%00 /v1/about%0a /v1/about%0D%0A /v1/about%7f /v1/about%1F /v1/about%C2%85
+  /v1/about% /v1/about%z /v1/about%zz /v1/about%c3 /v1/about%ff
+  /v1/about?x=% /v1/about?x=%zz /v1/about?x=%ff /v1/about?x=%00 /v1/about?%0ax=1
+  /v1/receive/--help /v1/receive/-a /v1/receive/%2Dx /-v1/about /v1/-x/y /v1/groups/${FROM}/-x
+  /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
+  /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
+  /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
+/** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
+const NO_GROUP_IDS = [
+  'group.LS11c2VybmFtZT1ldmlsLjAx',
+  'LS11c2VybmFtZT1ldmlsLjAx/avatar',
+  encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')),
+  `group.${INTERNAL_ID}`,
+  GROUP.slice('group.'.length),
+  otherBits(GROUP),
+  GROUP.replace('=', ''),
+  `${GROUP}%20`,
+  `${GROUP}=`,
+  `Group${GROUP.slice('group'.length)}`,
+  `${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
+  'group.',
+  'group.*',
 ];
 
-for (const target of REFUSED_TARGETS) {
-  test(`target ${JSON.stringify(target)} is 400, with a right token too, and the backend sees nothing`, async (t) => {
-    const { backend, gateway } = await startBoth(t, { allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'] });
-    const response = await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), 400, response);
-    // What does not begin like a target is refused by node's own parser, without a body.
-    if (/^[/h]/i.test(target)) assert.equal(codeOf(response), 'bad_target');
-    assert.equal(backend.connections, 0);
-  });
-}
+table('a target that programs read in different ways is 400, with a right token too, and the backend sees nothing', {
+  allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'],
+})([
+  '* bearer → 400 bad_target',
+  [
+    ...REFUSED_TARGETS.trim().split(/\s+/),
+    ...NO_GROUP_IDS.map((id) => `/v1/groups/${FROM}/${id}`),
+    'PUT /v1/attachments/-x',
+    // What does not begin like a target is refused by node's own parser, on Deno without a body.
+  ].map((row) => row.includes(' ') ? row : `GET ${row}${/^[/h]/i.test(row) ? '' : ' → 400'}`),
+]);
 
 test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
-    assert.equal(
-      statusOf(await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] })),
-      400,
-      JSON.stringify(byte),
-    );
+    const response = await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] });
+    assert.equal(statusOf(response), 400, JSON.stringify(byte));
   }
-  assert.equal(backend.connections, 0);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
-/** What is sent to the backend for a target that passes. */
-const PASSED_TARGETS: [target: string, sent: string][] = [
-  ['/v1/about', '/v1/about'],
-  ['//v1/about', '/v1/about'],
-  ['/v1/about/', '/v1/about'],
-  ['/v1//about//', '/v1/about'],
-  ['/%76%31/%61bout', '/v1/about'],
-  ['/v1/about?', '/v1/about'],
-  ['/v1/about?a=1&&b=%20+%2B&c', '/v1/about?a=1&b=%20+%2B&c'],
-  ['/v1/about?a="<\'>"', '/v1/about?a=%22%3C%27%3E%22'],
-  ['/v1/about?next=http://evil/../%2e%2e/%2525', '/v1/about?next=http://evil/../%2e%2e/%2525'],
-  ['/v1/about?@auth=x&%40auths=y', '/v1/about?%40auths=y'],
-  ['/v1/receive/+15550100001?timeout=1', '/v1/receive/+15550100001?timeout=1'],
-  ['/v1/receive/%2B15550100001', '/v1/receive/+15550100001'],
-  [`/v1/groups/+15550100001/${GROUP.replace('=', '%3D')}`, `/v1/groups/+15550100001/${GROUP}`],
-  ['/v1/attachments/-rf', '/v1/attachments/-rf'], // one of Signal's ids in 64 begins so, and it is no argument
-  ['/v1/attachments/a%3Fb%23c%20d;e', '/v1/attachments/a%3Fb%23c%20d;e'],
-  ['/v1/attachments/%C3%BCber', '/v1/attachments/%C3%BCber'],
-  ["/v1/attachments/!$&'()*+,;=:@~-._", "/v1/attachments/!$&'()*+,;=:@~-._"],
-  ['/v1/attachments/[x]^`{|}', '/v1/attachments/%5Bx%5D%5E%60%7B%7C%7D'],
-];
-
-test('what was checked is byte for byte what the backend gets', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['info', 'messaging'], auth: { methods: ['bearer'] } });
-  for (const [target, sent] of PASSED_TARGETS) {
-    await rawRequest(gateway, target, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(backend.seen.at(-1)?.url, sent, target);
-  }
-  assert.equal(backend.seen.length, PASSED_TARGETS.length);
-});
-
-test("an attachment is fetched and deleted whatever of Signal's random letters its id begins with, and nothing else is", async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(204).end();
-  });
-  const gateway = await startGateway(t, backend, { allow: ['messaging', '* /v1/attachments/*', '* /*/*/*'] });
-  const ask = async (method: string, target: string): Promise<number> =>
-    statusOf(await rawRequest(gateway, target, { method, headers: [`Authorization: Bearer ${SECRET}`] }));
-  for (const method of ['GET', 'DELETE']) {
-    for (const id of ['-', '--help', '-Ab_9', '_x-']) {
-      assert.equal(await ask(method, `/v1/attachments/${id}`), 204);
-      assert.equal(backend.seen.at(-1)!.url, `/v1/attachments/${id}`);
-    }
-  }
-  const { length } = backend.seen;
-  for (
-    const [method, target] of [
-      ['GET', '/v1/attachments/-x/y'],
-      ['PUT', '/v1/attachments/-x'],
-      ['GET', '/v1/-x/y'],
-      ['GET', `/v1/groups/${FROM}/-x`],
-      ['DELETE', '/v1/attachments/%2d%2dhelp/x'],
-    ] as const
-  ) assert.equal(await ask(method, target), 400, target);
-  assert.equal(backend.seen.length, length);
-});
+/** Each target that passes, and what the backend gets for it. */
+const PASSED_TARGETS = literal`
+  /v1/about                                 /v1/about
+  //v1/about                                /v1/about
+  /v1/about/                                /v1/about
+  /v1//about//                              /v1/about
+  /%76%31/%61bout                           /v1/about
+  /v1/about?                                /v1/about
+  /v1/about?a=1&&b=%20+%2B&c                /v1/about?a=1&b=%20+%2B&c
+  /v1/about?a="<'>"                         /v1/about?a=%22%3C%27%3E%22
+  /v1/about?next=http://evil/../%2e%2e/%2525 /v1/about?next=http://evil/../%2e%2e/%2525
+  /v1/about?@auth=x&%40auths=y              /v1/about?%40auths=y
+  /v1/receive/+15550100001?timeout=1        /v1/receive/+15550100001?timeout=1
+  /v1/receive/%2B15550100001                /v1/receive/+15550100001
+  /v1/groups/${FROM}/${GROUP.replace('=', '%3D')} /v1/groups/${FROM}/${GROUP}
+  /v1/attachments/-rf                       /v1/attachments/-rf
+  /v1/attachments/a%3Fb%23c%20d;e           /v1/attachments/a%3Fb%23c%20d;e
+  /v1/attachments/%C3%BCber                 /v1/attachments/%C3%BCber
+  /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
+  /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
+  .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
+table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })([
+  '* bearer → passes',
+  PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`),
+]);
+// An attachment's id is random letters of Signal's: one in 64 begins with "-".
+table('an attachment is fetched and deleted, whatever its id begins with', { allow: ['messaging'] })([
+  '* bearer → passes',
+  ['-', '--help', '-Ab_9', '_x-'].flatMap((id) =>
+    ['GET', 'DELETE'].map((method) => `${method} /v1/attachments/${id} → ${method} /v1/attachments/${id}`)
+  ),
+]);
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
-    const once = parseTarget('GET', sent);
-    assert.deepEqual(
-      parseTarget('GET', `/${once.segments.map((segment) => encodeURIComponent(segment)).join('/')}`).segments,
-      once.segments,
-    );
+    const { segments } = parseTarget('GET', sent);
+    const again = parseTarget('GET', `/${segments.map((segment) => encodeURIComponent(segment)).join('/')}`);
+    assert.deepEqual(again.segments, segments, sent);
   }
 });
 
 section('CREDENTIALS'); // ─────────────────────────────────────────────────────────────────────────
-
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
 const FORMS = ([
   ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
@@ -1979,113 +2187,64 @@ const FORMS = ([
   ['path as %40auth=', 'path', (token) => ({ path: `/%40auth=${token}/v2/send` })],
   ['path as %40auth%3D', 'path', (token) => ({ path: `/%40auth%3D${token}/v2/send` })],
   ['path behind a base URL that ends in a slash', 'path', (token) => ({ path: `//@auth=${token}//v2/send` })],
-  ['body', 'body', (token) => ({ body: { auth: token, ...MESSAGE } })],
+  ['body', 'body', (token) => ({ body: AUTHED(token) })],
   ['body, last and without a Content-Type', 'body', (token) => ({ body: { ...MESSAGE, auth: token } })],
   ['body as application/x-www-form-urlencoded', 'body', (token) => ({
     body: { ...MESSAGE, auth: token },
     headers: { 'content-type': 'application/x-www-form-urlencoded' },
   })],
   ['body, the key written with escapes', 'body', (token) => ({
-    body: JSON.stringify({ ...MESSAGE, auth: token }).replace('"auth"', '"\\u0061u\\u0074h"'),
+    body: AUTHED(token).replace('"auth"', '"\\u0061u\\u0074h"'),
   })],
 ] as [name: string, form: string, ask: (token: string) => Ask][]).map(([name, form, ask]) => ({ name, form, ask }));
 
-function signed(authorization: string): Ask {
-  return { headers: { authorization } };
-}
+const signed = (authorization: string): Ask => ({ headers: { authorization } });
 
 for (const { name, form, ask: make } of FORMS) {
-  test(`form ${name}: a right token sends, and the backend does not see it`, async (t) => {
-    const { backend, gateway } = await startBoth(t, ALL_FORMS);
-    const answer = await ask(gateway, { body: MESSAGE, ...make(SECRET) });
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(answer.json, [{ timestamp: '1700000000000' }]);
-    assert.deepEqual(backend.sent, [{ ...MESSAGE }]);
-    const [seen] = backend.seen;
-    assert.equal(seen!.url.replace(/\?x=1&y=2$/, ''), '/v2/send');
-    assert.equal(seen!.headers.authorization, undefined);
-    assert.deepEqual(JSON.parse(seen!.body.toString()), MESSAGE);
-    assert.equal(Number(seen!.headers['content-length']), seen!.body.length);
-    assert.equal(requests(gateway)[0].form, form);
-    assert.equal(requests(gateway)[0].token, 'test');
-  });
-
-  test(`form ${name}: a wrong token is 401, and the backend sees nothing`, async (t) => {
+  test(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, async (t) => {
     const both = await startBoth(t, ALL_FORMS);
-    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(OTHER) }), 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway)[0].reason, 'unknown_token');
-  });
-
-  test(`form ${name}: a form that the token does not accept is 401 like a wrong one`, async (t) => {
+    const wrong = await ask(both.gateway, { body: MESSAGE, ...make(OTHER) });
+    assertDenied(wrong, 401, 'unauthorized', both);
+    assert.equal(requests(both.gateway)[0].reason, 'unknown_token', 'the reason in the log');
     const methods = (['bearer', 'basic', 'query', 'path', 'body'] as const).filter((other) => other !== form);
-    const both = await startBoth(t, { tokens: { test: { secret: SECRET, methods } } });
+    both.gateway.reload({ tokens: { test: { secret: SECRET, methods } } });
+    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(SECRET) }), 401, 'unauthorized', both);
+    assert.match(String(requests(both.gateway).at(-1)!.reason), /^(?:form_not_accepted|no_credential)$/);
+
+    both.gateway.reload(ALL_FORMS);
     const answer = await ask(both.gateway, { body: MESSAGE, ...make(SECRET) });
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.notEqual(requests(both.gateway)[0].reason, 'unknown_token');
+    assert.deepEqual([answer.status, answer.json], [201, [{ timestamp: '1700000000000' }]], answer.text);
+    const { url, headers, body } = both.backend.seen[0]!;
+    assert.deepEqual(
+      [url.replace(/\?x=1&y=2$/, ''), headers.authorization, headers['content-length'], JSON.parse(body.toString())],
+      ['/v2/send', undefined, String(body.length), MESSAGE],
+      'what the backend got',
+    );
+    const line = requests(both.gateway).at(-1)!;
+    assert.deepEqual([line.form, line.token], [form, 'test'], 'the log');
   });
 }
 
-test('query and path are off unless they are named', async (t) => {
-  const both = await startBoth(t);
-  for (const path of [`/v2/send?@auth=${SECRET}`, `/@auth=${SECRET}/v2/send`]) {
-    assertDenied(await ask(both.gateway, { path, body: MESSAGE }), 401, 'unauthorized', both);
-  }
-});
-
-test('a token that names a form accepts it, whatever the top level says', async (t) => {
-  const { gateway } = await startBoth(t, {
-    auth: { methods: ['bearer'] },
-    tokens: { a: { secret: SECRET, methods: ['path'] }, b: { secret: OTHER } },
-  });
-  assert.equal((await ask(gateway, { path: `/@auth=${SECRET}/v1/about` })).status, 200);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
-  assert.equal((await ask(gateway, { path: `/@auth=${OTHER}/v1/about` })).status, 401);
-});
-
-test('the first credential in the order header, path, query, body decides, and a wrong one does not fall through', async (t) => {
-  const good = {
-    header: { headers: BEARER },
-    path: `/@auth=${SECRET}`,
-    query: `?@auth=${SECRET}`,
-    body: { auth: SECRET, ...MESSAGE },
-  };
-  const bad = {
-    header: { headers: { authorization: `Bearer ${OTHER}` } },
-    path: `/@auth=${OTHER}`,
-    query: `?@auth=${OTHER}`,
-    body: { auth: OTHER, ...MESSAGE },
-  };
-  const cases: [status: number, name: string, request: Ask][] = [
-    [401, 'bad header, good path', { ...bad.header, path: `${good.path}/v2/send`, body: MESSAGE }],
-    [201, 'good header, bad path, query and body', {
-      ...good.header,
-      path: `${bad.path}/v2/send${bad.query}`,
-      body: bad.body,
-    }],
-    [401, 'bad path, good query', { path: `${bad.path}/v2/send${good.query}`, body: MESSAGE }],
-    [201, 'good path, bad query', { path: `${good.path}/v2/send${bad.query}`, body: MESSAGE }],
-    [401, 'bad query, good body', { path: `/v2/send${bad.query}`, body: good.body }],
-    [201, 'good query, bad body', { path: `/v2/send${good.query}`, body: bad.body }],
-    [201, 'empty header, good body', { ...signed(''), body: good.body }],
-    [401, 'wrong user name, good body', { ...signed(basic(`root:${SECRET}`)), body: good.body }],
-    [401, 'unknown scheme, good body', { ...signed(`Digest ${SECRET}`), body: good.body }],
-    [401, 'bearer without a token, good body', { ...signed('Bearer'), body: good.body }],
-    [401, 'basic that is not base64, good body', { ...signed('Basic !!!'), body: good.body }],
-    [401, 'empty path secret, good body', { path: '/@auth=/v2/send', body: good.body }],
-  ];
-  for (const [status, name, request] of cases) {
-    await t.test(name, async (t) => {
-      const { backend, gateway } = await startBoth(t, ALL_FORMS);
-      const answer = await ask(gateway, request);
-      assert.equal(answer.status, status, answer.text);
-      assert.equal(backend.seen.length, status === 201 ? 1 : 0);
-      for (const seen of backend.seen) {
-        const bytes = JSON.stringify([seen.url, seen.rawHeaders, seen.body.toString()]);
-        assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER), bytes);
-      }
-    });
-  }
-});
+table('query and path are off unless they are named', {})`
+  * POST /v2/send | ${HELLO} → 401 unauthorized
+  POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send`;
+table('a token that names a form accepts it, whatever the default is', tokens({ methods: ['path'] }, {}))`
+  * → 401 unauthorized
+  GET /@auth=${SECRET}/v1/about → 200
+  bearer ;; GET /@auth=${OTHER}/v1/about`;
+table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
+  * POST /v2/send → 401 unauthorized | ${HELLO}
+  bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
+  bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
+  POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
+  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201
+  POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
+  POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
+  # An empty header counts as absent.
+  Authorization: | ${AUTHED(SECRET)} → 201
+  basic root:${SECRET} | ${AUTHED(SECRET)} ;; Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
+  Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
+  POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
 
 test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
   // The last byte of à and of Р is A0, of … A6, and of Ѕ 85: a space or a line break in Latin-1.
@@ -2116,110 +2275,47 @@ test('a secret may hold colons and UTF-8, and end in a byte that looks like a sp
   }
 });
 
-test('two credentials in one place are 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t, ALL_FORMS);
-  assertDenied(
-    await ask(both.gateway, { path: `/v1/about?@auth=${SECRET}&%40auth=${SECRET}` }),
-    400,
-    'bad_credential',
-    both,
-  );
-  assertDenied(
-    await ask(both.gateway, { path: `/@auth=${SECRET}/@auth=${SECRET}/v1/about` }),
-    400,
-    'bad_credential',
-    both,
-  );
-  assertDenied(await ask(both.gateway, { path: `/v1/@auth=${SECRET}/about` }), 400, 'bad_target', both);
-  assertDenied(await ask(both.gateway, { body: `{"auth":"${SECRET}","auth":"${SECRET}"}` }), 400, 'bad_field', both);
-  const response = await rawRequest(both.gateway, '/v1/about', {
-    headers: [`Authorization: Bearer ${SECRET}`, `Authorization: Bearer ${SECRET}`],
-  });
-  assert.equal(statusOf(response), 400);
-  assert.equal(codeOf(response), 'bad_credential');
-  assert.equal(both.backend.seen.length, 0);
-  // An empty one counts as absent, here too.
-  assert.equal(
-    statusOf(
-      await rawRequest(both.gateway, '/v1/about', { headers: ['Authorization:', `Authorization: Bearer ${SECRET}`] }),
-    ),
-    200,
-  );
-});
-
-test('every 401 is the same, whatever was wrong, and carries both challenges', async (t) => {
-  const both = await startBoth(t, {
-    auth: { methods: ['bearer'] },
-    tokens: { test: { secret: SECRET }, old: { secret: OTHER, expires: '2020-01-01' } },
-  });
-  const answers = [];
-  for (
-    const request of [
-      {},
-      { headers: { authorization: 'Bearer wrong' } },
-      { headers: { authorization: basic(`api:${SECRET}`) } },
-      { headers: { authorization: basic(`api:${OTHER}`) } },
-      { headers: { authorization: `Bearer ${OTHER}` } },
-      { path: `/@auth=${SECRET}/v1/about` },
-      { headers: { authorization: basic(`root:${SECRET}`) } },
-      { headers: { authorization: basic(SECRET) } },
-      { headers: { authorization: SECRET } },
-      { headers: { authorization: `Token ${SECRET}` } },
-      { path: '/v1/accounts' },
-      { path: '/no/such/thing' },
-      { path: '/v1/about', method: 'PATCH' },
-      { path: '/v1/about', method: 'OPTIONS' },
-      { body: MESSAGE },
-      { body: { auth: SECRET, ...MESSAGE } },
-    ]
-  ) {
-    const answer = await ask(both.gateway, request);
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.deepEqual(
-      answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate'),
-      ['Basic realm="signal"', 'Bearer'],
-    );
-    answers.push(answer.json.error);
-  }
-  assert.equal(new Set(answers).size, 1);
-  assert.deepEqual(
-    requests(both.gateway).map((line) => line.reason),
-    [
-      'no_credential',
-      'unknown_token',
-      'form_not_accepted',
-      'expired_token',
-      'expired_token',
-      'form_not_accepted',
-      'wrong_user',
-      'wrong_user',
-      'unknown_scheme',
-      'unknown_scheme',
-      ...Array(6).fill('no_credential'),
-    ],
-  );
-});
+table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
+  * → 400 bad_credential
+  GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
+  GET /v1/@auth=${SECRET}/about → 400 bad_target
+  {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
+  bearer | bearer
+  Authorization: | bearer → 200`;
+const THE_401 =
+  literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
+const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
+table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
+  * ${THE_401}
+  bearer wrong → reason=unknown_token
+  bearer ${OTHER} → reason=expired_token
+  basic api:${OTHER} → reason=expired_token
+  basic → reason=form_not_accepted
+  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted
+  basic root:${SECRET} → reason=wrong_user
+  basic ${SECRET} → reason=wrong_user
+  Authorization: ${SECRET} → reason=unknown_scheme
+  Authorization: Token ${SECRET} → reason=unknown_scheme
+  * ${THE_401} | reason=no_credential
+  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
+  AUTHED(SECRET)
+}`;
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
-  const { backend, gateway } = await startBoth(t, NO_TOKENS);
-  assert.equal(
-    JSON.parse(gateway.log[0]!).warning,
-    'no tokens are configured: every request is let in without a credential',
-  );
-  assert.equal((await ask(gateway, { body: { auth: SECRET, ...MESSAGE }, headers: BEARER })).status, 201);
-  assert.deepEqual(JSON.parse(backend.seen[0]!.body.toString()), MESSAGE);
-  assert.equal(backend.seen[0]!.headers.authorization, undefined);
-  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}` })).json.code, 'setup_blocked');
-  assert.equal(backend.seen.length, 1);
+  const both = await startBoth(t, NO_TOKENS);
+  const warning = 'no tokens are configured: every request is let in without a credential';
+  assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
+  await checkRows(both, [
+    '* bearer',
+    `${AUTHED(SECRET)} → 201 | ${HELLO}`,
+    `POST /v1/register/${FROM} → 403 setup_blocked`,
+  ]);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
-  const { socket, text } = open(
-    t,
-    both.gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`,
-  );
+  const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
+  const { socket, text } = open(t, both.gateway, head);
   const filler = Buffer.alloc(64 * 1024, 'x');
   const more = (): void => {
     while (!socket.destroyed && socket.write(filler));
@@ -2227,93 +2323,46 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   socket.on('drain', more);
   more();
   await closed(socket);
-  assert.equal(statusOf(text()), 401);
-  assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024);
+  assert.equal(statusOf(text()), 401, text());
+  assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024, 'the bytes that were read');
   assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
-  assert.equal(both.backend.connections, 0);
+  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
 
-test('auth within the first 64 KiB is found, and one byte later it is not', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const limit = 64 * 1024;
-  const tail = `","auth":"${SECRET}"`; // complete with its closing quote
-  const make = (length: number): string => {
-    const head = `{"number":"${FROM}","recipients":["${TO}"],"message":"`;
-    return `${head}${'x'.repeat(length - head.length - tail.length)}${tail}}`;
-  };
-  assert.equal((await ask(gateway, { body: make(limit) })).status, 201);
-  assert.equal((await ask(gateway, { body: make(limit + 1) })).status, 401);
-  assert.equal(
-    (await ask(gateway, { body: `${make(limit).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}` }))
-      .status,
-    201,
-  );
-  assert.equal(backend.seen.length, 2);
-  for (const seen of backend.seen) assert.doesNotMatch(seen.body.toString(), SECRETS);
-});
+/** A send whose `auth` ends at that byte. */
+function lateAuth(end: number): string {
+  const tail = `","auth":"${SECRET}"`;
+  const head = `${HELLO.slice(0, -1)},"x":"`;
+  return `${head}${'x'.repeat(end - head.length - tail.length)}${tail}}`;
+}
 
-attack(
-  'use a token after its last day',
-  { tokens: { a: { secret: SECRET, expires: '2024-02-29' } } },
-  401,
-  'unauthorized',
-  [{}, { body: MESSAGE }],
-);
-attack(
-  'use a token from elsewhere',
-  { clients: ['127.0.0.1'], tokens: { a: { secret: SECRET, clients: ['192.0.2.0/24'] } } },
-  403,
-  'client_not_allowed',
-  [
-    { body: MESSAGE },
-    {
-      body: MESSAGE,
-      headers: { 'x-forwarded-for': '192.0.2.1', 'x-real-ip': '192.0.2.1', 'forwarded': 'for=192.0.2.1' },
-    },
-  ],
-);
-attack(
-  "use another token's form",
-  { tokens: { a: { secret: SECRET, methods: ['body'] }, b: { secret: OTHER, methods: ['bearer', 'query'] } } },
-  401,
-  'unauthorized',
-  [
-    { body: MESSAGE },
-    { body: MESSAGE, headers: { authorization: basic(`api:${SECRET}`) } },
-    { body: MESSAGE, path: `/v2/send?@auth=${SECRET}`, headers: { authorization: '' } },
-    { body: { auth: OTHER, ...MESSAGE }, headers: { authorization: '' } },
-  ],
-);
-attack(
-  "use somebody else's token in the body together with a token that may not",
-  { tokens: { a: { secret: SECRET, allow: ['info'] }, b: { secret: OTHER } } },
-  403,
-  'endpoint_not_allowed',
-  [
-    { body: { auth: OTHER, ...MESSAGE } },
-    { body: { ...MESSAGE, auth: OTHER } },
-    { body: MESSAGE, path: `/v2/send?@auth=${OTHER}` },
-    { body: MESSAGE, path: `/@auth=${OTHER}/v2/send` },
-  ],
-);
-attack(
-  'hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text',
-  CONFINED,
-  400,
-  'bad_json',
-  [
-    ...['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x', 'application/xml'].map((
-      type,
-    ): Ask => ({ body: `x=1&recipients=${STRANGER}`, headers: { 'content-type': type } })),
-    { body: `\ufeff${JSON.stringify(MESSAGE)}` },
-    { body: `${JSON.stringify(MESSAGE)}${JSON.stringify({ ...MESSAGE, recipients: [STRANGER] })}` },
-    { body: `${JSON.stringify(MESSAGE)}\n\0` },
-    { body: `[${JSON.stringify(MESSAGE)}]` },
-    { body: Buffer.concat([Buffer.from('{"message":"'), Buffer.from([0xff]), Buffer.from(`","number":"${FROM}"}`)]) },
-    { body: `{"x":${'['.repeat(5000)}${']'.repeat(5000)}}` },
-    { body: `{"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}` },
-  ],
-);
+table('auth within the first 64 KiB is found, and one byte later it is not', {})`
+  * → 201
+  ${lateAuth(64 * 1024)}
+  ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
+  ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
+table('attack: use a token after its last day', tokens({ expires: '2024-02-29' }))`
+  * bearer → 401 unauthorized
+  GET /v1/about ;; ${HELLO}`;
+table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
+  * ${HELLO} | bearer → 403 client_not_allowed
+  POST /v2/send
+  X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
+table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
+  * ${HELLO} → 401 unauthorized
+  bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
+table("attack: use somebody else's token in the body beside one that may not", tokens({ allow: ['info'] }, {}))`
+  * ${HELLO} | bearer → 403 endpoint_not_allowed
+  ${AUTHED(OTHER)}
+  ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
+  POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
+table('attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED)`
+  * 'x=1&recipients=${STRANGER}' | bearer → 400 bad_json
+  Content-Type: text/plain ;; Content-Type: application/x-www-form-urlencoded
+  Content-Type: multipart/form-data; boundary=x ;; Content-Type: application/xml ;; '\ufeff${HELLO}'
+  ${HELLO}${HELLO.replace(TO, STRANGER)} ;; '${HELLO}\n\u0000' ;; [${HELLO}]
+  '{"message":"\xff","number":"${FROM}"}' ;; {"x":${'['.repeat(5000)}${']'.repeat(5000)}}
+  {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
 
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
@@ -2324,71 +2373,47 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
 });
 
 test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t, {}, { now: () => 0 }); // a wrong one is forgotten every two seconds
+  const both = await startBoth(t, {}, { now: () => 1_700_000_000_000 });
   for (let i = 0; i < 200; i++) {
-    const { status } = await ask(both.gateway, { headers: { authorization: `Bearer guess-number-${i}-of-many` } });
-    assert.equal(status, i < 30 ? 401 : 429);
+    const { status } = await ask(both.gateway, signed(`Bearer guess-number-${i}-of-many`));
+    assert.equal(status, i < 30 ? 401 : 429, `guess ${i}`);
   }
-  assert.equal(both.backend.connections, 0);
-  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
+  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
+  await checkRows(both, ['* bearer', 'GET /v1/about → 200']);
 });
 
-test('per token: rate, clients and allow replace the top-level ones whole', async (t) => {
-  const { gateway } = await startBoth(t, {
-    rate: '1/1h',
-    clients: ['192.0.2.1'],
-    allow: ['info'],
-    tokens: {
-      own: { secret: SECRET, rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] },
-      none: { secret: OTHER },
-    },
-  });
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 403);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 429);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).json.code, 'client_not_allowed');
-});
+table('per token: rate, clients and allow replace the top-level ones whole', {
+  ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
+  ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
+})`
+  * POST /v2/send | ${HELLO} | bearer → 201
+  bearer
+  GET /v1/about → 403 endpoint_not_allowed
+  bearer
+  bearer → 429 rate_limited
+  bearer ${OTHER} → 403 client_not_allowed`;
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
   let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
-  const { gateway } = await startBoth(t, {
-    tokens: {
-      day: { secret: SECRET, expires: '2027-06-30' },
-      time: { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' },
-    },
-  }, { now: () => nowMs });
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
-  }
+  const day = { secret: SECRET, expires: '2027-06-30' };
+  const time = { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' };
+  const both = await startBoth(t, { tokens: { day, time } }, { now: () => nowMs });
+  await checkRows(both, ['* → 200', ['bearer', `bearer ${OTHER}`]]);
   nowMs += 2;
-  for (const secret of [SECRET, OTHER]) {
-    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status, 401);
-  }
+  await checkRows(both, ['* → 401 unauthorized', ['bearer', `bearer ${OTHER}`]]);
 });
 
 // Node 20 obeyed header fields beyond the thousandth, and did not show them.
-test('a thousand header fields hide nothing from the gateway', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const filler = 'a:\r\n'.repeat(1100);
-  for (
-    const request of [
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${filler}Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
-      `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer ${SECRET}\r\n${filler}Authorization: Bearer x\r\n\r\n`,
-    ]
-  ) assert.equal(statusOf(await raw(gateway, request)), TOO_MANY[0]);
-  assert.equal(backend.connections, 0);
-});
+table('a thousand header fields hide nothing from the gateway', {})`
+  * → 431
+  {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
 
 // A regular expression was quadratic in the white space of an Authorization header.
 test('a long Authorization header is looked at in one pass', async (t) => {
   const { gateway } = await startBoth(t);
-  const spaces = ' '.repeat(15_000);
   for (let i = 0; i < 40; i++) {
-    assert.match(
-      String((await ask(gateway, { headers: { authorization: `Bearer a${spaces}a` } })).status),
-      /^4(01|29)$/,
-    );
+    const { status } = await ask(gateway, signed(`Bearer a${' '.repeat(15_000)}a`));
+    assert.ok([401, 429].includes(status), String(status));
   }
 });
 
@@ -2975,66 +3000,37 @@ test('WebSocket: a refusal says to a page of an origin on cors that it may read 
 });
 
 section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
-
-/** Every route of backend.md, with the group that it belongs to here. */
-const ROUTES = `
-info GET /v1/about
-info GET /v1/health
-send POST /v2/send
-send POST /v1/send
-receive GET /v1/receive/N
-messaging PUT,DELETE /v1/typing-indicator/N
-messaging POST,DELETE /v1/reactions/N
-messaging POST /v1/receipts/N
-messaging DELETE /v1/remote-delete/N
-messaging POST,DELETE /v1/polls/N
-messaging POST /v1/polls/N/vote
-messaging GET /v1/attachments
-messaging GET,DELETE /v1/attachments/abc
-messaging GET,POST /v1/sticker-packs/N
-messaging GET /v1/search
-messaging GET /v1/search/N
-messaging GET,POST /v1/groups/N
-messaging GET,PUT,DELETE /v1/groups/N/G
-messaging GET /v1/groups/N/G/avatar
-messaging POST /v1/groups/N/G/block
-messaging POST /v1/groups/N/G/join
-messaging POST /v1/groups/N/G/quit
-messaging POST,DELETE /v1/groups/N/G/members
-messaging POST,DELETE /v1/groups/N/G/admins
-messaging POST,DELETE /v1/groups/N/G/pin-message
-setup GET,POST /v1/configuration
-setup GET,POST /v1/configuration/N/settings
-setup POST /v1/register/N
-setup POST /v1/register/N/verify/123456
-setup POST /v1/unregister/N
-setup GET /v1/qrcodelink
-setup GET /v1/qrcodelink/raw
-setup GET /v1/accounts
-setup POST /v1/accounts/N/rate-limit-challenge
-setup PUT /v1/accounts/N/settings
-setup POST,DELETE /v1/accounts/N/username
-setup POST,DELETE /v1/accounts/N/pin
-setup GET,POST /v1/devices/N
-setup DELETE /v1/devices/N/2
-setup DELETE /v1/devices/N/local-data
-setup PUT /v1/profiles/N
-setup GET /v1/identities/N
-setup PUT /v1/identities/N/trust/+15550100009
-setup GET,PUT /v1/contacts/N
-setup GET /v1/contacts/N/some-uuid
-setup GET /v1/contacts/N/some-uuid/avatar
-setup POST /v1/contacts/N/sync
-setup GET,POST,PUT,DELETE /v1/plugins/anything
-setup GET /swagger/index.html
-setup GET /swagger/doc.json`.trim().split('\n').flatMap((line) => {
-  const [group = '', methods = '', path = ''] = line.split(' ');
-  return methods.split(',').map((method) => ({
-    group,
-    method,
-    path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
-  }));
-});
+/** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
+const ROUTES = Object.entries({
+  info: 'GET /v1/about; GET /v1/health',
+  send: 'POST /v2/send; POST /v1/send',
+  receive: 'GET /v1/receive/N',
+  messaging: `
+    PUT,DELETE /v1/typing-indicator/N; POST,DELETE /v1/reactions/N; POST /v1/receipts/N; DELETE /v1/remote-delete/N;
+    POST,DELETE /v1/polls/N; POST /v1/polls/N/vote; GET /v1/attachments; GET,DELETE /v1/attachments/abc;
+    GET,POST /v1/sticker-packs/N; GET /v1/search; GET /v1/search/N; GET,POST /v1/groups/N;
+    GET,PUT,DELETE /v1/groups/N/G; GET /v1/groups/N/G/avatar; POST /v1/groups/N/G/block; POST /v1/groups/N/G/join;
+    POST /v1/groups/N/G/quit; POST,DELETE /v1/groups/N/G/members; POST,DELETE /v1/groups/N/G/admins;
+    POST,DELETE /v1/groups/N/G/pin-message`,
+  setup: `
+    GET,POST /v1/configuration; GET,POST /v1/configuration/N/settings; POST /v1/register/N;
+    POST /v1/register/N/verify/123456; POST /v1/unregister/N; GET /v1/qrcodelink; GET /v1/qrcodelink/raw;
+    GET /v1/accounts; POST /v1/accounts/N/rate-limit-challenge; PUT /v1/accounts/N/settings;
+    POST,DELETE /v1/accounts/N/username; POST,DELETE /v1/accounts/N/pin; GET,POST /v1/devices/N;
+    DELETE /v1/devices/N/2; DELETE /v1/devices/N/local-data; PUT /v1/profiles/N; GET /v1/identities/N;
+    PUT /v1/identities/N/trust/+15550100009; GET,PUT /v1/contacts/N; GET /v1/contacts/N/some-uuid;
+    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,DELETE /v1/plugins/anything;
+    GET /swagger/index.html; GET /swagger/doc.json`,
+}).flatMap(([group, routes]) =>
+  routes.split(';').flatMap((route) => {
+    const [methods = '', path = ''] = route.trim().split(' ');
+    return methods.split(',').map((method) => ({
+      group,
+      method,
+      path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
+    }));
+  })
+);
 
 const IN_GROUP: Record<string, string[]> = {
   send: ['send'],
@@ -3044,196 +3040,134 @@ const IN_GROUP: Record<string, string[]> = {
   setup: ['setup'],
 };
 
-for (const [word, groups] of Object.entries(IN_GROUP)) {
-  test(`allow "${word}" lets through its routes of the backend and no other`, async (t) => {
-    const backend = await startBackend(t, (req, res) => {
-      req.resume();
-      res.end('{}');
-    });
-    const gateway = await startGateway(t, backend, { allow: [word] });
-    for (const { group, method, path } of ROUTES) {
-      const before = backend.seen.length;
-      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
-      const allowed = groups.includes(group);
-      assert.equal(answer.status, allowed ? 200 : 403, `${method} ${path}`);
-      assert.equal(backend.seen.length - before, allowed ? 1 : 0, `${method} ${path}`);
-      if (allowed) assert.equal(backend.seen.at(-1)!.url, path);
-      else {assert.equal(
-          answer.json.code,
-          group === 'setup' ? 'setup_blocked' : 'endpoint_not_allowed',
-          `${method} ${path}`,
-        );}
-    }
-  });
+/** Where any request is 200, whatever the backend has for it. */
+const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
+const ANSWERING = { handler: ANY_ROUTE };
+
+/** The request of a route, as a row that a token may send or is refused. */
+function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolean): string {
+  const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+  return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${isAllowed ? `200 | ${method} ${path}` : refusal}`;
 }
 
-test('no wildcard reaches setup; the word or its first two segments do, and of swagger the first', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const cases: [allow: string[], reached: string[]][] = [
-    [[
-      '* /*',
-      '* /v1/*',
-      '* /:a/*',
-      'GET /v1/:a/:b',
-      '* /v1/*/:number',
-      '* /:a/:b',
-      '* /v1/:a',
-      '* /:swagger/*',
-      'messaging',
-      'send',
-      'info',
-      'receive',
-    ], []],
-    [['* /v1/accounts/*'], ['/v1/accounts/']],
-    [['GET /swagger/*'], ['/swagger/']],
-    [['GET /swagger/:file'], ['/swagger/']],
-    [['GET /v1/accounts', 'GET /swagger/doc.json'], ['GET /v1/accounts', 'GET /swagger/doc.json']],
-    [['setup'], ['/v1/', '/swagger/']],
-  ];
-  for (const [allow, reached] of cases) {
-    const gateway = await startGateway(t, backend, { allow });
-    for (const { method, path } of ROUTES.filter(({ group }) => group === 'setup')) {
-      const before = backend.seen.length;
-      const answer = await ask(gateway, { method, path, headers: BEARER, ...(method !== 'GET' && { body: '{}' }) });
-      const expected = reached.some((part) =>
-        part.includes(' ') ? part === `${method} ${path}` : path.startsWith(part)
-      );
-      assert.equal(answer.status, expected ? 200 : 403, `${allow[0]}: ${method} ${path}`);
-      assert.equal(backend.seen.length - before, expected ? 1 : 0);
-    }
+for (const [word, groups] of Object.entries(IN_GROUP)) {
+  table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, ANSWERING)`
+    * bearer
+    ${ROUTES.map((route) => rowOf(route, groups.includes(route.group)))}`;
+}
+
+const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
+for (
+  const [allow, reached] of [
+    [[...WILDCARDS, 'messaging', 'send', 'info', 'receive'], /^$/],
+    [['* /v1/accounts/*'], /^\w+ \/v1\/accounts\//],
+    [['GET /swagger/*'], /^GET \/swagger\//],
+    [['GET /swagger/:file'], /^GET \/swagger\//],
+    [['GET /v1/accounts', 'GET /swagger/doc.json'], /^GET \/(v1\/accounts|swagger\/doc.json)$/],
+  ] as [string[], RegExp][]
+) {
+  const setup = ROUTES.filter(({ group }) => group === 'setup');
+  table(`no wildcard reaches setup; two segments do, and of swagger one: ${allow.at(-1)}`, { allow }, ANSWERING)`
+    * bearer
+    ${setup.map((route) => rowOf(route, reached.test(`${route.method} ${route.path}`)))}`;
+}
+
+const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
+const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
+table('a new upstream route below a setup prefix is setup, although no table knows it', ALL_BUT_SETUP)`
+  * bearer → 403 setup_blocked
+  ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
+  POST /v1/accounts | {}`;
+
+/** Method, path, and the route in the log, if it is another than the path. */
+const NO_ENDPOINTS = `
+  POST / → route=/
+  POST /send → route=/send | "POST to /v2/send"
+  POST /api/v2/send → route=/*/v2/send
+  POST /api/v1/rpc → route=/*/v1/*
+  GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}`;
+const NO_METHODS = `
+  GET /v2/send → Allow: POST | route=/v2/send
+  PUT /v2/send?message=x → Allow: POST | route=/v2/send
+  HEAD /v1/about → Allow: GET | route=/v1/about
+  OPTIONS /v2/send → Allow: POST | route=/v2/send
+  PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/*`;
+/** To a token that may not use setup these are 403. */
+const OF_SETUP = `
+  PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
+  PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
+  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*`;
+
+test('to who holds a token, what is no endpoint is 404, and a method that it lacks is 405 with those that it has', async (t) => {
+  const wide = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
+  const narrow = { backend: wide.backend, gateway: await startGateway(t, wide.backend, { allow: ['info'] }) };
+  for (const both of [wide, narrow]) {
+    await checkRows(both, ['* bearer → 404 unknown_endpoint | Allow:', NO_ENDPOINTS]);
+    await checkRows(both, ['* bearer → 405 method_not_allowed', NO_METHODS]);
   }
+  await checkRows(wide, [
+    '* bearer → 404 unknown_endpoint | Allow:',
+    'GET /v1/new → route=/v1/*',
+    'POST /v1/new/x → route=/v1/*/*',
+    `GET /v1/accounts/${FROM} → route=/v1/accounts/*`,
+  ]);
+  await checkRows(wide, ['* bearer → 405 method_not_allowed', OF_SETUP]);
+  await checkRows(narrow, ['* bearer → 403 endpoint_not_allowed', 'GET /v1/attachments']);
+  // To others it is all the same, but the log knows the route.
+  const routes = [NO_ENDPOINTS, NO_METHODS, OF_SETUP].map((rows) => rows.replace(/→.*(?=route)/g, '→ '));
+  await checkRows(wide, ['* → 401', routes.map((rows) => rows.replace(/ \| "POST.*$/m, ''))]);
 });
 
-test('a new upstream route below a setup prefix is setup, although no table knows it', async (t) => {
-  const both = await startBoth(t, { allow: ['* /*', 'messaging', 'GET /v1/accounts'] });
-  for (const path of ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins']) {
-    for (const method of ['GET', 'DELETE', 'OPTIONS', 'PROPFIND']) {
-      assertDenied(await ask(both.gateway, { path, method, headers: BEARER }), 403, 'setup_blocked', both);
-    }
-  }
-  assertDenied(
-    await ask(both.gateway, { path: '/v1/accounts', body: {}, headers: BEARER }),
-    403,
-    'setup_blocked',
-    both,
-  );
-});
-
-test('what is no endpoint is 404, a method that it lacks is 405 with those that it has, to who holds a token', async (t) => {
-  const both = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
-  const narrow = { backend: both.backend, gateway: await startGateway(t, both.backend, { allow: ['info'] }) };
-  for (
-    const [method, path, route, allow] of [
-      ['POST', '/', '/'],
-      ['POST', '/send', '/send'],
-      ['POST', '/api/v2/send', '/*/v2/send'],
-      ['POST', '/api/v1/rpc', '/*/v1/*'],
-      ['GET', '/v1/new', '/v1/*'],
-      ['POST', '/v1/new/x', '/v1/*/*'],
-      ['GET', `/v1/receive/${FROM}/x`, '/v1/receive/*/*'],
-      ['GET', `/v1/accounts/${FROM}`, '/v1/accounts/*'],
-      ['GET', `/${'v1/'.repeat(3000)}`, `/v1${'/v1'.repeat(7)}`],
-      ['GET', '/v2/send', '/v2/send', 'POST'],
-      ['PUT', '/v2/send?message=x', '/v2/send', 'POST'],
-      ['HEAD', '/v1/about', '/v1/about', 'GET'],
-      ['OPTIONS', '/v2/send', '/v2/send', 'POST'],
-      ['PATCH', `/v1/groups/${FROM}`, '/v1/groups/*', 'GET, POST'],
-      ['PATCH', `/v1/devices/${FROM}/local-data`, '/v1/devices/*/local-data', 'DELETE'],
-      ['PUT', `/v1/contacts/${FROM}/sync`, '/v1/contacts/*/sync', 'GET, POST'],
-      ['OPTIONS', '/v1/plugins/mine', '/v1/plugins/*', 'GET, POST, PUT, PATCH, DELETE'],
-    ] as const
-  ) {
-    for (const { gateway } of path.includes('new') ? [both] : [both, narrow]) {
-      if (gateway === narrow.gateway && /accounts|devices|contacts|plugins/.test(path)) continue;
-      const [status, code] = allow ? [405, 'method_not_allowed'] : [404, 'unknown_endpoint'];
-      const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
-      assert.equal(statusOf(response), status, `${method} ${path}`);
-      assert.equal(/\r\nAllow: (.*)\r\n/i.exec(response)?.[1], allow);
-      if (method !== 'HEAD') assert.equal(codeOf(response), code);
-      const line = requests(gateway).at(-1)!;
-      assert.deepEqual([line.code, line.method, line.route], [code, method, route]);
-      assert.equal(statusOf(await rawRequest(gateway, path, { method })), 401);
-      assert.equal(requests(gateway).at(-1)!.route, route);
-    }
-  }
-  assert.match(
-    (await ask(both.gateway, { path: '/send', body: MESSAGE, headers: BEARER })).json.error,
-    /POST to \/v2\/send/,
-  );
-  // A route of the backend that the token may not use is neither.
-  assertDenied(
-    await ask(narrow.gateway, { path: '/v1/attachments', headers: BEARER }),
-    403,
-    'endpoint_not_allowed',
-    narrow,
-  );
-  assert.equal(both.backend.connections, 0);
-});
-
-test('patterns: literals, parameters, wildcards and methods', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const cases: [pattern: string, method: string, path: string, status: number][] = [
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}`, 200],
-    ['GET /v1/groups/:number', 'POST', `/v1/groups/${FROM}`, 403],
-    ['GET /v1/groups/:number', 'GET', `/v1/groups/${FROM}/${GROUP}`, 403],
-    ['* /v1/groups/*', 'DELETE', `/v1/groups/${FROM}/${GROUP}`, 200],
-    ['* /v1/groups/*', 'GET', '/v1/groups', 404],
-    ['* /v1/groups/*', 'PATCH', '/v1/groups/a/b/c', 200],
-    ['* /v1/groups/*', 'HEAD', '/v1/groups/a', 405],
-    ['* /v1/groups/*', 'OPTIONS', '/v1/groups/a', 405],
-    ['GET /v1/*/x', 'GET', '/v1/new/x', 200],
-    ['GET /v1/*/x', 'GET', '/v1/new/more/x', 404],
-    ['GET /v1/new/:number', 'GET', `/v1/new/${FROM}`, 200],
-    ['GET /v1/new/:number', 'GET', '/v1/new/12', 404],
-    ['GET /v1/new/:any', 'GET', '/v1/new/12', 200],
-    ['GET /v1/new/:groupid', 'GET', `/v1/new/${GROUP}`, 200],
-    ['GET /v1/new/:groupid', 'GET', '/v1/new/group.QUJD', 404],
-    ['GET /v1/new/constructor', 'GET', '/v1/new/constructor', 200],
-    // What a route spells is not a parameter: local-data deletes all of an account's data.
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/2`, 200],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local-data`, 403],
-    ['DELETE /v1/devices/:number/:deviceId', 'DELETE', `/v1/devices/${FROM}/local%2Ddata`, 403],
-    ['DELETE /v1/devices/:number/*', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
-    ['DELETE /v1/devices/:number/local-data', 'DELETE', `/v1/devices/${FROM}/local-data`, 200],
-    ['POST /v1/polls/:number/:any', 'POST', `/v1/polls/${FROM}/vote`, 403],
-    ['GET /v1/:any', 'GET', '/v1/about', 403],
-    ['* /v1/plugins/:name', 'GET', '/v1/plugins/mine', 200],
-    ['GET /v1/About', 'GET', '/v1/about', 403],
-    ['GET /v1/about', 'GET', '/v1/ABOUT', 404],
-    [`GET /v1/groups/${FROM}`, 'GET', `/v1/groups/%2B${FROM.slice(1)}`, 200],
-    [`GET /v1/groups/${FROM}`, 'GET', '/v1/groups/+15550100009', 403],
-  ];
-  for (const [pattern, method, path, status] of cases) {
-    const gateway = await startGateway(t, backend, { allow: [pattern] });
-    const before = backend.seen.length;
-    const response = await rawRequest(gateway, path, { method, headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), status, `${pattern} on ${method} ${path}`);
-    assert.equal(backend.seen.length - before, status === 200 ? 1 : 0);
-  }
-});
-
-test('the default allows sending and asking about, and nothing more', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (
-    const [status, request] of [
-      [200, { path: '/v1/about' }],
-      [204, { path: '/v1/health' }],
-      [201, { body: MESSAGE }],
-      [201, { body: MESSAGE, path: '/v1/send' }],
-      [403, { path: `/v1/receive/${FROM}` }],
-      [403, { path: '/v1/attachments' }],
-      [404, { path: '/api/v1/rpc', body: '{}' }],
-      [404, { path: '/' }],
-    ] as [number, Ask][]
-  ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status);
-  assert.equal(backend.seen.length, 4);
-});
+/** A pattern in a token's allow, and requests. */
+const PATTERNS = `
+  * bearer → 200
+  GET /v1/groups/:number ? GET /v1/groups/${FROM}
+  * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
+  * /v1/groups/* ? PATCH /v1/groups/a/b/c
+  GET /v1/*/x ? GET /v1/new/x
+  GET /v1/new/:number ? GET /v1/new/${FROM}
+  GET /v1/new/:any ? GET /v1/new/12
+  GET /v1/new/:groupid ? GET /v1/new/${GROUP}
+  GET /v1/new/constructor ? GET /v1/new/constructor
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/2
+  DELETE /v1/devices/:number/* ? DELETE /v1/devices/${FROM}/local-data
+  DELETE /v1/devices/:number/local-data ? DELETE /v1/devices/${FROM}/local-data
+  * /v1/plugins/:name ? GET /v1/plugins/mine
+  GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
+  * bearer → 403
+  GET /v1/groups/:number ? POST /v1/groups/${FROM} & GET /v1/groups/${FROM}/${GROUP}
+  # What a route spells is not a parameter: local-data deletes all of an account's data.
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local-data & DELETE /v1/devices/${FROM}/local%2Ddata
+  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote
+  GET /v1/:any ? GET /v1/about
+  GET /v1/About ? GET /v1/about
+  GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
+  * bearer → 404
+  * /v1/groups/* ? GET /v1/groups
+  GET /v1/*/x ? GET /v1/new/more/x
+  GET /v1/new/:number ? GET /v1/new/12
+  GET /v1/new/:groupid ? GET /v1/new/group.QUJD
+  GET /v1/about ? GET /v1/ABOUT
+  * bearer → 405
+  * /v1/groups/* ? HEAD /v1/groups/a & OPTIONS /v1/groups/a`;
+table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
+  PATTERNS.replace(
+    /^ *(\S+ \S+) \? (.*)$/gm,
+    (_, pattern, requests: string) =>
+      requests.split(' & ').map((request) => `@ {"allow":["${pattern}"]} | ${request}`).join('\n'),
+  ),
+);
+table('the default allows sending and asking about, and nothing more', {})`
+  * bearer → 200
+  GET /v1/about
+  GET /v1/health → 204
+  ${HELLO} → 201
+  POST /v1/send | ${HELLO} → 201
+  GET /v1/receive/${FROM} → 403
+  GET /v1/attachments → 403
+  POST /api/v1/rpc | {} → 404
+  GET / → 404`;
 
 test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
@@ -3241,164 +3175,94 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
     const response = await rawRequest(gateway, '/v1/about', { method, headers: [`Authorization: Bearer ${SECRET}`] });
     assert.ok([400, 405, NaN].includes(statusOf(response)), `${method}: ${response}`);
   }
-  assert.equal(backend.seen.length, 0);
+  assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
-attack('use a route that carries no account', CONFINED, 403, 'endpoint_not_allowed', [
-  { path: '/v1/attachments' },
-  { path: '/v1/attachments/abc' },
-  { method: 'DELETE', path: '/v1/attachments/abc' },
-  { path: '/v1/search?numbers=%2B15550100009' },
-]);
-attack(
-  'use a route that a pattern opens and nobody knows',
-  { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] },
-  403,
-  'endpoint_not_allowed',
-  [
-    { body: MESSAGE, path: '/v3/send' },
-    { body: MESSAGE, path: '/v1/plugins/mine' },
-    { path: `/v1/new/${FROM}` },
-    { method: 'PATCH', path: `/v1/groups/${FROM}` },
-  ],
-);
+table('attack: use a route that carries no account', CONFINED)`
+  * bearer → 403 endpoint_not_allowed
+  GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
+  GET /v1/search?numbers=%2B15550100009`;
+const ANY_PATTERN = { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] };
+table('attack: use a route that a pattern opens and nobody knows', ANY_PATTERN)`
+  * bearer → 403 endpoint_not_allowed
+  POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
 for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
-  attack(
-    `use a route that nobody knows with a token that has only ${Object.keys(rule)}`,
-    { allow: ['* /*', 'POST /v1/plugins/*'], tokens: { half: { secret: SECRET, ...rule } } },
-    403,
-    'endpoint_not_allowed',
-    [{ body: MESSAGE, path: '/v3/send' }, { body: MESSAGE, path: '/v1/plugins/mine' }, { path: `/v1/new/${FROM}` }],
-  );
+  const config = { allow: ['* /*', 'POST /v1/plugins/*'], ...tokens(rule) };
+  table(`attack: use a route that nobody knows with a token that has only ${Object.keys(rule)}`, config)`
+    * bearer → 403 endpoint_not_allowed
+    POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM}`;
 }
-
-attack('reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] }, 403, 'setup_blocked', [
-  ...[
-    `/v1/register/${FROM}`,
-    `//v1/register/${FROM}`,
-    `/v1//register/${FROM}/`,
-    `/%76%31/%72egister/${FROM}`,
-    `/v1/register/%2B${FROM.slice(1)}`,
-    `/v1/register/${FROM}?x=/v2/send`,
-    `/v1/unregister/${FROM}`,
-    `/v1/devices/${FROM}/local%2Ddata`,
-    '/v1/accounts',
-    '/v1/configuration',
-    '/v1/plugins/x',
-  ].flatMap((path): Ask[] => [
-    { method: 'POST', path },
-    { method: 'DELETE', path },
-    { method: 'POST', path, headers: { 'x-http-method-override': 'GET' } },
-  ]),
-  { path: '/v1/qrcodelink?device_name=x' },
-  { path: '/v1/qrcodelink/raw?device_name=x' },
-  { path: '/swagger/doc.json' },
-  { path: `/v1/contacts/${FROM}` },
-  { path: `/v1/identities/${FROM}` },
-  { method: 'PUT', path: `/v1/profiles/${FROM}` },
-]);
-attack(
-  'bring setup back through the top level, when the token has a list of its own',
-  { allow: ['setup'], tokens: { a: { secret: SECRET, allow: ['messaging'] } } },
-  403,
-  'setup_blocked',
-  [
-    { method: 'POST', path: `/v1/register/${FROM}` },
-    { path: '/v1/accounts' },
-  ],
-);
-attack(
-  'use a spelling of a setup route that is no route',
-  { allow: ['messaging', 'info'] },
-  404,
-  'unknown_endpoint',
-  [
-    { method: 'POST', path: `/V1/REGISTER/${FROM}` },
-    { method: 'POST', path: `/v1/Register/${FROM}` },
-    { method: 'POST', path: `/v1/register;x/${FROM}` },
-    { method: 'POST', path: '/v1/about;/register' },
-  ],
-);
-
-test('per token: a pattern that names a route without an account opens it, and info stays open', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('[]'));
-  const gateway = await startGateway(t, backend, {
-    tokens: {
-      a: { secret: SECRET, senders: [FROM], allow: ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'] },
-    },
-  });
-  for (
-    const [path, status] of [['/v1/about', 200], ['/v1/attachments/abc', 200], ['/v1/accounts', 200], [
-      '/v1/attachments',
-      403,
-    ]] as const
-  ) assert.equal((await ask(gateway, { path, headers: BEARER })).status, status, path);
-});
-
+table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
+  * bearer | POST / → 403 setup_blocked
+  * bearer | DELETE / → 403 setup_blocked
+  * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
+  /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
+  /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
+  /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x`;
+table('attack: reach setup by wildcards', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
+  * bearer → 403 setup_blocked
+  GET /v1/qrcodelink?device_name=x ;; GET /v1/qrcodelink/raw?device_name=x ;; GET /swagger/doc.json
+  GET /v1/contacts/${FROM} ;; GET /v1/identities/${FROM} ;; PUT /v1/profiles/${FROM}`;
+table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
+  * bearer → 403 setup_blocked
+  POST /v1/register/${FROM} ;; GET /v1/accounts`;
+table('attack: use a spelling of a setup route that is no route', { allow: ['messaging', 'info'] })`
+  * bearer → 404 unknown_endpoint
+  POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
+const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
+table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
+  * bearer → passes
+  GET /v1/about → 200
+  GET /v1/attachments/abc ;; GET /v1/accounts
+  GET /v1/attachments → 403 endpoint_not_allowed`;
 // A wildcard counted as naming the route.
-attack(
-  "read all accounts' attachments by a pattern that names nothing",
-  { tokens: { a: { secret: SECRET, senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] } } },
-  403,
-  'endpoint_not_allowed',
-  [
-    { path: '/v1/attachments' },
-    { path: '/v1/attachments/abc' },
-    { path: '/v1/search?numbers=%2B1555' },
-  ],
-);
+table("attack: read all accounts' attachments by a pattern that names nothing", {
+  ...tokens({ senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] }),
+})`
+  * bearer → 403 endpoint_not_allowed
+  GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
-
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
   let nowMs = 1_700_000_000_000;
-  const { backend, gateway } = await startBoth(t, {
-    rate: '3/1m',
-    tokens: { a: { secret: SECRET }, b: { secret: OTHER } },
-  }, { now: () => nowMs });
-  for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  const tokens = { a: { secret: SECRET }, b: { secret: OTHER } };
+  const both = await startBoth(t, { rate: '3/1m', tokens }, { now: () => nowMs });
+  const rows = (...wanted: string[]): Promise<void> =>
+    checkRows(both, ['* bearer', wanted.map((row) => `GET /v1/about → ${row}`)]);
+  await rows('200', '200', '200');
   // What may not pass anyway does not count, neither before nor after.
-  assert.equal((await ask(gateway, { headers: BEARER, path: '/v1/accounts' })).status, 403);
-  const limited = await ask(gateway, { headers: BEARER });
-  assert.deepEqual([limited.status, limited.json.code, limited.headers['retry-after']], [429, 'rate_limited', '20']);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal(backend.seen.length, 4);
+  await checkRows(both, ['* bearer', 'GET /v1/accounts → 403 setup_blocked']);
+  await rows('429 rate_limited | Retry-After: 20');
+  await checkRows(both, [`* bearer ${OTHER}`, 'GET /v1/about → 200']);
   nowMs += 19_999;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  await rows('429 rate_limited');
   nowMs += 1;
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 429);
+  await rows('200', '429 rate_limited');
 });
 
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
   let nowMs = 1_700_000_000_000;
   const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
-  const wrong = (client: string): Promise<Answer> =>
-    ask(both.gateway, { headers: { 'authorization': `Bearer ${OTHER}`, 'x-forwarded-for': client } });
-  for (let i = 0; i < 30; i++) assert.equal((await wrong('203.0.113.7')).status, 401);
-  const limited = await wrong('203.0.113.7');
-  assertDenied(limited, 429, 'too_many_failures', both);
+  const rows = (client: string, ...wanted: string[]): Promise<void> =>
+    checkRows(both, [`* bearer ${OTHER} | X-Forwarded-For: ${client}`, wanted.map((row) => `GET /v1/about → ${row}`)]);
   // A flood must not fill the log of a small computer.
-  assert.deepEqual(requests(both.gateway).map((line) => line.level), [...Array(30).fill('warn'), 'debug']);
-  assert.equal(limited.headers['retry-after'], '2');
-  assert.equal((await wrong('203.0.113.8')).status, 401);
+  await rows('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
+  await rows('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  await rows('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
-  assert.equal((await ask(both.gateway, { headers: { 'x-forwarded-for': '203.0.113.7' } })).status, 401);
-  assert.equal(both.backend.seen.length, 0);
-  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '203.0.113.7' } })).status, 200);
+  await checkRows(both, ['* X-Forwarded-For: 203.0.113.7', ['none → 401 unauthorized', 'bearer → 200']]);
   nowMs += 2000;
-  assert.equal((await wrong('203.0.113.7')).status, 401);
-  assert.equal((await wrong('203.0.113.7')).status, 429);
+  await rows('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (let i = 0; i < 30; i++) await wrong(`2001:db8::${i.toString(16)}`);
-  assert.equal((await wrong('2001:db8:0:0:ffff::1')).status, 429);
-  assert.equal((await wrong('2001:db8:0:1::1')).status, 401);
-  for (let i = 0; i < 30; i++) await wrong(`2001:db8::b:${i.toString(16)}:d:e:f`);
-  assert.equal((await wrong('2001:db8:0:b::')).status, 429);
-  assert.equal((await wrong('2001:db8:b::')).status, 401);
-  for (let i = 0; i < 30; i++) await wrong(`::c:b:${i}:d:e:f`);
-  assert.equal((await wrong('0:0:c:b::')).status, 429);
-  assert.equal((await wrong('c:b::')).status, 401);
+  for (let i = 0; i < 30; i++) await rows(`2001:db8::${i.toString(16)}`, '401 unauthorized');
+  await rows('2001:db8:0:0:ffff::1', '429 too_many_failures');
+  await rows('2001:db8:0:1::1', '401 unauthorized');
+  for (let i = 0; i < 30; i++) await rows(`2001:db8::b:${i.toString(16)}:d:e:f`, '401 unauthorized');
+  await rows('2001:db8:0:b::', '429 too_many_failures');
+  await rows('2001:db8:b::', '401 unauthorized');
+  for (let i = 0; i < 30; i++) await rows(`::c:b:${i}:d:e:f`, '401 unauthorized');
+  await rows('0:0:c:b::', '429 too_many_failures');
+  await rows('c:b::', '401 unauthorized');
 });
 
 // 500 requests without a credential were 500 lines, on a card of a few gigabytes.
@@ -3482,262 +3346,183 @@ test('rate: a clock that is set back locks no token out, however often it asks',
 });
 
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
+// One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
+const BROKEN = literal`
+  {
+  '\n\t {"a'
+  {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; '{"a":"\xff"}'`;
+const NO_OBJECT = literal`
+  '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
+const MISREAD = literal`
+  {"number":1} ;; {"Number":"${FROM}"} ;; {"number":"${FROM}","number":"${FROM}"} ;; {"recipients":["${TO}",null]}
+  {"recipients":"${TO}"} ;; {"recipient\u017f":["${TO}"]}
+  {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
+  {"recipients":["${'1'.repeat(5000)}"]}`;
+table('a body that is not a JSON object is 400, and the backend sees nothing', {})([
+  '* bearer → 400 bad_json',
+  BROKEN,
+  NO_OBJECT.replace("''", ''), // without a body a send is broken too, but is told so in other words
+  'POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."',
+]);
+table('a broken object is 400 without a token too', {})`
+  * → 400 bad_json
+  ${BROKEN}`;
+table('what does not begin like an object, a text or a form, lacks a token: 401, of any size', {})([
+  '* → 401 unauthorized | reason=no_credential',
+  NO_OBJECT,
+  literal`
+    POST /v2/send
+    Transfer-Encoding: chunked | ''
+    Content-Type: text/plain | 'Backup done: 5 files'
+    Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
+    Content-Type: application/json | ' \n[{"auth":"x"}]'
+    -- message = hi
+    Content-Type: text/plain | '\xff\xfe not UTF-8'
+    Content-Type: text/plain | '${' '.repeat(70_000)}'
+    Content-Type: text/plain | '${'long '.repeat(20_000)}'
+    {"auth":null,${HELLO.slice(1)}`,
+]);
 
-test('a body that is not a JSON object is 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const body of NOT_AN_OBJECT) {
-    const request = { method: 'POST', path: '/v2/send', body };
-    assertDenied(await ask(both.gateway, { ...request, headers: BEARER }), 400, 'bad_json', both);
-    // To somebody unknown that is said of an object that is broken; what does not begin like one lacks a token.
-    const [status, code] = /^[ \t\r\n]*\{/.test(body) ? [400, 'bad_json'] as const : [401, 'unauthorized'] as const;
-    assertDenied(await ask(both.gateway, request), status, code, both);
+test('a text or a form without a credential is 401 in single bytes too', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n';
+  for (const text of ['Backup done: 5 files', `data={"auth":"${SECRET}"}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
+    const response = await raw(gateway, `${head}${Array.from(text, (char) => `1\r\n${char}\r\n`).join('')}0\r\n\r\n`);
+    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized'], text);
   }
-  assertDenied(await ask(both.gateway, { method: 'POST', path: '/v2/send' }), 401, 'unauthorized', both);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
-test('a text or a form without a credential lacks a token: 401, in any chunks and of any size', async (t) => {
-  const both = await startBoth(t);
-  for (
-    const [type, text] of [
-      ['text/plain', 'Backup done: 5 files'],
-      ['application/x-www-form-urlencoded', `message=hi&auth=${SECRET}`],
-      ['application/json', ' \n[{"auth":"x"}]'],
-      [
-        'multipart/form-data; boundary=x',
-        '--x\r\nContent-Disposition: form-data; name="message"\r\n\r\nhi\r\n--x--\r\n',
-      ],
-      ['text/plain', '\xff\xfe not UTF-8'],
-      ['text/plain', ' '.repeat(70_000)],
-      ['text/plain', 'long '.repeat(20_000)],
-    ] as const
-  ) {
-    const body = Buffer.from(text, 'latin1');
-    const answer = await ask(both.gateway, { body, headers: { 'content-type': type } });
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway).at(-1)!.reason, 'no_credential');
-    const bytes = Array.from(text.slice(0, 300), (char) => `1\r\n${char}\r\n`).join('');
-    const response = await raw(
-      both.gateway,
-      Buffer.from(
-        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n${bytes}0\r\n\r\n`,
-        'latin1',
-      ),
-    );
-    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
-  }
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, auth: null } }), 401, 'unauthorized', both);
-  assertDenied(await ask(both.gateway, { body: '\t{"message":"hi"' }), 400, 'bad_json', both);
-  assert.equal(both.backend.seen.length, 0);
-});
-
-test('a body that the backend would read in another way is 400, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const body of BAD_FIELDS) {
-    assertDenied(await ask(both.gateway, { body, headers: BEARER }), 400, 'bad_field', both);
-  }
-});
-
-test('what is wrong with the fields of a body is said to nobody unknown', async (t) => {
-  const both = await startBoth(t);
-  for (const body of BAD_FIELDS) {
-    if (!/uth"/i.test(body)) assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
-  }
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, number: 1, auth: SECRET } }), 400, 'bad_field', both);
-});
-
-test('an empty chunked body is a missing credential, "Auth" is named, and without a body its encoding says nothing', async (t) => {
-  const both = await startBoth(t);
-  const response = await raw(
-    both.gateway,
-    'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
-  );
-  assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
-  assertDenied(await ask(both.gateway, { body: { ...MESSAGE, Auth: SECRET } }), 400, 'bad_field', both);
-  assert.equal((await ask(both.gateway, { headers: { ...BEARER, 'content-encoding': 'gzip' } })).status, 200);
-});
-
-test('a body of just the size that is allowed passes', async (t) => {
-  const { gateway } = await startBoth(t, { limits: { body: '1KiB' } });
-  const body = { ...MESSAGE, message: 'x'.repeat(1024 - JSON.stringify({ ...MESSAGE, message: '' }).length) };
-  for (const more of [{}, { 'transfer-encoding': 'chunked' }]) {
-    assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...more } })).status, 201);
-  }
-});
+table('a body that the backend would read in another way is 400', {})`
+  * bearer → 400 bad_field
+  ${MISREAD} ;; {"auth":1} ;; {"Auth":"x"}`;
+table('what is wrong with the fields of a body is said to nobody unknown, but for "Auth"', {})([
+  '* → 401 unauthorized',
+  MISREAD,
+  `${AUTHED(SECRET).replace(`"${FROM}"`, '1')} → 400 bad_field`,
+  `${AUTHED(SECRET).replace('auth', 'Auth')} → 400 bad_field`,
+]);
+table('a body of the size that is allowed passes, and one byte more is 413', { limits: { body: '1KiB' } })`
+  * bearer → 413 body_too_large
+  ${sized(1024)} → 201
+  ${sized(1024)} | Transfer-Encoding: chunked → 201
+  ${sized(1025)} → bytesIn=0
+  ${sized(1025)} | Transfer-Encoding: chunked`;
+table('a compressed body is 415; without a body its encoding says nothing', {})([
+  '* bearer → 415 unsupported_encoding',
+  ...['gzip', 'br', 'deflate, identity', 'x'].map((encoding) => `${HELLO} | Content-Encoding: ${encoding}`),
+  `${HELLO} | Content-Encoding: Identity → 201`,
+  'GET /v1/about | Content-Encoding: gzip → 200',
+]);
 
 test('an empty body is fine where the route needs none', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['setup', 'messaging'] });
-  assert.equal((await ask(gateway, { method: 'POST', path: `/v1/register/${FROM}`, headers: BEARER })).status, 201);
-  assert.equal(
-    (await ask(gateway, {
-      method: 'POST',
-      path: `/v1/register/${FROM}`,
-      headers: { ...BEARER, 'transfer-encoding': 'chunked' },
-    })).status,
-    201,
-  );
-  assert.equal(backend.seen.length, 2);
-  assert.equal(
-    (await ask(gateway, { method: 'DELETE', path: `/v1/typing-indicator/${FROM}`, headers: BEARER })).status,
-    400,
-  );
-  assert.equal(
-    (await ask(gateway, {
-      method: 'DELETE',
-      path: `/v1/typing-indicator/${FROM}`,
-      headers: BEARER,
-      body: { recipient: TO },
-    })).status,
-    204,
-  );
-  assert.deepEqual(JSON.parse(backend.seen[2]!.body.toString()), { recipient: TO });
+  const both = await startBoth(t, { allow: ['setup', 'messaging'] });
+  await checkRows(both, [
+    '* bearer',
+    `POST /v1/register/${FROM} → 201`,
+    `POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked → 201`,
+    `DELETE /v1/typing-indicator/${FROM} → 400 bad_json`,
+    `DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`,
+  ]);
 });
 
 test('the body of a GET authenticates it and goes no further', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  assert.equal((await ask(gateway, { method: 'GET', path: '/v1/about', body: { auth: SECRET } })).status, 200);
-  assert.equal(backend.seen[0]!.body.length, 0);
-  assert.equal(
-    (await ask(gateway, { method: 'GET', path: '/v1/about', body: `{"auth":"${SECRET}"${' '.repeat(70_000)}}` }))
-      .status,
-    413,
-  );
-  assert.equal(backend.seen.length, 1);
-});
-
-test('a compressed body is 415, and the backend sees nothing', async (t) => {
-  const both = await startBoth(t);
-  for (const encoding of ['gzip', 'br', 'deflate, identity', 'x']) {
-    assertDenied(
-      await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': encoding } }),
-      415,
-      'unsupported_encoding',
-      both,
-    );
-  }
-  assert.equal(
-    (await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, 'content-encoding': 'Identity' } })).status,
-    201,
-  );
-});
-
-test('a body beyond the limit is 413: at once if it says so, and as soon as it is if not', async (t) => {
-  const both = await startBoth(t, { limits: { body: '4KiB' } });
-  const long = { ...MESSAGE, message: 'x'.repeat(5000) };
-  assertDenied(await ask(both.gateway, { body: long, headers: BEARER }), 413, 'body_too_large', both);
-  assert.equal(requests(both.gateway)[0].bytesIn, 0);
-  assertDenied(
-    await ask(both.gateway, { body: long, headers: { ...BEARER, 'transfer-encoding': 'chunked' } }),
-    413,
-    'body_too_large',
-    both,
-  );
+  await checkRows(await startBoth(t), [
+    '* GET /v1/about',
+    `{"auth":"${SECRET}"} → 200 | ''`,
+    `'{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`,
+  ]);
 });
 
 test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { limits: { body: '1MiB' } });
-  const answer = await ask(gateway, {
-    body: { ...MESSAGE, message: 'x'.repeat(2_000_000) },
-    headers: { ...BEARER, 'transfer-encoding': 'chunked' },
-  });
-  assert.equal(answer.status, 413);
-  assert.deepEqual(backend.sent, []);
-  assert.deepEqual(backend.seen.filter((seen) => seen.complete), []);
+  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
+  const headers = { ...BEARER, 'transfer-encoding': 'chunked' };
+  assert.equal((await ask(gateway, { body: sized(2_000_000), headers })).status, 413);
+  assert.deepEqual(backend.sent, [], 'what the backend sent');
+  assert.ok(backend.seen.every((seen) => !seen.complete), 'a request was complete');
 });
 
-test(
-  'small bodies arrive with their true length, chunked or not; large ones as they were announced',
-  async (t) => {
-    const { backend, gateway } = await startBoth(t);
-    const large = { ...MESSAGE, base64_attachments: ['A'.repeat(1_000_000)] };
-    const early = JSON.stringify({ auth: SECRET, ...large });
-    const late = JSON.stringify({ ...large, auth: SECRET });
-    const chunked = { 'transfer-encoding': 'chunked' };
-    const cases: [body: string, headers: http.OutgoingHttpHeaders, length: number | undefined][] = [
-      [JSON.stringify(MESSAGE), chunked, JSON.stringify(MESSAGE).length],
-      [JSON.stringify(large), {}, JSON.stringify(large).length],
-      [JSON.stringify(large), chunked, undefined],
-      [early, {}, JSON.stringify(large).length],
-      [late, {}, late.length], // announced before it was known: spaces take the place of auth
-    ];
-    for (const [body, headers, length] of cases) {
-      assert.equal((await ask(gateway, { body, headers: { ...BEARER, ...headers } })).status, 201);
-      const seen = backend.seen.at(-1)!;
-      assert.equal(seen.headers['content-length'], length === undefined ? undefined : String(length));
-      assert.equal(seen.headers['transfer-encoding'], length === undefined ? 'chunked' : undefined);
-      const { auth: _, ...expected } = JSON.parse(body);
-      assert.deepEqual(JSON.parse(seen.body.toString()), expected);
-      assert.doesNotMatch(seen.body.toString(), SECRETS);
-    }
-  },
-);
+test('small bodies arrive with their true length, large ones with the length that was announced', async (t) => {
+  const large = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
+  const [early, late] = [`{"auth":"${SECRET}",${large.slice(1)}`, `${large.slice(0, -1)},"auth":"${SECRET}"}`];
+  const chunked = '> Content-Length: | > Transfer-Encoding: chunked';
+  const long = (length: number): string => `> Content-Length: ${length}`;
+  await checkRows(await startBoth(t), [
+    '* bearer → 201',
+    `${HELLO} | Transfer-Encoding: chunked → ${HELLO} | > Content-Length: ${HELLO.length} | > Transfer-Encoding:`,
+    `${large} → '${large}' | ${long(large.length)}`,
+    `${large} | Transfer-Encoding: chunked → ${large} | ${chunked}`,
+    `none | ${early} → ${large} | ${long(large.length)}`,
+    // Announced before it was known: spaces take the place of auth.
+    `${late} → ${large} | ${long(late.length)}`,
+  ]);
+});
 
 test('a large body without auth passes unchanged, byte for byte', async (t) => {
+  const data = `base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}`;
+  const body = Buffer.from(`  {"number":"${FROM}" ,"recipients":[ "${TO}"],"${data}"] }`);
   const { backend, gateway } = await startBoth(t);
-  const body = Buffer.from(
-    `  {"number":"${FROM}" ,"recipients":[ "${TO}"],"base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}"] }`,
-  );
   assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-  assert.deepEqual(backend.seen[0]!.body, body);
+  assert.ok(backend.seen[0]!.body.equals(body), 'what the backend got is not what was sent');
 });
 
-test(
-  'a large body that fails late never becomes a document, and the request to the backend breaks off',
-  async (t) => {
-    const big = 'A'.repeat(300_000);
-    const start = `{"number":"${FROM}","recipients":["${TO}"],"base64_attachments":["${big}"]`;
-    for (
-      const [name, body, code] of [
-        ['a duplicate', `${start},"recipients":["+15559999999"]}`, 'bad_field'],
-        ['a second document', `${start}}{}`, 'bad_json'],
-        ['an early end', start, 'bad_json'],
-        ['a control character', `${start.slice(0, -2)}\n"]}`, 'bad_json'],
-        ['a late option', `${start},"members":["--help"]}`, 'bad_field'],
-        ['a late file name', `${start.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`, 'bad_field'],
-        ['a late group', `${start},"recipient":"group.436641234567x"}`, 'bad_field'],
-        ['a late null for a sender', `${start.replace(`"number":"${FROM}",`, '')},"number":null}`, 'bad_field'],
-        ['no sender at all', `${start.replace(`"number":"${FROM}",`, '')}}`, 'bad_field'],
-      ] as const
-    ) {
-      await t.test(name, async (t) => {
-        let got = '';
-        let broke = false;
-        const server = net.createServer((socket) => {
-          socket.on('data', (chunk) => {
-            got += chunk.toString('latin1');
-          });
-          socket.on('error', () => {});
-          socket.on('close', () => {
-            broke = true;
-          });
-        });
-        server.listen(0, '127.0.0.1');
-        await once(server, 'listening');
-        t.after(() => server.close());
-        const gateway = await startGateway(t, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }, {
-          tokens: { test: { secret: SECRET, senders: [FROM] } },
-        });
-        const answer = await ask(gateway, { body, headers: { ...BEARER, 'transfer-encoding': 'chunked' } });
-        assert.equal(answer.status, 400);
-        assert.equal(answer.json.code, code);
-        await until(() => broke);
-        assert.match(got, /^POST \/v2\/send HTTP\/1\.1/);
-        assert.ok(!got.endsWith('0\r\n\r\n'), 'the last chunk was sent');
-        const document = got.slice(got.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').replace(
-          /\r\n$/,
-          '',
-        );
-        assert.throws(() => JSON.parse(document), SyntaxError);
-        assert.doesNotMatch(document, /\}\s*$/);
-      });
+const LATE = HELLO.replace('}', `,"base64_attachments":["${'A'.repeat(300_000)}"]`);
+const LATE_SENDER = LATE.replace(`"number":"${FROM}",`, '');
+test('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
+  const arrived = new Set<{ text: string; broke: boolean }>();
+  const server = net.createServer((socket) => {
+    const request = { text: '', broke: false };
+    arrived.add(request);
+    socket.on('data', (chunk) => {
+      request.text += chunk.toString('latin1');
+    }).on('error', () => {}).on('close', () => {
+      request.broke = true;
+    });
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => server.close());
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const gateway = await startGateway(t, { url }, CONFINED);
+  for (
+    const [code, body] of [
+      ['bad_field', `${LATE},"recipients":["${STRANGER}"]}`],
+      ['bad_field', `${LATE},"recipient\\u017f":["x"]}`],
+      ['bad_field', `${LATE},"members":["--help"]}`],
+      ['bad_field', `${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`],
+      ['bad_field', `${LATE},"recipient":"group.436641234567x"}`],
+      ['bad_field', `${LATE_SENDER},"number":null}`],
+      ['bad_field', `${LATE_SENDER}}`],
+      ['bad_json', `${LATE}}{}`],
+      ['bad_json', LATE],
+      ['bad_json', `${LATE.slice(0, -2)}\n"]}`],
+      ['bad_json', `${LATE},"x":tru}`],
+      ['recipient_not_allowed', `${LATE},"recipient":"${STRANGER}"}`],
+      ['sender_not_allowed', `${LATE_SENDER},"number":"${STRANGER}"}`],
+    ] as const
+  ) {
+    for (const framing of [{}, { 'transfer-encoding': 'chunked' }]) {
+      const answer = await ask(gateway, { body, headers: { ...BEARER, ...framing } });
+      assert.equal(answer.json.code, code, answer.text);
+      // By fetch there is a further connection, for the next request.
+      const broken = () => [...arrived].find(({ text, broke }) => broke && text !== '');
+      await until(() => broken() !== undefined);
+      const request = broken()!;
+      arrived.delete(request);
+      const { text } = request;
+      const end = text.slice(-100);
+      assert.match(text, /^POST \/v2\/send HTTP\/1\.1/, 'the request began');
+      assert.ok(!text.endsWith('0\r\n\r\n'), `the last chunk was sent: ${end}`);
+      const document = text.slice(text.indexOf('\r\n\r\n') + 4).replace(/(?:^|\r\n)[0-9a-f]+\r\n/gi, '').trimEnd();
+      assert.throws(() => JSON.parse(document), SyntaxError, end);
+      assert.ok(!document.endsWith('}'), `the closing brace was sent: ${end}`);
     }
-  },
-);
+  }
+});
 
 test('Expect: 100-continue is answered when the body is wanted, and a refused client is not asked for it', async (t) => {
   const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
-  const upload = async (authorization: string): Promise<{ continued: boolean; status: number | undefined }> => {
-    const body = JSON.stringify({ ...MESSAGE, base64_attachments: ['A'.repeat(2_000_000)] });
+  const upload = async (authorization: string): Promise<[continued: boolean, status: number | undefined]> => {
+    const body = sized(2_000_000);
     const req = beginSend(gateway, { authorization, 'expect': '100-continue', 'content-length': body.length });
     let continued = false;
     req.on('continue', () => {
@@ -3749,24 +3534,20 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
     res.resume();
     await once(res, 'end');
     req.destroy();
-    return { continued, status: res.statusCode };
+    return [continued, res.statusCode];
   };
-  assert.deepEqual(await upload(`Bearer ${OTHER}`), { continued: false, status: 401 });
-  assert.deepEqual(await upload(basic(`api:${SECRET}`)), { continued: false, status: 401 });
-  assert.equal(backend.connections, 0);
-  assert.deepEqual(await upload(`Bearer ${SECRET}`), { continued: true, status: 201 });
-  assert.equal(backend.sent.length, 1);
-  assert.equal(backend.seen[0]!.headers.expect, undefined);
+  assert.deepEqual(await upload(`Bearer ${OTHER}`), [false, 401], 'a wrong token');
+  assert.deepEqual(await upload(basic(`api:${SECRET}`)), [false, 401], 'a form that is not accepted');
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
+  assert.deepEqual(await upload(`Bearer ${SECRET}`), [true, 201], 'a right token');
+  assert.deepEqual([backend.sent.length, backend.seen[0]!.headers.expect], [1, undefined], 'what the backend got');
 });
 
 // It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
 test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
-  const config = {
-    limits: { body: '100KiB' },
-    tokens: { test: { secret: SECRET }, slow: { secret: OTHER, rate: '1/1h' } },
-  };
+  const config = { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) };
   const { backend, gateway } = await startBoth(t, config, { stallTimeoutMs: 400 });
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
+  assert.equal((await ask(gateway, signed(`Bearer ${OTHER}`))).status, 200);
   const [wrong, limited, right] = ['wrong-horse-battery-staple', OTHER, SECRET];
   for (
     const [token, status, bytes, chunked] of [
@@ -3820,29 +3601,24 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
 
 // Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
 test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
-  const both = await startBoth(t, {}, { stallTimeoutMs: 400 });
-  const begun = 'POST /v2/send HTTP/1.1\r\nHost: x\r\n';
-  const clients = (
-    [
-      [401, post(OTHER, 1_000_000)],
-      [401, post(OTHER, 60_000)],
-      [401, `${post(OTHER, 'chunked')}f4240\r\n`],
-      [413, post(SECRET, 1_000_000_000)],
-      [200, 'GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n'],
-      [200, 'GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n'],
-      [408, `${begun}Content-Length: 60000\r\n\r\n{"message":"`],
-      [408, `${begun}Content-Length: 1000000\r\n\r\n{"message":"`],
-    ] as [number, string][]
-  ).map(async ([status, request]) => {
-    const { socket, text } = open(t, both.gateway, request);
-    const dribble = setInterval(() => socket.write('x'), 10);
-    t.after(() => clearInterval(dribble));
-    await closed(socket);
-    clearInterval(dribble);
-    assert.equal(statusOf(text()), status, request);
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 400 });
+  const health = (length: number): string => `GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n`;
+  const unknown = (length: number): string =>
+    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n{"message":"`;
+  const clients = ([
+    [401, post(OTHER, 1_000_000)],
+    [401, post(OTHER, 60_000)],
+    [401, `${post(OTHER, 'chunked')}f4240\r\n`],
+    [413, post(SECRET, 1_000_000_000)],
+    [200, health(1_000_000)],
+    [200, health(60_000)],
+    [408, unknown(60_000)],
+    [408, unknown(1_000_000)],
+  ] as const).map(async ([status, request]) => {
+    assert.equal(statusOf(await trickle(t, gateway, request)), status, request);
   });
   await Promise.all(clients);
-  assert.equal(both.backend.connections, 0);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
 
 /** Collects garbage at once. */
@@ -3921,37 +3697,21 @@ test('nothing of a request stays in memory once its connection is gone', async (
   }
 });
 
-test('headers that do not arrive end in 408, and a body that makes no progress does too', async (t) => {
-  const slowHeaders = await raw(
-    (await startBoth(t, {}, { headersTimeoutMs: 100 })).gateway,
-    'GET /v1/about HTTP/1.1\r\nHost: x\r\n',
-  );
-  const both = await startBoth(t, {}, { stallTimeoutMs: 250 });
-  assert.deepEqual([statusOf(slowHeaders), codeOf(slowHeaders)], [408, 'request_timeout']);
-  assert.match(slowHeaders, /^x-request-id: [\w-]{36}\r$/im);
-  for (const headers of [`Authorization: Bearer ${SECRET}\r\n`, '']) {
-    const slowBody = await raw(
-      both.gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\n${headers}Content-Length: 100\r\n\r\n{"message":`,
-    );
-    assert.deepEqual([statusOf(slowBody), codeOf(slowBody)], [408, 'request_timeout']);
+test('headers that do not arrive end in 408, and a body that makes no progress, or is too slow, does too', async (t) => {
+  const slow = await startBoth(t, {}, { headersTimeoutMs: 100 });
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 250 });
+  const unknown = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"';
+  const responses = [
+    raw(slow.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
+    raw(gateway, `${post(SECRET, 100)}{"message":`),
+    raw(gateway, unknown),
+    trickle(t, gateway, unknown), // the time of an unknown sender's body is a total
+  ];
+  for (const response of await Promise.all(responses)) {
+    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
+    assert.match(response, /^x-request-id: [\w-]{36}\r$/im);
   }
-  assert.equal(both.backend.seen.length, 0);
-});
-
-test('a body of an unknown sender may not trickle: its time is a total', async (t) => {
-  const both = await startBoth(t, {}, { stallTimeoutMs: 150 });
-  const { socket, text } = open(
-    t,
-    both.gateway,
-    'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"',
-  );
-  const trickle = setInterval(() => socket.write('x'), 5);
-  t.after(() => clearInterval(trickle));
-  await until(() => text() !== '');
-  assert.deepEqual([statusOf(text()), codeOf(text())], [408, 'request_timeout']);
-  socket.destroy();
-  assert.equal(both.backend.seen.length, 0);
+  assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
 // Each byte renewed the time of the rest.
@@ -4001,759 +3761,385 @@ test('a body of which less than 30 KiB comes in the time for it is 408, and one 
 
 test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
   const { gateway } = await startBoth(t);
-  const body = JSON.stringify(MESSAGE);
-  const response = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.0\r\nExpect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
-  );
-  assert.match(response, /^HTTP\/1\.1 201 /);
+  const head = `Expect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${HELLO.length}`;
+  assert.match(await raw(gateway, `POST /v2/send HTTP/1.0\r\n${head}\r\n\r\n${HELLO}`), /^HTTP\/1\.1 201 /);
 });
 
 section('SENDS'); // ───────────────────────────────────────────────────────────────────────────────
-
 const DEFAULTS = { number: FROM, recipients: [TO] };
-
-/** A gateway whose one token makes sends of webhooks. */
-function startWebhook(
-  t: TestContext,
-  token: TokenConfig = { defaults: DEFAULTS },
-  config: GatewayConfig = {},
-): Promise<{ backend: Backend; gateway: Gateway }> {
-  return startBoth(t, { ...ALL_FORMS, ...config, tokens: { hook: { secret: SECRET, ...token } } });
-}
-
-/** The fields of a send that say neither from nor to whom: as they may be, and of types that the backend judges. */
-const OTHER_FIELDS = {
-  base64_attachments: ['QUJD'],
-  mentions: [{ start: 0, length: 1, author: TO }],
-  quote_timestamp: 1700000000000,
-  quote_author: TO,
-  quote_message: 'x',
-  quote_mentions: [{ start: 0, length: 1, author: TO }],
-  edit_timestamp: 1700000000001,
-  notify_self: false,
-  view_once: true,
-  sticker: 'a:1',
-  link_preview: { url: 'https://a.b', title: 'A', description: 'B', base64_thumbnail: 'QUJD' },
-  message: 'see https://a.b',
-};
-const MISTYPED_FIELDS = {
-  message: { text: 'hi', toString: 1 },
-  mentions: [{ start: '0', length: 1, Author: TO }, null],
-  quote_timestamp: '1700000000000',
-  quote_author: 7,
-  quote_message: {},
-  quote_mentions: 'x',
-  edit_timestamp: 1.5,
-  notify_self: 'false',
-  view_once: 1,
-  sticker: ['a:1'],
-  text_mode: 'html',
-  link_preview: { url: 'https://a.b', title: 1, constructor: 1 },
-};
-const FOREIGN_FIELDS = `"members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD",
-  "alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true,"numbers":["x"],
-  "recipients_":["x"],"":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"`;
-const TWICE = '"a":{"a":1},"b":"\\"number\\":1,","number":1,"c":[{"recipients":1},{"recipients":2}]';
-const NULLS = {
-  number: null,
-  recipients: null,
-  recipient: null,
-  base64_attachments: null,
-  text_mode: null,
-  sticker: null,
-};
-const HI = { message: 'hi' };
-const THIRD = ['+15550100003'];
-const MIXED = reading('{{a}} {{b}} {{c}}{{d}}');
-const STYLED: TokenConfig = { defaults: { ...DEFAULTS, text_mode: 'styled' } };
-
-/** What is posted, what of the send that is made is not by default, and the token if it has more than defaults. */
-const MADE: [name: string, body: object | string, send: object, token?: TokenConfig][] = [
-  [
-    'all that a send has is in the body',
-    ...same({ ...HI, number: '+15550100003', recipients: ['+15550100004', GROUP] }),
-  ],
-  ['a message alone', HI, HI],
-  ['a number that is an integer', { ...HI, number: 2 }, HI],
-  ['a number that is empty', { ...HI, number: '' }, HI],
-  ['keys given twice that are not its own', `{"message":"x","message":"hi",${TWICE}}`, HI],
-  ['fields that are null', { ...HI, ...NULLS, Recipients: null }, HI],
-  [
-    'one recipient and one picture, each without its list',
-    { ...HI, recipients: THIRD[0], base64_attachments: 'aGk=' },
-    { ...HI, recipients: THIRD, base64_attachments: ['aGk='] },
-  ],
-  ['an empty recipient beside recipients', { ...HI, recipients: THIRD, recipient: '' }, { ...HI, recipients: THIRD }],
-  ['a default text_mode', { message: '**hi**' }, { message: '**hi**', text_mode: 'styled' }, STYLED],
-  ['a text_mode of its own', ...same({ ...HI, text_mode: 'normal' }), STYLED],
-  ['a template alone, and the rest from the body', { ...DEFAULTS, a: { b: 'x' } }, { message: 'x!' }, {
-    message: '{{a.b}}!',
-  }],
-  ['a template goes before the message in the body', HI, { message: '> hi' }, reading('> {{message}}')],
-  [
-    'a template of what is not text',
-    { a: [1, { x: null }], b: 1.50, c: true },
-    { message: '[1,{"x":null}] 1.5 true' },
-    MIXED,
-  ],
-  ['the other fields of a send', ...same(OTHER_FIELDS)],
-  ['other fields of whatever type, which the backend judges', ...same(MISTYPED_FIELDS), STYLED],
-  ['fields of others', `{"message":"hi",${FOREIGN_FIELDS}}`, HI],
-  ['a number that is a list', { ...HI, number: THIRD }, HI],
-  ['a picture without words', ...same({ base64_attachments: ['QUJD'] })],
-  ['a sticker without words', ...same({ sticker: 'a:1' })],
-];
-
-function same(fields: object): [object, object] {
-  return [fields, fields];
-}
-
-function reading(message: string): TokenConfig {
-  return { defaults: DEFAULTS, message };
-}
-
-for (const [name, body, send, token] of MADE) {
-  test(`webhook, ${name}: a new send is made, and nothing else passes`, async (t) => {
-    const { backend, gateway } = await startWebhook(t, token);
-    const answer = await ask(gateway, { body, headers: BEARER });
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...send });
-    assert.equal(backend.seen[0]!.headers['content-type'], 'application/json');
-    assert.equal(Number(backend.seen[0]!.headers['content-length']), backend.seen[0]!.body.length);
-  });
-}
-
-// They were dropped without a word, and the message went to the default person.
-attack(
-  "lose a recipient, a sender or a picture on the way to a webhook's defaults",
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message: '{{text}}' } } },
-  400,
-  'bad_field',
-  [
-    ...[
-      { recipients: [15550100003] },
-      { recipients: 15550100003 },
-      { recipients: ['+15550100003', null] },
-      { recipients: ['+15550100003', 1] },
-      { recipients: [['+15550100003']] },
-      { recipients: [] },
-      { recipients: [''] },
-      { recipients: '' },
-      { recipients: {} },
-      { recipients: { toString: 1 } },
-      { recipients: true },
-      { Recipients: ['+15550100003'] },
-      { 'recipient\u017f': ['+15550100003'] },
-      { recipient: '+15550100003' },
-      { recipient: '' },
-      { recipient: ['+15550100003'] },
-      { Recipient: '+15550100003' },
-      { recipients: [TO], recipient: '+15550100003' },
-      { recipients: [TO], RECIPIENTS: ['+15550100003'] },
-      { number: '15550100003' },
-      { number: '+15550100003 ' },
-      { number: ' ' },
-      { number: 'x' },
-      { Number: '+15550100003' },
-      { NUMBER: 2 },
-      { Recipients: '' },
-      { base64_attachments: [1] },
-      { base64_attachments: { a: 'QUJD' } },
-      { Base64_Attachments: ['QUJD'] },
-      { 'ba\u017fe64_attachments': 'QUJD' },
-      { ' recipients': ['+15550100003'] },
-      { 'number ': '+15550100003' },
-      { recipients: INTERNAL_ID },
-      { link_preview: { Base64_thumbnail: 'QUJD' } },
-      { link_preview: [] },
-    ].flatMap((fields: object): Ask[] => [
-      { body: { text: 'x', ...fields } },
-      { body: { ...fields, text: 'x' }, headers: { 'content-type': 'text/plain' } },
-    ]),
-    // Of two JSON.parse takes the last, and null is none: the message would go to the default.
-    ...[
-      '"recipients":["+15550100003"],"recipients":null',
-      '"recipients":["+15550100003"],"\\u0072ecipients":["+15550100004"]',
-      '"number":"+15550100003","\\u006eumber":null',
-      '"base64_attachments":["QUJD"],"base64_attachments":null',
-    ].flatMap((fields): Ask[] => [
-      { body: `{"text":"x",${fields}}` },
-      { body: `payload=${encodeURIComponent(`{${fields},"text":"x"}`)}` },
-    ]),
-  ],
-);
-
-test("a webhook's JSON is read whatever its Content-Type, and the backend is told the new one's", async (t) => {
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
-  for (
-    const type of [
-      undefined,
-      'text/plain',
-      'text/plain;charset=UTF-8',
-      'application/json',
-      'application/json; charset=utf-8',
-      'application/x-www-form-urlencoded',
-      'application/octet-stream',
-      'multipart/form-data; boundary=x',
-      '',
-    ]
-  ) {
-    const answer = await ask(gateway, {
-      body: ' \n{"text":"a=b&c=%41 ü 😀"}\n',
-      headers: {
-        ...BEARER,
-        ...(type !== undefined && { 'content-type': type }),
-        'content-language': 'en',
-        'content-md5': 'x',
-        'x-hub-signature-256': 'y',
-      },
-    });
-    assert.equal(answer.status, 201, `${type} ${answer.text}`);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'a=b&c=%41 ü 😀' });
-    const { headers } = backend.seen.at(-1)!;
-    assert.deepEqual([
-      headers['content-type'],
-      headers['content-md5'],
-      headers['content-language'],
-      headers['x-hub-signature-256'],
-    ], ['application/json', undefined, undefined, 'y']);
-  }
-});
-
-test('a form with the single field "payload" or "data" that holds JSON is that JSON, in each of its encodings', async (t) => {
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
-  const json = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
-  for (const name of ['payload', 'data']) {
-    const urlencoded = `${name}=${encodeURIComponent(json).replaceAll('%20', '+')}`;
-    for (
-      const request of [
-        { body: urlencoded, headers: { ...BEARER, 'content-type': 'application/x-www-form-urlencoded' } },
-        {
-          body: urlencoded,
-          headers: {
-            ...BEARER,
-            'content-type': 'application/x-www-form-urlencoded; charset=UTF-8',
-            'transfer-encoding': 'chunked',
-          },
-        },
-        { body: urlencoded, headers: BEARER },
-        multipart([[name, json]]),
-        { ...multipart([[name, json]]), headers: { ...multipart([]).headers, 'transfer-encoding': 'chunked' } },
-        {
-          ...multipart([[name, json]]),
-          headers: { ...BEARER, 'content-type': 'Multipart/Form-Data; boundary="limit"' },
-        },
-      ]
-    ) {
-      const answer = await ask(gateway, request);
-      assert.equal(answer.status, 201, answer.text);
-      assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'a=b&c=%41+ü 😀' });
-    }
-  }
-});
-
-/** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
-const READS_NAMES: TokenConfig = {
-  defaults: DEFAULTS,
-  message: '{{alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}',
-};
-
+const MEANT = JSON.stringify(DEFAULTS);
+const THIRD = '+15550100003';
 const URLENCODED = 'application/x-www-form-urlencoded';
 
-for (
-  const [name, text, type] of [
-    ['a sentence', 'Backup done: 5 files'],
-    ['a pair', 'temp=23'],
-    ['a pair and a sentence', 'temp=23 is fine'],
-    ['pairs, none of whose names is known', 'temp=23&hum=40&e=%zz'],
-    ['words around an ampersand', 'a & b'],
-    ['an ampersand at the end', 'message&'],
-    ['the name of a field alone', 'message'],
-    ['the name of a field behind another text', 'x message=hello'],
-    ['the name of a field on the second line', 'x\nmessage=hello'],
-    ['a field among pairs that no encoder writes', 'temp=23 °C&message=hello'],
-    ['a field among what are no pairs', 'x&message=hello'],
-    ['a field in another spelling', 'Message=hello'],
-    ['a name within another', 'xmessage=hello&messages=1'],
-    ['nothing before the sign', '=message&=x'],
-    ['what the template reads only below others', 'title=x'],
-    ['what is JSON but no object', '[{"message":"x"}]'],
-    ['a text in quotes', '"text"'],
-    ['null', 'null'],
-    ['a brace further on', 'a {"message":"x"}'],
-    [
-      'a multipart form that is not declared',
-      '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--\n',
-    ],
-    ['blank lines around it', '\n\tBackup done\n\n'],
-    ['other alphabets', 'Tür offen 🚪 \u202eabc'],
-    ['a form as text/plain', 'recipients=%2B15550100003&message=x', 'text/plain'],
-    ['JSON in a form as text/plain', 'payload=%7B%7D', 'Text/Plain; charset=utf-8'],
-    ['a form as something else', 'message=x', 'application/octet-stream'],
-    ['a form in a type that only begins so', 'message=x', `${URLENCODED}2`],
-    ['a form as JSON in a suffix', 'message=x', 'application/x+jsonp'],
-    ['what looks like a credential', `auth=${OTHER}`],
-  ] as [name: string, text: string, type?: string][]
-) {
-  test(`a text is the message as it stands: ${name}`, async (t) => {
-    const { backend, gateway } = await startWebhook(t, READS_NAMES);
-    for (const declared of type === undefined ? [undefined, '', URLENCODED, `${URLENCODED}; charset=utf-8`] : [type]) {
-      const headers = { ...BEARER, ...(declared !== undefined && { 'content-type': declared }) };
-      const answer = await ask(gateway, { body: text, headers });
-      assert.equal(answer.status, 201, `${declared} ${answer.text}`);
-      assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: text });
-      assert.equal(backend.seen.at(-1)!.headers['content-type'], 'application/json');
-    }
-  });
+/** One token that makes sends of what it posts. */
+function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
+  return { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } };
 }
 
-const WHEN = reading('at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}');
-const ALL = reading('{{.}}{{auth}}{{payload}}{{message}}');
-
-for (
-  const [name, body, send, token = { defaults: DEFAULTS }] of [
-    ['its first name is a field of a send', 'message=Backup done: 5 files', { message: 'Backup done: 5 files' }],
-    [
-      'its first name is one, and the rest is raw',
-      'message=50% of "x"\n\u00e9&notify_self=no',
-      { message: '50% of "x"\n\u00e9', notify_self: 'no' },
-    ],
-    [
-      'all of it is encoded, and one name is a field of a send',
-      "temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26",
-      { message: 'x\n\x1b[y z&' },
-    ],
-    ['its first name is one that the template reads', 'when=now or so', { message: 'at now or so, ' }, WHEN],
-    ['one name is one that the template reads', 'x=1&when=now', { message: 'at now, ' }, WHEN],
-    ['its first name is read within a section', 'level=3 or so&when=now', { message: 'at now, 3 or so' }, WHEN],
-    [
-      'a phone number has lost its plus',
-      'message=x&number=+15550100003&recipients=+15550100004&quote_author=+49123456',
-      { message: 'x', number: '+15550100003', recipients: ['+15550100004'], quote_author: ' 49123456' },
-    ],
-    [
-      'a field is given twice',
-      'recipients=%2B15550100003&message=x&recipients=+15550100004',
-      { message: 'x', recipients: ['+15550100003', '+15550100004'] },
-    ],
-    ['fields are empty', 'message=x&number=&text_mode=&sticker&view_once=&recipient=', { message: 'x' }],
-    ['fields are none of a send', 'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e', { message: 'x' }],
-    ['it holds a credential, right or wrong', `message=x&auth=${SECRET}&Auth=${OTHER}&AUTH=`, { message: 'x' }],
-    [
-      'a credential beside JSON',
-      `auth=${SECRET}&payload={"message":"x","auth":1}`,
-      { message: '{"message":"x"}x' },
-      ALL,
-    ],
-    ['a picture', 'base64_attachments=QUJD', { base64_attachments: ['QUJD'] }],
-    ['white space around it', '\r\n title=1&recipients=%2B15550100003&message=x\r\n', {
-      message: 'x',
-      recipients: ['+15550100003'],
-    }],
-    ['a byte order mark before it', '\ufeffrecipients=+15550100003&message=x y', {
-      message: 'x y',
-      recipients: ['+15550100003'],
-    }],
-    ['two pictures', 'base64_attachments=QUJD&base64_attachments=QUJE', { base64_attachments: ['QUJD', 'QUJE'] }],
-    ['a field "payload" that is no JSON', 'payload=x=1&y', { message: 'x=1' }, reading('{{payload}}')],
-  ] as [string, string, { message?: string }, TokenConfig?][]
-) {
-  test(`a urlencoded form is the object of its fields: ${name}`, async (t) => {
-    const { backend, gateway } = await startWebhook(t, token);
-    for (const type of [undefined, '', URLENCODED, 'Application/X-WWW-Form-Urlencoded;charset=UTF-8']) {
-      const headers = { ...BEARER, ...(type !== undefined && { 'content-type': type }) };
-      const answer = await ask(gateway, { body, headers });
-      assert.equal(answer.status, 201, `${type} ${answer.text}`);
-      assert.deepEqual(gotJson(backend), {
-        ...DEFAULTS,
-        ...send,
-      });
-      assert.doesNotMatch(`${backend.seen.at(-1)!.body}${backend.seen.at(-1)!.rawHeaders}`, SECRETS);
-    }
-  });
+function startWebhook(t: TestContext, token?: TokenConfig, config: GatewayConfig = {}): Promise<Both> {
+  return startBoth(t, { ...hook(token), ...config });
 }
 
-test('a multipart form is the object of its fields, and its files are attachments, named without a path', async (t) => {
-  const { backend, gateway } = await startWebhook(t);
-  const png = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a, 0, 0xff]).toString('latin1');
-  const data = Buffer.from(png, 'latin1').toString('base64');
-  const file = (name: string, type = 'image/png', content = png): [string, string, string] => [
-    'file',
-    content,
-    `; filename="${name}"${type && `\r\nContent-Type: ${type}`}`,
-  ];
-  const snap = `data:image/png;filename=snap.png;base64,${data}`;
-  const text = file('b.txt', 'text/plain; charset=utf-8', 'b');
-  const textUri = 'data:text/plain;filename=b.txt;base64,Yg==';
-  const json = 'data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9';
-  for (
-    const [fields, send] of [
-      [[['message', 'a=b&c\r\n{"ü":1}']], { message: 'a=b&c\n{"ü":1}' }],
-      [[['message', 'x'], file('snap.png')], { message: 'x', base64_attachments: [snap] }],
-      [[file('snap.png'), ['base64_attachments', 'QUJD'], text], { base64_attachments: [snap, 'QUJD', textUri] }],
-      // A browser sends this where no file was chosen.
-      [[['message', 'x'], file('', 'application/octet-stream', '')], { message: 'x' }],
-      [
-        [['message', 'x'], ['number', ' 15550100003'], ['recipients', '+15550100004'], ['recipients', GROUP]],
-        { message: 'x', number: '+15550100003', recipients: ['+15550100004', GROUP] },
-      ],
-      [[['auth', SECRET], ['message', 'x'], ['Auth', OTHER]], { message: 'x' }],
-      ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', 'C:\\a,b.png', 'a;b.png'].map((name) => [
-        [file(name)],
-        { base64_attachments: [`data:image/png;filename=a_b.png;base64,${data}`] },
-      ]),
-      [[file('')], { base64_attachments: [`data:image/png;base64,${data}`] }],
-      [[['data', '{"message":"x"}', '; filename="x.json"\r\nContent-Type: application/json']], {
-        base64_attachments: [json],
-      }],
-    ] as [[string, string, string?][], object][]
-  ) {
-    const { body, headers } = multipart(fields);
-    const bytes = Buffer.concat(
-      body.split(png).flatMap((part, i) => [
-        ...(i > 0 ? [Buffer.from(png, 'latin1')] : []),
-        Buffer.from(part),
-      ]),
-    );
-    const answer = await ask(gateway, { body: bytes, headers });
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...send });
-  }
-});
+const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message });
 
-/** A multipart form with a message, and what else is written as it stands. */
-function rawMultipart(more: string): Ask {
-  const message = 'Content-Disposition: form-data; name="message"\r\n\r\nx\r\n';
-  return { body: `--limit\r\n${message}${more}--limit--\r\n`, headers: multipart([]).headers };
-}
-
-test("a multipart form's recipients are found however their part is written, or the form is refused", async (t) => {
-  const part = (head: string, value = '+15550100003'): string => `--limit\r\n${head}\r\n\r\n${value}\r\n`;
-  for (
-    const disposition of [
-      'Content-Disposition: form-data; name=recipients', // .NET
-      'content-disposition:form-data;name="recipients"',
-      'CONTENT-DISPOSITION: form-data ; NAME="recipients"',
-      'Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"',
-    ]
-  ) {
-    const { backend, gateway } = await startWebhook(t);
-    const answer = await ask(gateway, rawMultipart(part(disposition)));
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x', recipients: ['+15550100003'] });
-  }
-  // Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
-  const recipients = part('Content-Disposition: form-data; name="recipients"');
-  const both = await startWebhook(t);
-  for (
-    const request of [
-      ...[
-        "Content-Disposition: form-data; name*=UTF-8''recipients",
-        "Content-Disposition: form-data; name='recipients'",
-        'Content-Disposition: form-data; name = "recipients"',
-        'Content-Disposition: form-data;\r\n name="recipients"',
-        'Content-Disposition: form-data; name="recipients\n"',
-        'Content-Disposition: form-data; name="recipients"\r\nContent-Transfer-Encoding: base64',
-        'Content-Disposition: form-data',
-        'Content-Type: text/plain',
-        '',
-      ].map((head) => rawMultipart(part(head))),
-      rawMultipart('--limit--\r\n' + recipients),
-      rawMultipart(recipients.replace('--limit', '--limits')),
-      rawMultipart(recipients.replaceAll('\r\n', '\n')),
-      { ...rawMultipart(''), body: String(rawMultipart(recipients).body).replace('--limit--\r\n', '') },
-      { ...rawMultipart(''), body: `${recipients.replace('--limit', '--other')}${rawMultipart('').body}` },
-      { ...rawMultipart(''), body: `${rawMultipart('').body}${recipients}` },
-    ]
-  ) assertDenied(await ask(both.gateway, request), 400, 'bad_json', both);
-  const asFile = part('Content-Disposition: form-data; name="recipients"; filename="a.txt"');
-  const { backend, gateway } = await startWebhook(t);
-  await ask(gateway, rawMultipart(asFile));
-  assert.deepEqual(gotJson(backend).recipients, [
-    'data:application/octet-stream;filename=a.txt;base64,KzE1NTUwMTAwMDAz',
-  ]);
-});
-
-test('a POST that names somebody in its query, which is not read, is not sent to the default person', async (t) => {
-  for (const name of ['recipients', 'recipients[]', 'recipient', 'number', 'Recipients']) {
-    const both = await startWebhook(t);
-    const path = `/v2/send?x=1&${encodeURIComponent(name)}=%2B15550100003`;
-    assertDenied(await ask(both.gateway, { body: 'hi', path, headers: BEARER }), 400, 'bad_field', both);
-    const others = { body: 'hi', path: '/v2/send?x=1&message=x', headers: BEARER };
-    assert.equal((await ask(both.gateway, others)).status, 201);
-    assert.deepEqual(gotJson(both.backend), { ...DEFAULTS, message: 'hi' });
-  }
-});
-
-test('a text loses what only a terminal understands; JSON loses nothing, a form the CR of its line breaks', async (t) => {
-  const { backend, gateway } = await startWebhook(t);
-  for (
-    const [text, message] of [
-      ['one\r\ntwo\r\n\tthree', 'one\ntwo\n\tthree'],
-      ['\x1b[1;31mFAILED\x1b[0m \x1b[38;5;9m[x]\x1b[m ok\x1b[K', 'FAILED [x] ok'],
-      ['\x9b31mred\x9b0m', 'red'],
-      ['\x1b(B\x1b[mplain', 'plain'],
-      ['\x1b]0;a title\x07a \x1b]8;;https://a.b\x1b\\link\x1b]8;;\x1b\\', 'a link'],
-      ['\x1b]0;without an end', ']0;without an end'],
-      ['10%\r20%\b\x00\x7f\x85\x1b', '10%20%'],
-      ['[31m[0m stays', '[31m[0m stays'],
-    ] as const
-  ) {
-    for (const type of ['text/plain', URLENCODED]) {
-      const answer = await ask(gateway, { body: text, headers: { ...BEARER, 'content-type': type } });
-      assert.equal(answer.status, 201, answer.text);
-      assert.equal(gotJson(backend).message, message);
-    }
-    for (const request of [{ body: { message: text } }, { body: `message=${encodeURIComponent(text)}` }]) {
-      assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
-      const isForm = typeof request.body === 'string';
-      assert.equal(gotJson(backend).message, isForm ? text.replaceAll('\r\n', '\n') : text);
-    }
-  }
-});
-
-test('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', async (t) => {
-  const { backend, gateway } = await startWebhook(t);
-  const KIB = 1024;
-  for (
-    const [text, message] of [
-      ['x'.repeat(64 * KIB), 'x'.repeat(64 * KIB)],
-      ['x'.repeat(64 * KIB + 1), `${'x'.repeat(64 * KIB - 3)}…`],
-      [`${'x'.repeat(64 * KIB - 5)}😀😀`, `${'x'.repeat(64 * KIB - 5)}…`],
-      [`\x1b[m${'x'.repeat(64 * KIB)}\r`, 'x'.repeat(64 * KIB)],
-      ['ü'.repeat(512 * KIB), `${'ü'.repeat(32 * KIB - 2)}…`],
-    ] as const
-  ) {
-    assert.equal((await ask(gateway, { body: text, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === message, 'the message arrived changed');
-  }
-  const long = 'x'.repeat(100 * KIB);
-  for (const body of [{ message: long }, `message=${long}`]) {
-    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-    assert.ok(gotJson(backend).message === long, 'the long message arrived changed');
-  }
-});
-
-test("a template sees a text, a form and a file's data as it sees JSON", async (t) => {
-  const { backend, gateway } = await startWebhook(t, {
-    defaults: DEFAULTS,
-    message: '{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}',
-  });
-  for (
-    const [request, message] of [
-      [{ body: 'hello' }, ': hello!'],
-      [{ body: 'who=ada&message=hello' }, 'ada: hello!'],
-      [multipart([['who', 'ada'], ['f', 'x', '; filename="x"']]), 'ada: '],
-      [{ body: '' }, ': !'],
-      [{ body: { who: 'ada', message: 'hello' } }, 'ada: hello!'],
-    ] as [Ask, string][]
-  ) {
-    const answer = await ask(gateway, {
-      method: 'POST',
-      path: '/v2/send',
-      ...request,
-      headers: { ...BEARER, ...request.headers },
-    });
-    assert.equal(answer.status, 201, answer.text);
-    assert.equal(gotJson(backend).message, message);
-  }
-});
-
-attack(
-  'pass off what is no JSON as JSON, or no form as one',
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message: '{{text}}{{message}}' } } },
-  400,
-  'bad_json',
-  [
-    { body: 'payload={"message":"x"' },
-    { body: ' \n\t{"message":"x"' },
-    { body: '{message:x}' },
-    { body: '{', headers: { 'content-type': URLENCODED } },
-    { body: '{{text}}', headers: { 'content-type': 'text/plain' } },
-    { body: '\ufeff{"message":"x"}' },
-    { body: '\u00a0{"message":"x"}' },
-    { body: '{"message":"x"} {}' },
-    { body: Buffer.from('{"message":"\xff"}', 'latin1') },
-    { body: `{"a":${'['.repeat(64)}${']'.repeat(64)}}` },
-    { body: `payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}` },
-    ...['[{"message":"x"}]', '"text"', 'null', 'hello', '', 'message=hello', multipart([['message', 'x']]).body]
-      .flatMap((
-        body,
-      ): Ask[] =>
-        ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'].map((
-          type,
-        ) => ({
-          body,
-          headers: { 'content-type': type },
-        }))
-      ),
-    { body: 'no parts', headers: multipart([]).headers },
-    { body: '', headers: multipart([]).headers },
-    { body: 'message=x', headers: multipart([]).headers },
-    { body: multipart([['data', '{"message":"x"}']]).body, headers: { 'content-type': 'multipart/form-data' } },
-    multipart([['data', '{"message":"x"']]),
-    { body: Buffer.from('caf\xe9', 'latin1') },
-    { body: Buffer.from('message=caf\xe9', 'latin1') },
-    { body: Buffer.from([0xff, 0xd8, 0xff, 0xe0]), headers: { 'content-type': 'image/jpeg' } },
-  ],
+const READS_TEXT = reading('{{text}}');
+/** A request that is sent as JSON from and to the defaults, with what its row says. */
+const MADE = `POST /v2/send | bearer → 201 | > Content-Type: application/json | ${MEANT}`;
+/** What may declare a form or a text, for curl -d and wget declare the first of these for everything. */
+const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:', ''].map((type) =>
+  `* ${type} | ${MADE}`
 );
+table('a webhook: a new send is made of its fields, and nothing else passes', hook())`
+  * ${MADE}
+  {"message":"hi"} → same
+  {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
+  {"message":"hi","number":2} → {"message":"hi"}
+  {"message":"hi","number":""} → {"message":"hi"}
+  {"message":"hi","number":["${THIRD}"]} → {"message":"hi"}
+  {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null} → {"message":"hi"}
+  {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
+  {"message":"hi","base64_attachments":"aGk="} → {"message":"hi","base64_attachments":["aGk="]}
+  {"message":"hi","recipients":["${THIRD}"],"recipient":""} → {"message":"hi","recipients":["${THIRD}"]}
+  # Keys given twice that are not its own.
+  {"message":"x","message":"hi","a":{"a":1},"b":"\"number\":1,","number":1,"c":[{"number":1},{"number":2}]} → {"message":"hi"}
+  # Fields of others.
+  {"message":"hi","members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD"} → {"message":"hi"}
+  {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true} → {"message":"hi"}
+  {"message":"hi","numbers":["x"],"recipients_":["x"],"":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"} → {"message":"hi"}
+  # The other fields of a send, of whatever type: that is the backend's to judge.
+  {"base64_attachments":["QUJD"]} → same
+  {"sticker":"a:1"} → same
+  {"message":"see https://a.b","link_preview":{"url":"https://a.b","title":"A","base64_thumbnail":"QUJD"}} → same
+  {"message":"x","quote_timestamp":1,"quote_author":"${TO}","quote_message":"x","quote_mentions":[{"start":0}]} → same
+  {"message":"x","mentions":[{"author":"${TO}"}],"edit_timestamp":1,"notify_self":false,"view_once":true} → same
+  {"message":{"text":"hi","toString":1},"mentions":[null],"quote_timestamp":"1","quote_author":7,"quote_message":{}} → same
+  {"message":"x","quote_mentions":"x","edit_timestamp":1.5,"notify_self":"false","view_once":1,"sticker":["a:1"]} → same
+  {"message":"x","text_mode":"html","link_preview":{"url":"https://a.b","title":1,"constructor":1}} → same
+  @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi"} → {"message":"hi","text_mode":"styled"}
+  @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi","text_mode":"normal"} → same
+  @ {"defaults":{},"message":"{{a.b}}!"} | {"a":{"b":"x"},"number":"${FROM}","recipients":["${TO}"]} → {"message":"x!"}
+  @ {"message":"> {{message}}"} | {"message":"hi"} → {"message":"> hi"}
+  @ {"message":"{{a}} {{b}} {{c}}{{d}}"} | {"a":[1,{"x":null}],"b":1.50,"c":true} → {"message":"[1,{\"x\":null}] 1.5 true"}`;
 
-attack(
-  'have a form or a text sent that says nothing, or to nobody',
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
-  400,
-  'bad_field',
-  [
-    { method: 'POST', path: '/v2/send' },
-    { body: '' },
-    { body: ' \r\n' },
-    { body: '\x1b[0m' },
-    { body: 'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' },
-    { body: 'payload=%7B%22message%22%3A%22x%22%7D&x=1' },
-    { body: 'payload=' },
-    { body: 'payload=%5B%5D' },
-    { body: 'data=null' },
-    { body: 'message=&x=1' },
-    multipart([['payload', '{"message":"x"}'], ['payload', '{"message":"y"}']]),
-    multipart([['payload', '{"message":"x"}'], ['data', '{"message":"y"}']]),
-    multipart([['x', '{"message":"x"}']]),
-    multipart([]),
-    multipart([['data', 'x']]),
-    multipart([['message', ' ']]),
-    // Written by hand or by a sloppy program, these went to the default person, or as a text.
-    ...[
-      'recipients=',
-      'recipients=&recipients=%2B15550100003',
-      'recipient=%2B15550100003',
-      'recipient=+15550100003 and so on',
-      'Recipients=%2B15550100003',
-      'RECIPIENTS=+15550100003 or so',
-      'recipients[]=%2B15550100003',
-      'recipients%5B0%5D=%2B15550100003',
-      'recipients[]=+15550100003 or so',
-      'number=15550100003',
-      'number=5 files',
-      'number=%2B1',
-      'Number=%2B15550100003',
-      'number[]=x',
-      'base64_attachments[0]=QUJD',
-      'recipients[]=',
-      'Recipients=',
-      'amp;recipients=%2B15550100003',
-      '%20recipients=%2B15550100003',
-      'recipients+=%2B15550100003',
-      `recipients=${INTERNAL_ID}`,
-      'recipients=-x',
-      'recipients=a%0Ab',
-    ].flatMap((
-      fields,
-    ): Ask[] => [{ body: `${fields}&message=x` }, ...(fields.includes(' ') ? [] : [{ body: `message=x&${fields}` }])]),
-    { body: 'message=hi & recipients=+15550100003' },
-    { body: 'message=hi&\r\nrecipients=+15550100003' },
-    multipart([['message', 'x'], ['recipients', '']]),
-    multipart([['message', 'x'], ['recipients[]', '+15550100003']]),
-    multipart([['message', 'x'], ['f', 'x', '; filename=".."']]),
-    multipart([['message', 'x'], ['base64_attachments', 'data:a/b;filename=../x;base64,QUJD']]),
-    multipart([['message', 'x'], ['f', 'x', `; filename="${'x'.repeat(2000)}"`]]),
-  ],
-);
+// They were dropped without a word, and the message went to the default person.
+const LOST = literal`
+  "recipients":[15550100003]; "recipients":15550100003; "recipients":["+15550100003",null]; "recipients":["+15550100003",1]
+  "recipients":[["+15550100003"]]; "recipients":[]; "recipients":[""]; "recipients":""; "recipients":{}; "recipients":true
+  "recipients":{"toString":1}; "Recipients":["+15550100003"]; "Recipients":""; "recipient\u017f":["+15550100003"]
+  "recipient":"+15550100003"; "recipient":""; "recipient":["+15550100003"]; "Recipient":"+15550100003"
+  "recipients":["${TO}"],"recipient":"+15550100003"; "recipients":["${TO}"],"RECIPIENTS":["+15550100003"]
+  " recipients":["+15550100003"]; "recipients":"${INTERNAL_ID}"; "number":"15550100003"; "number":"+15550100003 "
+  "number":" "; "number":"x"; "Number":"+15550100003"; "NUMBER":2; "number ":"+15550100003"; "base64_attachments":[1]
+  "base64_attachments":{"a":"QUJD"}; "Base64_Attachments":["QUJD"]; "ba\u017fe64_attachments":"QUJD"
+  "link_preview":{"Base64_thumbnail":"QUJD"}; "link_preview":[]`.trim().split(/\n|; /);
+// Of two JSON.parse takes the last, and null is none: the message would go to the default.
+const LOST_TWICE = literal`
+  "recipients":["+15550100003"],"recipients":null; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
+  "number":"+15550100003","\u006eumber":null; "base64_attachments":["QUJD"],"base64_attachments":null`.split(/\n|; /)
+  .slice(1);
+table("attack: lose a recipient, a sender or a picture on the way to a webhook's defaults", hook(READS_TEXT))([
+  '* bearer → 400 bad_field',
+  ...[...LOST, ...LOST_TWICE].map((fields) => `{"text":"x",${fields}}`),
+  ...LOST.map((fields) => `{${fields},"text":"x"} | Content-Type: text/plain`),
+  ...LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"text":"x"}`)}'`),
+]);
 
-test('a text or a form comes with its token in each place but the body, and without one it is 401', async (t) => {
-  const { backend, gateway } = await startWebhook(t);
-  for (const body of ['Backup done', 'message=Backup done', multipart([['message', 'Backup done']]).body]) {
-    const type = { 'content-type': body.startsWith('--') ? 'multipart/form-data; boundary=limit' : URLENCODED };
-    for (const { name, form, ask: make } of FORMS.filter(({ form }) => form !== 'body')) {
-      const { path = '/v2/send', headers } = make(SECRET);
-      const answer = await ask(gateway, { body, path, headers: { ...type, authorization: '', ...headers } });
+table("a webhook's JSON is read whatever its Content-Type, and the backend is told the new one's", hook(READS_TEXT))`
+  ${UNDECLARED}
+  * Content-Type: text/plain | ${MADE}
+  * Content-Type: application/json | ${MADE}
+  * Content-Type: application/octet-stream | ${MADE}
+  * Content-Type: multipart/form-data; boundary=x | ${MADE}
+  ' \n{"text":"a=b&c=%41 ü 😀"}\n' | Content-Language: en | Content-MD5: x → {"message":"a=b&c=%41 ü 😀"} | > Content-MD5: | > Content-Language:
+  {"text":"x"} | X-Hub-Signature-256: y → {"message":"x"} | > X-Hub-Signature-256: y`;
+
+const PLUS_JSON = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
+const PLUS_FORM = encodeURIComponent(PLUS_JSON).replaceAll('%20', '+');
+table('a form with the single field "payload" or "data" that holds JSON is that JSON', hook(READS_TEXT))([
+  `* ${MADE} | {"message":"a=b&c=%41+ü 😀"}`,
+  ['payload', 'data'].flatMap((name) => [
+    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}`,
+    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}; charset=UTF-8 | Transfer-Encoding: chunked`,
+    `'${name}=${PLUS_FORM}'`,
+    `-- ${name} = ${PLUS_JSON}`,
+    `-- ${name} = ${PLUS_JSON} | Transfer-Encoding: chunked`,
+    `-- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`,
+  ]),
+]);
+
+/** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
+const READS_NAMES = reading('{{alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}');
+table('a text is the message as it stands, though it be declared a form', hook(READS_NAMES))`
+  ${UNDECLARED.map((way) => `${way} | same`)}
+  'Backup done: 5 files' ;; 'temp=23' ;; 'temp=23 is fine'
+  'temp=23&hum=40&e=%zz' ;; 'a & b' ;; 'message&' ;; 'message' ;; 'x message=hello' ;; 'x\nmessage=hello'
+  # A field among pairs that no encoder writes, among what are no pairs, and in another spelling.
+  'temp=23 °C&message=hello' ;; 'x&message=hello' ;; 'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
+  # The template reads this name only below others.
+  'title=x' ;; [{"message":"x"}] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
+  '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--\n'
+  '\n\tBackup done\n\n' ;; 'Tür offen 🚪 \u202eabc'
+  # What looks like a credential.
+  'auth=${T}'`;
+table('a form is a text where it is declared one, or as something else', hook(READS_NAMES))`
+  * ${MADE} | same
+  'recipients=%2B15550100003&message=x' | Content-Type: text/plain
+  'payload=%7B%7D' | Content-Type: Text/Plain; charset=utf-8 ;; 'message=x' | Content-Type: application/octet-stream
+  'message=x' | Content-Type: ${URLENCODED}2 ;; 'message=x' | Content-Type: application/x+jsonp`;
+
+const WHEN = literal`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}"}`;
+table('a urlencoded form is the object of its fields', hook())`
+  ${UNDECLARED}
+  * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
+  # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
+  'message=Backup done: 5 files' → {"message":"Backup done: 5 files"}
+  'message=50% of "x"\n\u00e9&notify_self=no' → {"message":"50% of \"x\"\n\u00e9","notify_self":"no"}
+  'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\n\u001b[y z&"}
+  # The template's names are known too, within a section as well.
+  ${WHEN} | 'when=now or so' → {"message":"at now or so, "}
+  ${WHEN} | 'x=1&when=now' → {"message":"at now, "}
+  ${WHEN} | 'level=3 or so&when=now' → {"message":"at now, 3 or so"}
+  # A phone number has lost its plus.
+  'message=x&number=+15550100003&recipients=+15550100004' → {"message":"x","number":"${THIRD}","recipients":["+15550100004"]}
+  'message=x&quote_author=+49123456' → {"message":"x","quote_author":" 49123456"}
+  'recipients=%2B15550100003&message=x&recipients=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
+  'message=x&number=&text_mode=&sticker&view_once=&recipient=' → {"message":"x"}
+  'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e' → {"message":"x"}
+  'message=x&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
+  @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
+  @ {"message":"{{payload}}"} | 'payload=x=1&y' → {"message":"x=1"}
+  'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]}
+  'base64_attachments=QUJD&base64_attachments=QUJE' → {"base64_attachments":["QUJD","QUJE"]}
+  '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
+  '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
+
+const PNG = literal`Content-Type: image/png = \x89PNG\r\n\x1a\n\x00\xff`;
+const PNG_DATA = 'base64,iVBORw0KGgoA/w==';
+const SNAP = `data:image/png;filename=snap.png;${PNG_DATA}`;
+table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())([
+  `* ${MADE}`,
+  literal`
+  -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\n{\"ü\":1}"}
+  -- message = x -- file; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}
+  -- file; filename="snap.png"\r\n${PNG} -- base64_attachments = QUJD → {"base64_attachments":["${SNAP}","QUJD"]}
+  -- file; filename="b.txt"\r\nContent-Type: text/plain; charset=utf-8 = b → {"base64_attachments":["data:text/plain;filename=b.txt;base64,Yg=="]}
+  # A browser sends this where no file was chosen.
+  -- message = x -- file; filename=""\r\nContent-Type: application/octet-stream = → {"message":"x"}
+  -- message = x -- number =  15550100003 -- recipients = +15550100004 -- recipients = ${GROUP} → {"message":"x","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]}
+  -- auth = ${SECRET} -- message = x -- Auth = ${OTHER} → {"message":"x"}
+  -- file; filename=""\r\n${PNG} → {"base64_attachments":["data:image/png;${PNG_DATA}"]}
+  -- data; filename="x.json"\r\nContent-Type: application/json = {"message":"x"} → {"base64_attachments":["data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9"]}
+  -- message = x -- recipients; filename="a.txt" = +15550100003 → {"message":"x","recipients":["data:application/octet-stream;filename=a.txt;base64,KzE1NTUwMTAwMDAz"]}`,
+  ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', literal`C:\\a,b.png`, 'a;b.png'].map((name) =>
+    literal`-- f; filename="${name}"\r\n${PNG} → {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}`
+  ),
+]);
+
+// Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
+const MESSAGE_PART = literal`--limit\r\nContent-Disposition: form-data; name="message"\r\n\r\nx\r\n`;
+const partOf = (head: string): string => literal`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
+const TO_PART = partOf('Content-Disposition: form-data; name="recipients"');
+table("a multipart form's recipients are found however their part is written, or the form is refused", hook())([
+  `* bearer | Content-Type: multipart/form-data; boundary=limit → 400 bad_json | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
+  ...[
+    'Content-Disposition: form-data; name=recipients', // .NET
+    'content-disposition:form-data;name="recipients"',
+    'CONTENT-DISPOSITION: form-data ; NAME="recipients"',
+    literal`Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"`,
+  ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n' → 201`),
+  ...[
+    "Content-Disposition: form-data; name*=UTF-8''recipients",
+    "Content-Disposition: form-data; name='recipients'",
+    'Content-Disposition: form-data; name = "recipients"',
+    literal`Content-Disposition: form-data;\r\n name="recipients"`,
+    literal`Content-Disposition: form-data; name="recipients\n"`,
+    literal`Content-Disposition: form-data; name="recipients"\r\nContent-Transfer-Encoding: base64`,
+    'Content-Disposition: form-data',
+    'Content-Type: text/plain',
+    '',
+  ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`),
+  literal`
+    '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n'
+    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n'
+    '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
+    '${MESSAGE_PART}${TO_PART}'
+    '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
+    '${MESSAGE_PART}--limit--\r\n${TO_PART}'`,
+]);
+table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())`
+  * 'hi' | bearer → 400 bad_field
+  POST /v2/send?x=1&recipients=%2B15550100003 ;; POST /v2/send?x=1&recipients%5B%5D=%2B15550100003
+  POST /v2/send?x=1&recipient=%2B15550100003 ;; POST /v2/send?x=1&number=%2B15550100003
+  POST /v2/send?x=1&Recipients=%2B15550100003
+  POST /v2/send?x=1&message=x → 201 | {"message":"hi","number":"${FROM}","recipients":["${TO}"]}`;
+
+const TERMINAL = literal`
+  one\r\ntwo\r\n\tthree ⇒ one\ntwo\n\tthree
+  \u001b[1;31mFAILED\u001b[0m \u001b[38;5;9m[x]\u001b[m ok\u001b[K ⇒ FAILED [x] ok
+  \u009b31mred\u009b0m ⇒ red
+  \u001b(B\u001b[mplain ⇒ plain
+  \u001b]0;a title\u0007a \u001b]8;;https://a.b\u001b\\link\u001b]8;;\u001b\\ ⇒ a link
+  \u001b]0;without an end ⇒ ]0;without an end
+  10%\r20%\u0008\u0000\u007f\u0085\u001b ⇒ 10%20%
+  [31m[0m stays ⇒ [31m[0m stays`.trim().split('\n').map((line) => line.trim().split(' ⇒ ') as [string, string]);
+table('a text loses what only a terminal understands; JSON loses nothing, a form the CR of its line breaks', hook())([
+  `* ${MADE}`,
+  TERMINAL.flatMap(([text, message]) => [
+    `'${text}' | Content-Type: text/plain → {"message":"${message}"}`,
+    `'${text}' | Content-Type: ${URLENCODED} → {"message":"${message}"}`,
+    `{"message":"${text}"} → same`,
+    `'message=${encodeURIComponent(String(unescaped(text)))}' → {"message":"${text.replaceAll('\\r\\n', '\\n')}"}`,
+  ]),
+]);
+
+const LIMIT = 64 * 1024;
+table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', hook())`
+  * ${MADE}
+  '${'x'.repeat(LIMIT)}' → same
+  '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
+  '${'x'.repeat(LIMIT - 5)}😀😀' → {"message":"${'x'.repeat(LIMIT - 5)}…"}
+  '\u001b[m${'x'.repeat(LIMIT)}\r' → {"message":"${'x'.repeat(LIMIT)}"}
+  '${'ü'.repeat(8 * LIMIT)}' → {"message":"${'ü'.repeat(LIMIT / 2 - 2)}…"}
+  {"message":"${'x'.repeat(LIMIT + 9)}"} → same
+  'message=${'x'.repeat(LIMIT + 9)}' → {"message":"${'x'.repeat(LIMIT + 9)}"}`;
+const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
+table("a template sees a text, a form and a file's data as it sees JSON", hook(READS_FILE))`
+  * ${MADE}
+  'hello' → {"message":": hello!"}
+  'who=ada&message=hello' → {"message":"ada: hello!"}
+  -- who = ada -- f; filename="x" = x → {"message":"ada: ","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
+  '' → {"message":": !"}
+  {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
+
+const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
+table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
+  '* bearer → 400 bad_json',
+  literal`
+  'payload={"message":"x"' ;; ' \n\t{"message":"x"' ;; {message:x} ;; {"message":"x"} {} ;; '\ufeff{"message":"x"}'
+  { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain
+  '\u00a0{"message":"x"}' ;; '{"message":"\xff"}' ;; {"a":${'['.repeat(64)}${']'.repeat(64)}}
+  'payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}'
+  'no parts' | Content-Type: multipart/form-data; boundary=limit ;; '' | Content-Type: multipart/form-data; boundary=limit
+  'message=x' | Content-Type: multipart/form-data; boundary=limit
+  -- data = {"message":"x"} | Content-Type: multipart/form-data ;; -- data = {"message":"x"
+  'caf\xe9' ;; 'message=caf\xe9' ;; '\xff\xd8\xff\xe0' | Content-Type: image/jpeg`,
+  ...['[{"message":"x"}]', '"text"', "'null'", "'hello'", "''", "'message=hello'", '-- message = x'].flatMap((body) =>
+    JSON_TYPES.map((type) => `${body} | Content-Type: ${type}`)
+  ),
+]);
+
+// Written by hand or by a sloppy program, these went to the default person, or as a text.
+const LOST_IN_FORMS = literal`
+  recipients=; recipients=&recipients=%2B15550100003; recipient=%2B15550100003; recipient=+15550100003 and so on
+  Recipients=%2B15550100003; RECIPIENTS=+15550100003 or so; recipients[]=%2B15550100003; recipients%5B0%5D=%2B15550100003
+  recipients[]=+15550100003 or so; number=15550100003; number=5 files; number=%2B1; Number=%2B15550100003; number[]=x
+  base64_attachments[0]=QUJD; recipients[]=; Recipients=; amp;recipients=%2B15550100003; %20recipients=%2B15550100003
+  recipients+=%2B15550100003; recipients=${INTERNAL_ID}; recipients=-x; recipients=a%0Ab`.trim().split(/\n\s*|; /);
+table('attack: have a form or a text sent that says nothing, or to nobody', hook())([
+  '* bearer → 400 bad_field',
+  literal`
+  POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
+  'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
+  'message=hi & recipients=+15550100003' ;; 'message=hi&\r\nrecipients=+15550100003'
+  -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
+  -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
+  -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
+  -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(2000)}" = x
+  -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD`,
+  ...LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`),
+  ...LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`),
+]);
+table('a text, a form or a webhook without a credential, with a wrong one, or with one in a field is 401', hook())`
+  * 'Backup done' → 401 unauthorized
+  * 'message=Backup done' → 401 unauthorized
+  * -- message = Backup done → 401 unauthorized
+  * {"message":"x","number":2} → 401 unauthorized
+  * {} → 401 unauthorized
+  POST /v2/send ;; Authorization: ;; bearer ${OTHER}
+  * → 401 unauthorized | reason=no_credential
+  'Backup done&auth=${SECRET}' ;; 'message=Backup done&auth=${SECRET}' | Content-Type: ${URLENCODED}
+  -- message = x -- auth = ${SECRET} ;; 'payload=${encodeURIComponent(AUTHED(SECRET))}'
+  'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
+  -- data = ${AUTHED(SECRET)} → WWW-Authenticate: Basic realm="signal", Bearer
+  {"auth":"${OTHER}","number":2,"recipients":"x"} → reason=unknown_token
+  -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
+
+test('a text, a form and a webhook come with their token in each form, and it reaches neither the message nor the backend', async (t) => {
+  for (const { name, form, ask: make } of FORMS) {
+    const { backend, gateway } = await startWebhook(t, reading('{{auth}}{{.}}{{message}}'));
+    const { path = '/v2/send', headers = {}, body: own } = make(SECRET);
+    const bodies: Ask[] = own === undefined
+      ? [{ body: 'hi' }, { body: 'message=hi' }, multipart([['message', 'hi']]), {
+        body: { auth: OTHER, message: 'hi' },
+      }]
+      // A body that carries the token keeps its spelling of the key.
+      : [{ body: (typeof own === 'string' ? own : JSON.stringify(own)).replace(`"${FROM}"`, '2') }];
+    for (const { body, headers: type } of bodies) {
+      const sent = { ...type, authorization: '', ...headers };
+      const answer = await ask(gateway, { body: body!, path, headers: sent });
       assert.equal(answer.status, 201, `${name} ${answer.text}`);
-      assert.equal(requests(gateway).at(-1)!.form, form);
-      assert.equal(gotJson(backend).message, 'Backup done');
-    }
-    const both = await startWebhook(t);
-    for (const headers of [{}, { authorization: '' }, { authorization: `Bearer ${OTHER}` }]) {
-      assertDenied(await ask(both.gateway, { body, headers: { ...type, ...headers } }), 401, 'unauthorized', both);
-      const more = { body: `${body}&auth=${SECRET}`, headers: { ...type, ...headers } };
-      assertDenied(await ask(both.gateway, more), 401, 'unauthorized', both);
+      const got = gotJson(backend);
+      assert.deepEqual([Object.keys(got), got.number], [['number', 'recipients', 'message'], FROM], name);
+      assert.match(`${requests(gateway).at(-1)!.form}: ${got.message}`, new RegExp(`^${form}: .*(?:hi|hello)$`), name);
+      const bytes = JSON.stringify([backend.seen.at(-1)!.url, backend.seen.at(-1)!.rawHeaders, got, gateway.log]);
+      assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER) && !bytes.includes('auth'), bytes);
     }
   }
 });
 
-test('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', async (t) => {
-  const both = await startBoth(t);
-  const posts: Ask[] = [{ body: 'Backup done' }, { body: 'message=x' }, { body: ' ' }, multipart([['message', 'x']])];
-  for (const request of posts) {
-    const answer = await ask(both.gateway, { ...request, headers: { ...BEARER, ...request.headers } });
-    assertDenied(answer, 400, 'bad_json', both);
-    assert.match(
-      answer.json.error,
-      /^The body is not a JSON object: .*\. A text or a form is taken with a token that has "defaults" or "message"\.$/,
-    );
-  }
+table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})([
+  '* bearer → 400 bad_json',
+  ...["'Backup done'", "'message=x'", "' '", '-- message = x'].map((body) =>
+    `${body} → ". A text or a form is taken with a token that has "defaults" or "message"."`
+  ),
   // Not where that would not help.
-  for (const request of [{ body: '{"message"' }, { body: 'x', path: '/v1/send' }]) {
-    const answer = await ask(both.gateway, { ...request, headers: BEARER });
-    assertDenied(answer, 400, 'bad_json', both);
-    assert.doesNotMatch(answer.json.error, /defaults/);
-  }
-});
+  `'{"message"' → "it ends too early, at byte 10.","`,
+  `'x' | POST /v1/send → "it must begin with \\"{\\", at byte 0.","`,
+]);
 
-/** A gateway whose token may be used by a GET. */
-function startByGet(t: TestContext, token: TokenConfig = { defaults: DEFAULTS }): ReturnType<typeof startWebhook> {
-  return startWebhook(t, { allow: ['GET /v2/send'], ...token });
-}
+/** A token that may send by a GET, and how that is told. */
+const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
 
-for (
-  const [query, send] of [
-    ['message=Front%20door', { message: 'Front door' }],
-    ['message=Front+door', { message: 'Front door' }],
-    ['message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA', { message: 'Tür\n\toffen 🚪' }],
-    ['%6Dessage=x%0Ay', { message: 'x\ny' }],
-    ['message=x&number=%2B15550100003&recipients=+15550100004', {
-      message: 'x',
-      number: '+15550100003',
-      recipients: ['+15550100004'],
-    }],
-    ['recipients=%2B15550100003&message=x&&recipients=+15550100004&text_mode=styled&z=1&view_once=', {
-      message: 'x',
-      recipients: ['+15550100003', '+15550100004'],
-      text_mode: 'styled',
-    }],
-    [`message=x&auth=${SECRET}&Auth=${OTHER}`, { message: 'x' }],
-    ["message='x'%26%3C%3E=", { message: "'x'&<>=" }],
-  ] as const
-) {
-  test(`GET /v2/send?${query.replaceAll(SECRET, '…')} is sent by POST, where the token's allowlist spells it`, async (t) => {
-    const { backend, gateway } = await startByGet(t);
-    for (const { name, form, ask: make } of FORMS) {
-      const { path = '/v2/send', headers = {}, body } = make(SECRET);
-      const url = `${path}${path.includes('?') ? '&' : '?'}${query}`;
-      // A GET has a body for its credential alone; what else it says is not looked at.
-      const answer = await ask(gateway, { method: 'GET', path: url, headers, ...(form === 'body' && { body: body! }) });
-      assert.equal(answer.status, 201, `${name} ${answer.text}`);
-      assert.deepEqual([answer.headers['cache-control'], answer.headers.connection], ['no-store', 'close']);
-      const seen = backend.seen.at(-1)!;
-      assert.deepEqual([seen.method, seen.url, gotJson(backend)], ['POST', '/v2/send', { ...DEFAULTS, ...send }]);
-      assert.equal(seen.headers['content-type'], 'application/json');
-      assert.doesNotMatch(`${seen.rawHeaders}${seen.body}${gateway.log}`, SECRETS);
-      const { method, route, status } = requests(gateway).at(-1)!;
-      assert.deepEqual([method, route, status], ['GET', '/v2/send', 201]);
-    }
-  });
-}
-
-test('a template fills the message of a GET, and of one without a query too', async (t) => {
-  const { backend, gateway } = await startByGet(t, { defaults: DEFAULTS, message: 'Rang{{#at}} at {{.}}{{/at}}' });
+test("GET /v2/send is sent by POST, where the token's allowlist spells it, in each form of the token", async (t) => {
+  const third = '+15550100003';
+  const both = await startWebhook(t, { allow: ['GET /v2/send'], defaults: DEFAULTS });
   for (
-    const [path, message] of [['/v2/send?at=9', 'Rang at 9'], ['/v2/send', 'Rang'], ['/v2/send/?', 'Rang'], [
-      '/v2/send?payload=%7B%22at%22%3A9%7D',
-      'Rang at 9',
-    ]]
+    const [query, send] of [
+      ['message=Front%20door', { message: 'Front door' }],
+      ['message=Front+door', { message: 'Front door' }],
+      ['message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA', { message: 'Tür\n\toffen 🚪' }],
+      ['%6Dessage=x%0Ay', { message: 'x\ny' }],
+      ['message=x&number=%2B15550100003&recipients=+15550100003', { message: 'x', number: third, recipients: [third] }],
+      ['recipients=+15550100003&message=x&&recipients=x.01&z=1&view_once=', {
+        message: 'x',
+        recipients: [third, 'x.01'],
+      }],
+      [`message=x&auth=${SECRET}&Auth=${OTHER}`, { message: 'x' }],
+      ["message='x'%26%3C%3E=&text_mode=styled", { message: "'x'&<>=", text_mode: 'styled' }],
+    ] as const
   ) {
-    assert.equal((await ask(gateway, { path: path!, headers: BEARER })).status, 201);
-    assert.equal(gotJson(backend).message, message);
+    for (const { form, ask: make } of FORMS) {
+      const { path = '/v2/send', headers = {}, body } = make(SECRET);
+      const bytes = typeof body === 'string' ? body : body && JSON.stringify(body);
+      const fields = Object.entries(headers).map(([name, value]) => `${name}: ${value}`);
+      // A GET has a body for its credential alone; what else it says is not looked at.
+      if (form === 'body') fields.push(bytes!);
+      const url = `${path}${path.includes('?') ? '&' : '?'}${query}`;
+      await checkRows(both, [
+        '* → 201 | Cache-Control: no-store | Connection: close | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201',
+        [`GET ${url}`, ...fields].join(' | ') + ` → form=${form} | ${JSON.stringify({ ...DEFAULTS, ...send })}`,
+      ]);
+    }
   }
 });
+
+const RANG = hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] });
+table('a template fills the message of a GET, and of one without a query too', RANG)`
+  * ${MADE}
+  GET /v2/send?at=9 → {"message":"Rang at 9"}
+  GET /v2/send → {"message":"Rang"}
+  GET /v2/send/? → {"message":"Rang"}
+  GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
 
 test('the answer to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers', async (t) => {
   const backend = await startBackend(t, (req, res) => {
@@ -4763,148 +4149,75 @@ test('the answer to a GET may be kept by nobody, whatever the backend says of th
     ]];
     req.resume().on('end', () => res.writeHead(201, own.flat()).end('[]'));
   });
-  const gateway = await startGateway(t, backend, {
-    cors: ['https://dash.example'],
-    tokens: { test: { secret: SECRET, allow: ['GET /v2/send'], defaults: DEFAULTS } },
-  });
+  const gateway = await startGateway(t, backend, { ...BY_GET, cors: ['https://dash.example'] });
   const headers = { ...BEARER, origin: 'https://dash.example' };
   const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
-  assert.equal(answer.status, 201);
+  assert.equal(answer.status, 201, answer.text);
   assert.match(answer.headers['cache-control']!, /no-store/);
   assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Origin, Accept', ['a=1', 'b=2']]);
 });
 
 test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
-  const { backend, gateway } = await startByGet(t);
+  const { backend, gateway } = await startBoth(t, BY_GET);
   for (const [target, status] of [['/v2/send?message=x', 201], ['/v2/send?message=', 400]] as const) {
     const head = `GET ${target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
     const response = await raw(gateway, head + head);
-    assert.equal(statusOf(response), status);
-    assert.equal(response.match(/^HTTP\/1\.1/gm)!.length, 1);
+    assert.equal(statusOf(response), status, response);
+    assert.equal(response.match(/^HTTP\/1\.1/gm)!.length, 1, response);
     assert.match(response, /^connection: close\r$/im);
     assert.match(response, /^cache-control: no-store\r$/im);
   }
-  assert.equal(backend.seen.length, 1);
+  assert.equal(backend.seen.length, 1, 'the requests that the backend saw');
 });
 
 test('a GET that asks to upgrade sends its message, and is not upgraded', async (t) => {
-  const { backend, gateway } = await startByGet(t);
+  const { backend, gateway } = await startBoth(t, BY_GET);
   const response = await rawRequest(gateway, '/v2/send?message=x', {
     headers: [`Authorization: Bearer ${SECRET}`, 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'],
   });
-  assert.equal(statusOf(response), 201);
+  assert.equal(statusOf(response), 201, response);
   assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x' });
-  assert.equal(backend.seen[0]!.headers.upgrade, undefined);
+  assert.equal(backend.seen[0]!.headers.upgrade, undefined, 'the upgrade went on');
 });
 
-for (
-  const [name, token] of [
-    ['allowed send', { defaults: DEFAULTS }],
-    ['allowed everything by words', { defaults: DEFAULTS, allow: ['send', 'info', 'receive', 'messaging', 'setup'] }],
-    ['allowed it by wildcards', {
-      defaults: DEFAULTS,
-      allow: ['* /v2/send', 'GET /v2/*', 'GET /*', '* /*', 'GET /v2/:name', 'GET /*/send', 'POST /v2/send'],
-    }],
-    ['that makes no sends', { allow: ['GET /v2/send', '* /*'] }],
-    ['that makes no sends, with rules of its own', {
-      allow: ['GET /v2/send', '* /*'],
-      senders: [FROM],
-      recipients: [TO],
-    }],
-  ] as [string, TokenConfig][]
-) {
-  attack(
-    `send by a GET with a token ${name}`,
-    { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } },
-    405,
-    'method_not_allowed',
-    [
-      { path: '/v2/send?message=x' },
-      { path: '/v2/send?message=x%0Ay' },
-      { path: '/v2/send' },
-      { path: '//v2/send/?message=x' },
-      { path: `/@auth=${SECRET}/v2/send?message=x` },
-    ],
-  );
-}
-
-attack(
-  'send by another method, or a GET of another route, what only GET /v2/send may',
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, allow: ['GET /v2/send'], defaults: DEFAULTS } } },
-  405,
-  'method_not_allowed',
-  [
-    ...['PUT', 'PATCH', 'DELETE', 'OPTIONS'].map((method): Ask => ({ method, path: '/v2/send?message=x' })),
-    { path: '/v1/send?message=x' },
-  ],
-);
-
-attack(
-  'reach by GET /v2/send what else the token may not',
-  {
-    ...ALL_FORMS,
-    tokens: {
-      hook: { secret: SECRET, allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS },
-    },
-  },
-  403,
-  'endpoint_not_allowed',
-  [{ body: MESSAGE }, { body: 'hello' }, { path: '/v1/send', body: MESSAGE }, { path: '/v1/about' }],
-);
-
-const BY_GET: GatewayConfig = {
-  ...ALL_FORMS,
-  tokens: { hook: { secret: SECRET, allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS } },
-};
-
-attack('send by a GET to somebody who is not on the list', BY_GET, 403, 'recipient_not_allowed', [
-  { path: '/v2/send?message=x&recipients=%2B15559999999' },
-  { path: '/v2/send?message=x&recipients=+15559999999' },
-  { path: `/v2/send?message=x&recipients=%2B15550100002&recipients=${GROUP}` },
-  { path: '/v2/send?payload=%7B%22message%22%3A%22x%22%2C%22recipients%22%3A%22%2B15559999999%22%7D' },
-]);
-attack('send by a GET from another account', BY_GET, 403, 'sender_not_allowed', [
-  { path: '/v2/send?message=x&number=%2B15559999999' },
-]);
-attack('have a GET sent that says nothing, or to nobody', BY_GET, 400, 'bad_field', [
-  { path: '/v2/send' },
-  { path: '/v2/send?message=' },
-  { path: '/v2/send?msg=x' },
-  { path: '/v2/send?message=x&recipients=' },
-  { path: '/v2/send?message=x&Recipients=%2B15550100002' },
-  { path: '/v2/send?message=x&recipient=%2B15550100002' },
-  { path: '/v2/send?message=x&number=1' },
-]);
-attack('smuggle control characters through the query of a GET', BY_GET, 400, 'bad_target', [
-  ...['%0D%0A', '%00', '%1B%5B0m', '%7F', '%C2%85', '%FF'].map((bytes) => ({ path: `/v2/send?message=x${bytes}` })),
-  { path: '/v2/send?message=x&number=%0A' },
-  { path: '/v2/send?message%0A=x' },
-  { path: '/v2/send?message=x&text=%09' },
-  { path: '/v1/about?message=x%0Ay' },
-  { path: '/v1/send?message=x%0Ay' },
-  { path: '/v2%0A/send?message=x' },
-]);
-attack('send by a GET without a token', BY_GET, 401, 'unauthorized', [
-  { path: '/v2/send?message=x', headers: { authorization: '' } },
-  { path: `/v2/send?message=x&auth=${SECRET}`, headers: { authorization: '' } },
-]);
-attack('have a browser send by a GET with the password that it remembers', BY_GET, 403, 'cross_site', [
-  {
-    path: '/v2/send?message=x',
-    headers: { authorization: basic(`api:${SECRET}`), 'user-agent': 'Mozilla/5.0 (X11; Linux x86_64)' },
-  },
-  {
-    path: '/v2/send?message=x',
-    headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' },
-  },
-  {
-    path: '/v2/send?message=x',
-    headers: { authorization: basic(`api:${SECRET}`), 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch' },
-  },
-]);
+table('attack: send by a GET that the allowlist does not spell, or with a token that makes no sends', hook({}))`
+  * bearer | @ {"defaults":${MEANT}} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["send","info","messaging","setup"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["POST /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
+  * bearer | @ {"defaults":${MEANT},"allow":["GET /v2/:name","GET /*/send","* /v2/send"]} → 405 method_not_allowed
+  * bearer | @ {"allow":["GET /v2/send","* /*"]} → 405 method_not_allowed
+  * bearer | @ {"allow":["GET /v2/send","* /*"],"senders":["${FROM}"],"recipients":["${TO}"]} → 405 method_not_allowed
+  GET /v2/send?message=x ;; GET /v2/send?message=x%0Ay ;; GET /v2/send ;; GET //v2/send/?message=x
+  GET /@auth=${SECRET}/v2/send?message=x`;
+table('attack: do by a token for GET /v2/send what it may not, or send nothing, or to nobody', BY_GET)`
+  * bearer → 405 method_not_allowed
+  PUT /v2/send?message=x ;; PATCH /v2/send?message=x ;; DELETE /v2/send?message=x ;; OPTIONS /v2/send?message=x
+  GET /v1/send?message=x
+  * bearer → 403 endpoint_not_allowed
+  ${HELLO} ;; 'hello' ;; POST /v1/send | ${HELLO} ;; GET /v1/about
+  * bearer → 403 sender_not_allowed
+  GET /v2/send?message=x&number=%2B15559999999
+  * bearer → 403 recipient_not_allowed
+  GET /v2/send?message=x&recipients=%2B15559999999 ;; GET /v2/send?message=x&recipients=+15559999999
+  GET /v2/send?message=x&recipients=%2B15550100002&recipients=${GROUP}
+  GET /v2/send?payload=%7B%22message%22%3A%22x%22%2C%22recipients%22%3A%22%2B15559999999%22%7D
+  * bearer → 400 bad_field
+  GET /v2/send ;; GET /v2/send?message= ;; GET /v2/send?msg=x ;; GET /v2/send?message=x&recipients=
+  GET /v2/send?message=x&Recipients=%2B15550100002 ;; GET /v2/send?message=x&recipient=%2B15550100002
+  GET /v2/send?message=x&number=1
+  * → 401 unauthorized
+  GET /v2/send?message=x ;; GET /v2/send?message=x&auth=${SECRET}
+  * GET /v2/send?message=x | basic → 403 cross_site
+  User-Agent: Mozilla/5.0 (X11; Linux x86_64) ;; Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors
+  Sec-Fetch-Site: none | Sec-Purpose: prefetch`;
+table('attack: smuggle control characters through the query of a GET', BY_GET)`
+  * bearer → 400 bad_target
+  GET /v2/send?message=x%0D%0A ;; GET /v2/send?message=x%00 ;; GET /v2/send?message=x%1B%5B0m
+  GET /v2/send?message=x%7F ;; GET /v2/send?message=x%C2%85 ;; GET /v2/send?message=x%FF
+  GET /v2/send?message=x&number=%0A ;; GET /v2/send?message%0A=x ;; GET /v2/send?message=x&text=%09
+  GET /v1/about?message=x%0Ay ;; GET /v1/send?message=x%0Ay ;; GET /v2%0A/send?message=x`;
 
 test('what is held of bodies is 32 MiB for all connections together, and is given back on every path', async (t) => {
-  const MIB = 1024 * 1024;
   const { gateway } = await startWebhook(t);
   const countOf = (status: number): number => requests(gateway).filter((line) => line.status === status).length;
   for (const [fill, end, status] of [['x', 'x', 499], ['x', '\xff', 400], ['{', '{{', 413], ['x', 'x', 201]] as const) {
@@ -4956,268 +4269,74 @@ test('where there are several tokens, half of the 32 MiB that are held is for on
   await Promise.allSettled(answers);
 });
 
-test('what is missing in the end is named, with the top-level keys that there were, to the client and in the log', async (t) => {
-  const many = Object.fromEntries(Array.from({ length: 40 }, (_, i) => [`key${i}${'x'.repeat(1000)}`, i]));
-  for (
-    const [lacks, keys, body, token = { defaults: DEFAULTS }] of [
-      ['message,number,recipients', '"alerts", "status". ', { alerts: [], status: 'x' }, { defaults: {} }],
-      ['recipients', '"message", "recipients". ', { message: 'x', recipients: [] }, { defaults: { number: FROM } }],
-      ['number', '"message", "number". ', { message: 'x', number: 2 }, { defaults: { recipients: [TO] } }],
-      ['message', 'none. ', {}],
-      ['message', '"message", "text". ', { message: ' \n', text: 'x' }],
-      ['message', '"message", "sticker", "base64_attachments". ', { message: '', sticker: '', base64_attachments: [] }],
-      ['message', '"message", "\\"\\n". ', { message: 'x', auth: SECRET, '"\n': 1 }, reading(' {{typo}}\n')],
-      ['recipients', '"text", "number". ', { text: 'x', number: FROM }, { message: '{{text}}' }],
-      ['message', '"key0xxx', many],
-    ] as [string, string, object, TokenConfig?][]
-  ) {
-    const reason = lacks.replace(/\w+/g, 'no_$&');
-    const words = `The send would lack ${lacks.replaceAll(',', ' and ')}; the body's top-level keys are ${keys}`;
-    const both = await startWebhook(t, token);
-    const answer = await ask(both.gateway, { body, headers: BEARER });
-    assertDenied(answer, 400, 'bad_field', both);
-    assert.ok(answer.json.error.includes(words), answer.json.error);
-    assert.ok(answer.json.error.length < 3000, answer.json.error);
-    assert.doesNotMatch(answer.json.error, new RegExp(`key30|${SECRET}`));
-    if (body === many) assert.match(answer.json.error, /"key29xxx/);
-    assert.equal(requests(both.gateway)[0].reason, reason);
-    assert.ok(!both.gateway.log.join().includes('key1'), 'what a client sends is not logged');
-  }
+const MANY_KEYS = Array.from({ length: 40 }, (_, i) => `"key${i + 10}${'x'.repeat(100)}":${i}`);
+const shownKeys = (count: number): string =>
+  MANY_KEYS.slice(0, count).map((member) => `${member.slice(0, 61)}…"`).join(', ');
+table('what a send lacks is named to the client and in the log, with at most thirty top-level keys, cut', hook())`
+  * bearer → 400 bad_field
+  @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
+  @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
+  @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "lack number; the body's top-level keys are "message", "number". "
+  {} → reason=no_message | "lack message; the body's top-level keys are none. "
+  {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text". "
+  {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments". "
+  @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n". "
+  @ {"defaults":{},"message":"{{text}}"} | {"text":"x","number":"${FROM}"} → reason=no_recipients | "keys are "text", "number". "
+  {${MANY_KEYS.slice(0, 30).join()}} → reason=no_message | "keys are ${shownKeys(30)}. "
+  {${MANY_KEYS.join()}} → reason=no_message | "keys are ${shownKeys(30)}, …. "`;
+
+test('what a client sends is not logged', async (t) => {
+  const both = await startWebhook(t);
+  await checkRows(both, ['* bearer', ['{"key1":"x"} → 400 bad_field', '{"message":"x1","key1":2} → 201']]);
+  assert.ok(!/key1|x1/.test(both.gateway.log.join()), both.gateway.log.join());
 });
 
-test('long keys and many keys are named cut, and said to be', async (t) => {
-  const { gateway } = await startWebhook(t);
-  const keysSaid = async (count: number): Promise<string> => {
-    const body = Object.fromEntries(Array.from({ length: count }, (_, i) => [`k${i + 10}${'x'.repeat(100)}`, 1]));
-    return /keys are (.*?)\. What/.exec((await ask(gateway, { body, headers: BEARER })).json.error)![1]!;
-  };
-  const shown = (count: number): string[] => Array.from({ length: count }, (_, i) => `"k${i + 10}${'x'.repeat(57)}…"`);
-  assert.equal(await keysSaid(30), shown(30).join(', '));
-  assert.equal(await keysSaid(31), [...shown(30), '…'].join(', '));
-});
-
-test('only "auth" is dropped of a webhook, and only a body that begins like a form is one', async (t) => {
-  const { backend, gateway } = await startWebhook(t, {
-    defaults: DEFAULTS,
-    message: '{{author}}{{authority}}{{oauth}}{{text}}',
-  });
-  assert.equal(
-    (await ask(gateway, {
-      body: { author: 'a', authority: 'b', oauth: 'c', text: 'payload=1&data=2' },
-      headers: BEARER,
-    })).status,
-    201,
-  );
-  assert.equal(gotJson(backend).message, 'abcpayload=1&data=2');
-});
+const READS_AUTH = reading('{{author}}{{authority}}{{oauth}}{{.}}');
+table('only "auth" is dropped of a webhook, whatever it holds and however it is spelled', hook(READS_AUTH))`
+  * ${MADE} | {"message":"{\"a\":1}"}
+  {"auth":{"type":"oauth"},"a":1} ;; {"auth":1,"a":1} ;; {"Auth":"x","a":1}
+  {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"}
+  'payload={"auth":"${OTHER}","a":1}'
+  {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
 const HOOKED: GatewayConfig = {
-  ...ALL_FORMS,
+  ...hook({ senders: [FROM], recipients: [TO], ...reading('{{text}}') }),
   allow: ['messaging'],
-  tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: DEFAULTS, message: '{{text}}' } },
 };
+table('attack: do by a webhook what no body may, or send from another account or to another recipient', HOOKED)`
+  * bearer → 400 bad_field
+  {"text":"x","recipients":["${TO}","group.*"]} ;; {"text":"x","recipients":["--help"]}
+  {"text":"x","recipients":[""]} ;; {"text":"x","recipients":["${TO}\n"]} ;; {"text":""}
+  {"text":"x","base64_attachments":["data:a/b;filename=../../x;base64,QUJD"]}
+  {"text":"x","link_preview":{"url":"https://a","base64_thumbnail":"data:a/b;filename=/x;base64,QUJD"}}
+  * bearer → 403 sender_not_allowed
+  {"text":"x","number":"${STRANGER}"} ;; -- data = {"text":"x","number":"${STRANGER}"}
+  'payload=${encodeURIComponent(`{"text":"x","number":"${STRANGER}"}`)}'
+  @ {"defaults":{"number":"${STRANGER}"}} | {"text":"x","recipients":["${TO}"]}
+  * bearer → 403 recipient_not_allowed
+  {"text":"x","recipients":["${STRANGER}"]} ;; {"text":"x","recipients":["${TO}","${STRANGER}"]}
+  {"text":"x","recipients":["${GROUP}"]} ;; {"text":"x","recipients":"${STRANGER}"}
+  @ {"defaults":{"number":"${FROM}","recipients":["${TO}","${STRANGER}"]}} | {"text":"x"}`;
+table("attack: use a webhook's token for more than it is meant for", hook({ allow: ['send'], defaults: DEFAULTS }))`
+  * bearer → 403 endpoint_not_allowed
+  GET /v1/about ;; GET /v1/receive/${FROM}`;
 
-attack('send from another account by a webhook', HOOKED, 403, 'sender_not_allowed', [
-  { body: { text: 'x', number: STRANGER } },
-  { body: `payload=${encodeURIComponent(JSON.stringify({ text: 'x', number: STRANGER }))}` },
-  multipart([['data', JSON.stringify({ text: 'x', number: STRANGER })]]),
+const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
+table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))([
+  `* ${MADE} | {"message":"x"}`,
+  MIB_BODY,
+  `${MIB_BODY} | Transfer-Encoding: chunked`,
+  `none | ${MIB_BODY.replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '')}`,
+  `'${MIB_BODY} ' → 413 body_too_large | bytesIn=0`,
+  `'${MIB_BODY} ' | Transfer-Encoding: chunked → 413 body_too_large`,
+  `-- message = x -- f; filename="x" = ${'x'.repeat(MIB)} → 413 body_too_large`,
 ]);
-
-attack('send to another recipient by a webhook', HOOKED, 403, 'recipient_not_allowed', [
-  { body: { text: 'x', recipients: [STRANGER] } },
-  { body: { text: 'x', recipients: [TO, STRANGER] } },
-  { body: { text: 'x', recipients: [GROUP] } },
-  { body: { text: 'x', recipients: STRANGER } },
-]);
-
-attack(
-  "send from or to another by a webhook's defaults",
-  {
-    ...HOOKED,
-    tokens: { hook: { secret: SECRET, senders: [FROM], recipients: [TO], defaults: { number: STRANGER } } },
-  },
-  403,
-  'sender_not_allowed',
-  [{ body: { message: 'x', recipients: [TO] } }],
-);
-attack(
-  "send to another by a webhook's default recipients",
-  {
-    ...HOOKED,
-    tokens: {
-      hook: {
-        secret: SECRET,
-        senders: [FROM],
-        recipients: [TO],
-        defaults: { number: FROM, recipients: [TO, STRANGER] },
-      },
-    },
-  },
-  403,
-  'recipient_not_allowed',
-  [{ body: { message: 'x' } }],
-);
-
-attack('do by a webhook what no body may', HOOKED, 400, 'bad_field', [
-  { body: { text: 'x', recipients: [TO, 'group.*'] } },
-  { body: { text: 'x', recipients: ['--help'] } },
-  { body: { text: 'x', recipients: [''] } },
-  { body: { text: 'x', recipients: [`${TO}\n`] } },
-  { body: { text: 'x', base64_attachments: ['data:a/b;filename=../../x;base64,QUJD'] } },
-  { body: { text: 'x', link_preview: { url: 'https://a', base64_thumbnail: 'data:a/b;filename=/x;base64,QUJD' } } },
-  { body: { text: '' } },
-]);
-
-attack(
-  "use a webhook's token for more than it is meant for",
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, allow: ['send'], defaults: DEFAULTS } } },
-  403,
-  'endpoint_not_allowed',
-  [
-    { path: '/v1/about' },
-    { path: `/v1/receive/${FROM}` },
-  ],
-);
-
-test('a webhook authenticates in all five forms, and its credential reaches neither the text nor the backend', async (t) => {
-  for (const { name, ask: make } of FORMS) {
-    const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{auth}}{{.}}' });
-    const made = make(SECRET);
-    const extra = { text: 'x', number: 2, recipients: null };
-    // A body that carries the token keeps its spelling of the key.
-    const body = made.body === undefined
-      ? { ...extra, auth: OTHER }
-      : typeof made.body === 'string'
-      ? made.body.replace(`"${FROM}"`, '2')
-      : { ...extra, auth: SECRET };
-    const answer = await ask(gateway, { ...made, body });
-    assert.equal(answer.status, 201, `${name} ${answer.text}`);
-    const got = gotJson(backend);
-    assert.deepEqual(Object.keys(got), ['number', 'recipients', 'message']);
-    assert.equal(got.number, FROM);
-    const bytes = JSON.stringify([backend.seen[0]!.url, backend.seen[0]!.rawHeaders, got, gateway.log]);
-    assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER) && !bytes.includes('auth'), bytes);
-  }
-});
-
-test('a webhook without a credential, or with a wrong one, is 401 whatever it holds', async (t) => {
-  const both = await startWebhook(t);
-  for (const body of [{ message: 'x', number: 2 }, {}, { auth: OTHER, number: 2, recipients: 'x' }]) {
-    assertDenied(await ask(both.gateway, { body }), 401, 'unauthorized', both);
-  }
-  assertDenied(
-    await ask(both.gateway, {
-      ...multipart([['data', '{"message":"x"}']]),
-      headers: { ...multipart([]).headers, authorization: `Bearer ${OTHER}` },
-    }),
-    401,
-    'unauthorized',
-    both,
-  );
-  // No token is looked for within a form: that is a missing one, not a bad body.
-  const json = JSON.stringify({ auth: SECRET, message: 'x' });
-  for (
-    const request of [{ body: `payload=${encodeURIComponent(json)}` }, {
-      body: `data=${json}`,
-      headers: { 'content-type': 'application/x-www-form-urlencoded' },
-    }, { ...multipart([['data', json]]), headers: { 'content-type': 'multipart/form-data; boundary=limit' } }]
-  ) {
-    const answer = await ask(both.gateway, request);
-    assertDenied(answer, 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway).at(-1)!.reason, 'no_credential');
-    assert.equal(answer.headers['www-authenticate'], 'Basic realm="signal", Bearer');
-  }
-});
-
-test('a form without a credential is 401 in any chunks, and what else is wrong with it is said', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, {
-    stallTimeoutMs: 250,
-  });
-  const chunked = (...chunks: string[]): Promise<string> =>
-    raw(
-      gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n${
-        chunks.map((chunk) => `${chunk.length.toString(16)}\r\n${chunk}\r\n`).join('')
-      }0\r\n\r\n`,
-    );
-  for (
-    const response of [
-      await chunked('p', 'ayload={}'),
-      await chunked('payload', '={}'),
-      await chunked('d', 'a', 't', 'a', '={}'),
-    ]
-  ) assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized']);
-  for (
-    const [more, status, code] of [['Content-Encoding: gzip\r\n', 415, 'unsupported_encoding'], [
-      '',
-      408,
-      'request_timeout',
-    ]] as const
-  ) {
-    const response = await raw(
-      gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n${more}Content-Length: 100\r\n\r\n`,
-    );
-    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-  }
-  assert.equal(backend.connections, 0);
-});
-
-test('a field "auth" of the sender\'s own is dropped, whatever it holds and however it is spelled', async (t) => {
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{.}}' });
-  for (
-    const body of [
-      '{"auth":{"type":"oauth"},"a":1}',
-      '{"auth":1,"a":1}',
-      '{"Auth":"x","a":1}',
-      `{"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\\u0061uth":"${OTHER}"}`,
-      `payload={"auth":"${OTHER}","a":1}`,
-    ]
-  ) {
-    const answer = await ask(gateway, { body, headers: BEARER });
-    assert.equal(answer.status, 201, answer.text);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: '{"a":1}' });
-  }
-});
-
-test("a webhook's body is at most 1 MiB: 413 at once if it says so, and as soon as it is if not", async (t) => {
-  const MIB = 1024 * 1024;
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
-  const fill = (bytes: number): string => `{"text":"x","more":"${'y'.repeat(bytes - 22)}"}`;
-  assert.equal(fill(MIB).length, MIB);
-  assert.equal((await ask(gateway, { body: fill(MIB), headers: BEARER })).status, 201);
-  assert.equal(
-    (await ask(gateway, { body: fill(MIB), headers: { ...BEARER, 'transfer-encoding': 'chunked' } })).status,
-    201,
-  );
-  assert.equal(
-    (await ask(gateway, { body: fill(MIB).replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '') })).status,
-    201,
-  );
-  assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x' });
-  const both = await startWebhook(t, { defaults: DEFAULTS });
-  assertDenied(await ask(both.gateway, { body: fill(MIB + 1), headers: BEARER }), 413, 'body_too_large', both);
-  assert.equal(requests(both.gateway)[0].bytesIn, 0);
-  assertDenied(
-    await ask(both.gateway, { body: fill(MIB + 1), headers: { ...BEARER, 'transfer-encoding': 'chunked' } }),
-    413,
-    'body_too_large',
-    both,
-  );
-  assertDenied(
-    await ask(both.gateway, multipart([['message', 'x'], ['f', 'x'.repeat(MIB), '; filename="x"']])),
-    413,
-    'body_too_large',
-    both,
-  );
-  const tight = await startWebhook(t, { defaults: DEFAULTS }, { limits: { body: '1KiB' } });
-  assertDenied(await ask(tight.gateway, { body: fill(2000), headers: BEARER }), 413, 'body_too_large', tight);
-  assert.equal(requests(tight.gateway)[0].bytesIn, 0);
-});
+table("a webhook's body is at most limits.body, if that is less", { ...hook(), limits: { body: '1KiB' } })`
+  * bearer → 413 body_too_large
+  ${sized(2000)} → bytesIn=0`;
 
 test("a webhook's body may come in any pieces", async (t) => {
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{text}}' });
+  const { backend, gateway } = await startWebhook(t, reading('{{text}}'));
   const body = Buffer.from('{"text":"ü😀","number":2}');
   for (let cut = 1; cut < body.length; cut++) {
     const req = beginSend(gateway, BEARER);
@@ -5226,147 +4345,76 @@ test("a webhook's body may come in any pieces", async (t) => {
     req.end(body.subarray(cut));
     const [res] = await once(req, 'response') as [http.IncomingMessage];
     res.resume();
-    assert.equal(res.statusCode, 201);
-    assert.equal(gotJson(backend).message, 'ü😀');
+    assert.deepEqual([res.statusCode, gotJson(backend).message], [201, 'ü😀'], `cut at ${cut}`);
   }
 });
 
-test('a webhook that is compressed is 415, and one that stops in the middle is 408', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, {
-    stallTimeoutMs: 250,
-  });
-  const both = { backend, gateway };
-  assertDenied(
-    await ask(gateway, { body: gzipSync('{"message":"x"}'), headers: { ...BEARER, 'content-encoding': 'gzip' } }),
-    415,
-    'unsupported_encoding',
-    both,
-  );
-  const response = await raw(
-    gateway,
-    `${post(SECRET, 100)}{"message":`,
-  );
-  assert.deepEqual([statusOf(response), codeOf(response), backend.connections], [408, 'request_timeout', 0]);
-});
-
-test("a webhook's body that trickles in is 408 when its time is over, though it makes progress, in its head and after it", async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } }, {
-    stallTimeoutMs: 300,
-  });
-  for (const begin of ['{"message":"', `{"message":"${'x'.repeat(100_000)}`]) {
-    const { socket, text: answer } = open(
-      t,
-      gateway,
-      `${post(SECRET, 1_000_000)}${begin}`,
-    );
-    const trickle = setInterval(() => socket.write('x'), 5);
-    t.after(() => {
-      clearInterval(trickle);
-      socket.destroy();
-    });
-    await until(() => answer() !== '');
-    clearInterval(trickle);
-    assert.deepEqual([statusOf(answer()), codeOf(answer()), backend.connections], [408, 'request_timeout', 0]);
+test('a webhook that is compressed is 415; one that stops, or trickles in for too long, is 408, in its head and after it', async (t) => {
+  const both = await startBoth(t, hook(), { stallTimeoutMs: 300 });
+  const headers = { ...BEARER, 'content-encoding': 'gzip' };
+  const compressed = await ask(both.gateway, { body: gzipSync('{"message":"x"}'), headers });
+  assertDenied(compressed, 415, 'unsupported_encoding', both);
+  const responses = [
+    raw(both.gateway, `${post(SECRET, 100)}{"message":`),
+    trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"`),
+    trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(100_000)}`),
+  ];
+  for (const response of await Promise.all(responses)) {
+    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
   }
+  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
 
-test('only a POST to /v2/send is made a send: other requests of the same token pass as they are', async (t) => {
-  const { backend, gateway } = await startWebhook(t, {
-    allow: ['messaging', 'info'],
-    defaults: DEFAULTS,
-    message: 'never',
-  });
-  assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
-  assert.equal(
-    (await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: { ...BEARER, 'content-type': 'text/plain' } }))
-      .status,
-    201,
-  );
-  assert.deepEqual(gotJson(backend), MESSAGE);
-  assert.equal(backend.seen.at(-1)!.headers['content-type'], 'text/plain');
-  assert.equal(
-    (await ask(gateway, {
-      method: 'PUT',
-      path: `/v1/typing-indicator/${FROM}`,
-      body: { recipient: TO },
-      headers: BEARER,
-    })).status,
-    204,
-  );
-  assert.deepEqual(gotJson(backend), { recipient: TO });
-});
-
-test('a token without defaults and message passes its body on, beside one that has them', async (t) => {
-  const { backend, gateway } = await startBoth(t, {
-    tokens: { hook: { secret: SECRET, defaults: DEFAULTS }, plain: { secret: OTHER } },
-  });
-  assert.equal(
-    (await ask(gateway, { body: { ...MESSAGE, more: 1 }, headers: { authorization: `Bearer ${OTHER}` } })).status,
-    201,
-  );
-  assert.deepEqual(gotJson(backend), { ...MESSAGE, more: 1 });
-  assert.equal((await ask(gateway, { body: { ...MESSAGE, more: 1 }, headers: BEARER })).status, 201);
-  assert.deepEqual(gotJson(backend), MESSAGE);
-});
+const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
+table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
+  * bearer
+  GET /v1/about → 200
+  POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
+  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
+table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
+  * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
+  bearer ${OTHER} → {"more":1}
+  bearer`;
 
 test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
-  const config = (message: string): GatewayConfig => ({
-    tokens: { hook: { secret: SECRET, defaults: DEFAULTS, message } },
-  });
-  const { backend, gateway } = await startBoth(t, config('one {{x}}'));
+  const both = await startWebhook(t, reading('one {{x}}'));
   for (const [message, text] of [['two {{x}}', 'two 1'], ['three {{x', 'two 1'], ['four {{x}}', 'four 1']] as const) {
-    const problems = problemsOf(() => gateway.reload(config(message)));
-    assert.deepEqual(
-      problems,
-      message.endsWith('}}') ? [] : ['tokens.hook.message: line 1, column 7: a "{{" has no "}}"'],
-    );
-    assert.equal((await ask(gateway, { body: { x: 1 }, headers: BEARER })).status, 201);
-    assert.equal(gotJson(backend).message, text);
+    const mistake = 'tokens.hook.message: line 1, column 7: a "{{" has no "}}"';
+    const problems = problemsOf(() => both.gateway.reload(hook(reading(message))));
+    assert.deepEqual(problems, message.endsWith('}}') ? [] : [mistake]);
+    await checkRows(both, [`* ${MADE}`, `{"x":1} → {"message":"${text}"}`]);
   }
 });
 
 test("what is wrong with a webhook's settings is said with its place", () => {
-  const tokens = (hook: object): GatewayConfig => ({ tokens: { hook: { secret: SECRET, ...hook } } });
-  for (
-    const [hook, ...problems] of [
-      [{ defaults: [] }, 'tokens.hook.defaults: must be an object with number, recipients, text_mode'],
-      [{ defaults: 'x' }, 'tokens.hook.defaults: must be an object with number, recipients, text_mode'],
-      [
-        { defaults: { number: 15550100001, recipients: [], text_mode: 'bold', recipient: TO } },
-        'tokens.hook.defaults.number: 15550100001 is not "+" and 5 to 15 digits',
-        'tokens.hook.defaults.recipients: must be a list with at least one entry',
-        'tokens.hook.defaults.text_mode: "bold" is not normal or styled',
-        'tokens.hook.defaults.recipient: is not a setting; did you mean "recipients"?',
-      ],
-      [
-        { defaults: { recipients: [TO, '15550100002', 'group.*', '-x', 1] } },
-        ...['[1]: "15550100002"', '[2]: "group.*"', '[3]: "-x"', '[4]: 1'].map((at) =>
-          `tokens.hook.defaults.recipients${at} is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…`
-        ),
-      ],
-      [{ message: '' }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
-      [{ message: ' \n' }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
-      [{ defaults: { constructor: 1 } }, 'tokens.hook.defaults.constructor: is not a setting'],
-      [{ message: ['{{x}}'] }, 'tokens.hook.message: must be a template: text with {{names}} in it'],
-      [{ message: 'a\n{{#x}}' }, 'tokens.hook.message: line 2, column 1: "{{#x}}" has no "{{/x}}"'],
-      [
-        { default: {}, template: '' },
-        'tokens.hook.default: is not a setting; did you mean "defaults"?',
-        'tokens.hook.template: is not a setting',
-      ],
-    ] as [object, ...string[]][]
-  ) {
-    assert.deepEqual(problemsOf(() => createGateway(tokens(hook))), problems);
+  const noRecipient = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
+  const mistakes = literal`
+    {"defaults":[]} ⇒ defaults: must be an object with number, recipients, text_mode
+    {"defaults":"x"} ⇒ defaults: must be an object with number, recipients, text_mode
+    {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
+    {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
+    {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
+    {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
+    {"defaults":{"recipients":["${TO}","15550100002","-x"]}} ⇒ defaults.recipients[1]: "15550100002" ${noRecipient} ⇒ defaults.recipients[2]: "-x" ${noRecipient}
+    {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${noRecipient} ⇒ defaults.recipients[1]: 1 ${noRecipient}
+    {"defaults":{"constructor":1}} ⇒ defaults.constructor: is not a setting
+    {"message":""} ⇒ message: must be a template: text with {{names}} in it
+    {"message":" \n"} ⇒ message: must be a template: text with {{names}} in it
+    {"message":["{{x}}"]} ⇒ message: must be a template: text with {{names}} in it
+    {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
+    {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
+  for (const line of mistakes.trim().split('\n')) {
+    const [token = '', ...problems] = line.trim().split(' ⇒ ');
+    const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
+    assert.deepEqual(found, problems.map((problem) => `tokens.hook.${problem}`), token);
   }
 });
 
 test('no webhook keeps the gateway busy for long, and the next send gets through', async (t) => {
-  const { backend, gateway } = await startWebhook(t, {
-    defaults: DEFAULTS,
-    message: `${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}`,
-  });
+  const { backend, gateway } = await startWebhook(
+    t,
+    reading(`${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}`),
+  );
   const attempts: Ask[] = [
     { body: `{"a":[${'0,'.repeat(500_000)}0]}` },
     { body: `{"a":[${'{},'.repeat(300_000)}{}]}` },
@@ -5383,7 +4431,7 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
     const answer = await ask(gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
     assert.ok([201, 400].includes(answer.status), answer.text);
   }
-  assert.deepEqual([...new Set(backend.sent.map(({ message }) => message))], ['…']);
+  assert.deepEqual([...new Set(backend.sent.map(({ message }) => message))], ['…'], 'what was sent');
   assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
 });
 
@@ -5391,6 +4439,12 @@ test('no webhook keeps the gateway busy for long, and the next send gets through
 function inEachForm(fields: [name: string, value: string][]): Ask[] {
   const pairs = new URLSearchParams(fields).toString();
   return [{ body: pairs }, multipart(fields), { path: `/v2/send?${pairs}` }];
+}
+
+/** A multipart form with a message, and what else is written as it stands. */
+function rawMultipart(more: string): Ask {
+  const message = 'Content-Disposition: form-data; name="message"\r\n\r\nx\r\n';
+  return { body: `--limit\r\n${message}${more}--limit--\r\n`, headers: multipart([]).headers };
 }
 
 const BY_FORM: GatewayConfig = {
@@ -5689,166 +4743,90 @@ test('a refused send names thirty of its keys, however many there are, each cut 
 });
 
 section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
-
 /**
- * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, by
- * its name there, in words of our own. Where theirs escapes for HTML, ours does not.
+ * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in
+ * words of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&",
+ * a third brace), and ~ for each section that is shown (# with true, ^ with false). There is no escaping for HTML here.
  */
-const MUSTACHE: [name: string, template: string, data: unknown, text: string][] = [
-  ['no interpolation', 'The {disk} is full}.\n', {}, 'The {disk} is full}.\n'],
-  ['basic interpolation', 'Disk {{name}} is full.\n', { name: 'sda' }, 'Disk sda is full.\n'],
-  ['HTML is not escaped', '{{x}}', { x: `& " < > ' \` =` }, `& " < > ' \` =`],
-  ['triple mustache', '{{{x}}}', { x: '& " < >' }, '& " < >'],
-  ['ampersand', '{{&x}}', { x: '& " < >' }, '& " < >'],
-  ...['{{n}}', '{{{n}}}', '{{&n}}'].flatMap((tag): [string, string, unknown, string][] => [
-    [`integer interpolation by ${tag}`, `${tag} left`, { n: 42 }, '42 left'],
-    [`decimal interpolation by ${tag}`, `${tag} left`, JSON.parse('{"n":2.50}'), '2.5 left'],
-    [`null interpolation by ${tag}`, `(${tag})`, { n: null }, '()'],
-    [`context miss by ${tag}`, `(${tag})`, {}, '()'],
-    [`surrounding white space by ${tag}`, `| ${tag} |`, { n: '--' }, '| -- |'],
-    [`standalone by ${tag}`, `  ${tag}\n`, { n: '--' }, '  --\n'],
-    [`padding by ${tag}`, `|${tag.replace('n', ' n ')}|`, { n: '--' }, '|--|'],
-    [`dotted names by ${tag}`, `${tag.replace('n', 'a.n')} = {{#a}}${tag}{{/a}}`, { a: { n: 'pi' } }, 'pi = pi'],
-    [`implicit iterator by ${tag}`, `<${tag.replace('n', '.')}>`, 'text', '<text>'],
-    [`implicit iterator, integer, by ${tag}`, `<${tag.replace('n', '.')}>`, 85, '<85>'],
-  ]),
-  ['dotted names: arbitrary depth', '{{a.b.c.d.e.f}}', { a: { b: { c: { d: { e: { f: 'deep' } } } } } }, 'deep'],
-  ['dotted names: broken chains', '[{{a.b.c}}]', { a: {} }, '[]'],
-  ['dotted names: broken chain resolution', '[{{a.b.c.name}}]', { a: { b: {} }, c: { name: 'other' } }, '[]'],
-  ['dotted names: initial resolution', '{{#a}}{{b.c.n}}{{/a}}', {
-    a: { b: { c: { n: 'in' } } },
-    b: { c: { n: 'out' } },
-  }, 'in'],
-  ['dotted names: context precedence', '[{{#a}}{{b.c}}{{/a}}]', { a: { b: {} }, b: { c: 'outer' } }, '[]'],
-  [
-    'dotted names: leading dot',
-    '[{{#a}}{{.n}}{{/a}}][{{#b}}{{.n}}{{/b}}]',
-    { a: { x: 1 }, b: { n: 'own' }, n: 'up' },
-    '[][own]',
-  ],
-  ['dotted names are never single keys', '[{{a.b}}]', { 'a.b': 'c' }, '[]'],
-  ['dotted names: no masking', '{{a.b}}', { 'a.b': 'c', 'a': { b: 'd' } }, 'd'],
-  ['list indices', '{{a.0}}{{a.1.b}}[{{a.2}}]', { a: ['x', { b: 'y' }] }, 'xy[]'],
+const MUSTACHE = literal`
+  no interpolation ¦ The {disk} is full}.\n ¦ The {disk} is full}.\n ¦ {}
+  basic interpolation ¦ Disk {{name}} is full.\n ¦ Disk sda is full.\n ¦ {"name":"sda"}
+  HTML is not escaped ¦ {{*x}} ¦ & " < > ' \u0060 = ¦ {"x":"& \" < > ' \u0060 ="}
+  integer, decimal, null and missing ¦ {{*n}}|{{*d}}|{{*z}}|{{*m}} ¦ 42|2.5|| ¦ {"n":42,"d":2.50,"z":null}
+  surrounding white space ¦ | {{*n}} | ¦ | -- | ¦ {"n":"--"}
+  standalone interpolation ¦   {{*n}}\n ¦   --\n ¦ {"n":"--"}
+  padding ¦ |{{* n }}| ¦ |--| ¦ {"n":"--"}
+  dotted names ¦ {{*a.n}} = {{#a}}{{*n}}{{/a}} ¦ pi = pi ¦ {"a":{"n":"pi"}}
+  implicit iterator, text ¦ <{{*.}}> ¦ <text> ¦ "text"
+  implicit iterator, integer ¦ <{{*.}}> ¦ <85> ¦ 85
+  dotted names: arbitrary depth ¦ {{a.b.c.d.e.f}} ¦ deep ¦ {"a":{"b":{"c":{"d":{"e":{"f":"deep"}}}}}}
+  dotted names: broken chains ¦ [{{a.x.y}}][{{a.b.c}}][{{a.b.c.name}}] ¦ [][][] ¦ {"a":{"b":{}},"c":{"name":"other"}}
+  dotted names: initial resolution ¦ {{#a}}{{b.c.n}}{{/a}} ¦ in ¦ {"a":{"b":{"c":{"n":"in"}}},"b":{"c":{"n":"out"}}}
+  dotted names: context precedence ¦ [{{#a}}{{b.c}}{{/a}}] ¦ [] ¦ {"a":{"b":{}},"b":{"c":"outer"}}
+  dotted names: leading dot ¦ [{{#a}}{{.n}}{{/a}}][{{#b}}{{.n}}{{/b}}] ¦ [][own] ¦ {"a":{"x":1},"b":{"n":"own"},"n":"up"}
+  dotted names are never single keys, and mask none ¦ [{{a.b}}][{{c.d}}] ¦ [][d] ¦ {"a.b":"c","c.d":"c","c":{"d":"d"}}
+  list indices ¦ {{a.0}}{{a.1.b}}[{{a.2}}] ¦ xy[] ¦ {"a":["x",{"b":"y"}]}
+  section: truthy ¦ <{{#t}}1{{/t}}{{#s}}2{{/s}}{{#o.t}}3{{/o.t}}{{#o}}4{{/o}}> ¦ <1234> ¦ {"t":true,"s":"abc","o":{"t":true}}
+  section: falsey ¦ <{{#f}}1{{/f}}{{#n}}2{{/n}}{{#o.f}}3{{/o.f}}{{#l}}4{{/l}}> ¦ <> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
+  section: zero, the empty text and what is missing ¦ <{{#a}}1{{/a}}{{#b}}2{{/b}}{{#c}}3{{/c}}{{#a.b.c}}4{{/a.b.c}}> ¦ <> ¦ {"a":0,"b":""}
+  inverted: truthy ¦ <{{^t}}1{{/t}}{{^s}}2{{/s}}{{^o.t}}3{{/o.t}}{{^o}}4{{/o}}{{^l}}5{{/l}}> ¦ <> ¦ {"t":true,"s":"yes","o":{"t":true},"l":[{}]}
+  inverted: falsey ¦ <{{^f}}1{{/f}}{{^n}}2{{/n}}{{^o.f}}3{{/o.f}}{{^l}}4{{/l}}> ¦ <1234> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
+  inverted: what is missing ¦ <{{^c}}1{{/c}}{{^a.b.c}}2{{/a.b.c}}> ¦ <12> ¦ {"a":{}}
+  section: context ¦ {{#host}}on {{name}}{{/host}} ¦ on pi ¦ {"host":{"name":"pi"}}
+  section: parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
+  section: variable test ¦ {{#x}}{{.}} is {{x}}{{/x}} ¦ this is this ¦ {"x":"this"}
+  section: list contexts ¦ {{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}} ¦ k7.K7p.K7q. ¦ {"as":[{"n":{"up":"K","low":"k"},"bs":[{"m":"7","cs":[{"l":"p"},{"l":"q"}]}]}]}
+  section: deeply nested contexts ¦ {{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}\n{{#c}}\n{{three}}\n{{#d}}\n{{two}}{{four}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n ¦ 1\n12\n3\n24\n4551\n2\n ¦ {"a":{"one":1},"b":{"two":2},"c":{"three":3,"d":{"four":4,"five":5}}}
+  section: list ¦ <{{#list}}{{n}}{{/list}}> ¦ <123> ¦ {"list":[{"n":1},{"n":2},{"n":3}]}
+  section: doubled ¦ {{#on}}\na\n{{/on}}\n{{two}}\n{{#on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":true,"two":"b"}
+  inverted: doubled ¦ {{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":false,"two":"b"}
+  section: nested, shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A B C D E | ¦ {"on":~}
+  section: nested, not shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A  E | ¦ {"on":!~}
+  implicit iterator: texts and integers ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1) ¦ {"list":["a",1]}
+  implicit iterator: decimals ¦ {{#list}}({{.}}){{/list}} ¦ (1.1)(2.2) ¦ {"list":[1.10,2.20]}
+  implicit iterator: lists ¦ {{#list}}({{#.}}{{.}}{{/.}}){{/list}} ¦ (12)(x) ¦ {"list":[[1,2],["x"]]}
+  implicit iterator: root level ¦ {{#.}}({{n}}){{/.}} ¦ (a)(b) ¦ [{"n":"a"},{"n":"b"}]
+  surrounding white space ¦  | {{~on}}\t|\t{{/on}} | \n ¦  | \t|\t | \n ¦ {"on":~}
+  internal white space ¦  | {{~on}} {{! a remark }}\n {{/on}} | \n ¦  |  \n  | \n ¦ {"on":~}
+  indented inline sections ¦  {{~on}}A{{/on}}\n {{~on}}B{{/on}}\n ¦  A\n B\n ¦ {"on":~}
+  standalone lines ¦ | One\n{{~on}}\n|\n{{/on}}\n| Two\n ¦ | One\n|\n| Two\n ¦ {"on":~}
+  indented standalone lines ¦ | One\n  {{~on}}\n|\n\t{{/on}} \n2\n ¦ | One\n|\n2\n ¦ {"on":~}
+  standalone line endings ¦ |\r\n{{~on}}\r\n{{/on}}\r\n| ¦ |\r\n| ¦ {"on":~}
+  standalone without previous line ¦   {{~on}}\n#{{/on}}\n/ ¦ #\n/ ¦ {"on":~}
+  standalone without newline ¦ #{{~on}}\n/\n  {{/on}} ¦ #\n/\n ¦ {"on":~}
+  padding ¦ |{{~ on }}={{/\ton\n}}| ¦ |=| ¦ {"on":~}
+  a tab after a standalone tag ¦ |\n{{~on}}\t\n|\n{{/on}}\t\n| ¦ |\n|\n| ¦ {"on":~}
+  comment: inline ¦ before{{! a remark! }}after, one {{! two }} three ¦ beforeafter, one  three ¦ {}
+  comment: multiline ¦ before{{!\n  a remark\n  of two lines\n}}after\n ¦ beforeafter\n ¦ {}
+  comment: standalone ¦ One.\n{{! a remark }}\nTwo.\n  {{! a remark }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
+  comment: standalone line endings ¦ |\r\n{{! a remark }}\r\n| ¦ |\r\n| ¦ {}
+  comment: standalone without previous line ¦   {{! a remark }}\n! ¦ ! ¦ {}
+  comment: standalone without newline ¦ !\n  {{! a remark }} ¦ !\n ¦ {}
+  comment: multiline standalone ¦ One.\n{{!\nof several lines\n}}\nTwo.\n  {{!\n    of several lines\n  }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
+  comment: indented inline ¦   one {{! two }}\n ¦   one \n ¦ {}
+  comment: variable name collision ¦ <{{! a }}|{{!a }}|{{!a}}> ¦ <||> ¦ {"! a":1,"!a":2,"a":3}
+  an object inserts its JSON ¦ {{a}} {{#b}}{{.}} {{/b}} ¦ {"x":[null,"ü"]} {"y":2} []  ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[]]}
+  true and false insert their names ¦ {{a}} {{b}} ¦ true false ¦ {"a":true,"b":false}
+  what is inserted is no template ¦ {{a}} {{#b}}{{.}}{{/b}} ¦ {{#b}}x{{/b}} {{a}} ¦ {"a":"{{#b}}x{{/b}}","b":"{{a}}"}
+  what JavaScript adds to its values has no name ¦ [{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}] ¦ [] ¦ {"a":[1,2],"b":["text"]}
+  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}} ¦ ab ¦ {"__proto__":"a","constructor":{"prototype":"b"}}
+  a length that is data ¦ {{length}}{{a.length}} ¦ 65 ¦ {"length":6,"a":{"length":5}}
+  unusual names ¦ {{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}} ¦ 12345 ¦ {"a-b":1,"@c":2,":e":3,"ü":{"é":4},"a/b":5}`;
 
-  ['section: truthy', '<{{#on}}shown{{/on}}>', { on: true }, '<shown>'],
-  ['section: falsey', '<{{#on}}hidden{{/on}}>', { on: false }, '<>'],
-  ['section: null is falsey', '<{{#on}}hidden{{/on}}>', { on: null }, '<>'],
-  ['section: context', '{{#host}}on {{name}}{{/host}}', { host: { name: 'pi' } }, 'on pi'],
-  [
-    'section: parent contexts',
-    '{{#in}}{{a}} {{b}} {{c.d}}{{/in}}',
-    { a: 1, b: 'no', in: { b: 2 }, c: { d: 3 } },
-    '1 2 3',
-  ],
-  ['section: variable test', '{{#x}}{{.}} is {{x}}{{/x}}', { x: 'this' }, 'this is this'],
-  ['section: list contexts', '{{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}}', {
-    as: [{ n: { up: 'K', low: 'k' }, bs: [{ m: '7', cs: [{ l: 'p' }, { l: 'q' }] }] }],
-  }, 'k7.K7p.K7q.'],
-  [
-    'section: deeply nested contexts',
-    '{{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}{{one}}\n{{#c}}\n{{one}}{{two}}{{three}}\n{{#d}}\n{{two}}{{four}}{{two}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{three}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n',
-    { a: { one: 1 }, b: { two: 2 }, c: { three: 3, d: { four: 4, five: 5 } } },
-    '1\n121\n123\n242\n4551\n3\n2\n',
-  ],
-  ['section: list', '<{{#list}}{{n}}{{/list}}>', { list: [{ n: 1 }, { n: 2 }, { n: 3 }] }, '<123>'],
-  ['section: empty list', '<{{#list}}hidden{{/list}}>', { list: [] }, '<>'],
-  ['section: strings are no lists', '<{{#text}}once{{/text}}>', { text: 'abc' }, '<once>'],
-  ['section: doubled', '{{#on}}\na\n{{/on}}\n{{two}}\n{{#on}}\nc\n{{/on}}\n', { on: true, two: 'b' }, 'a\nb\nc\n'],
-  ['section: nested, truthy', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: true }, '| A B C D E |'],
-  ['section: nested, falsey', '| A {{#on}}B {{#on}}C{{/on}} D{{/on}} E |', { on: false }, '| A  E |'],
-  ['section: context misses', '[{{#nothing}}hidden{{/nothing}}]', {}, '[]'],
-  ['implicit iterator: strings', '{{#list}}({{.}}){{/list}}', { list: ['a', 'b'] }, '(a)(b)'],
-  ['implicit iterator: integers', '{{#list}}({{.}}){{/list}}', { list: [1, 2] }, '(1)(2)'],
-  ['implicit iterator: decimals', '{{#list}}({{.}}){{/list}}', JSON.parse('{"list":[1.10,2.20]}'), '(1.1)(2.2)'],
-  ['implicit iterator: lists', '{{#list}}({{#.}}{{.}}{{/.}}){{/list}}', { list: [[1, 2], ['x']] }, '(12)(x)'],
-  ['implicit iterator: root level', '{{#.}}({{n}}){{/.}}', [{ n: 'a' }, { n: 'b' }], '(a)(b)'],
-  ['section: dotted names, truthy', '<{{#a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: true } } }, '<shown>'],
-  ['section: dotted names, falsey', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: false } } }, '<>'],
-  ['section: dotted names, broken chains', '<{{#a.b.c}}hidden{{/a.b.c}}>', { a: {} }, '<>'],
-  ['section: zero and the empty text are falsey', '<{{#a}}x{{/a}}{{#b}}y{{/b}}>', { a: 0, b: '' }, '<>'],
-
-  ['inverted: falsey', '<{{^on}}shown{{/on}}>', { on: false }, '<shown>'],
-  ['inverted: null', '<{{^on}}shown{{/on}}>', { on: null }, '<shown>'],
-  ['inverted: truthy', '<{{^on}}hidden{{/on}}>', { on: true }, '<>'],
-  ['inverted: truthy strings', '<{{^on}}hidden{{/on}}>', { on: 'yes' }, '<>'],
-  ['inverted: context', '<{{^host}}hidden {{name}}{{/host}}>', { host: { name: 'pi' } }, '<>'],
-  ['inverted: list', '<{{^list}}{{n}}{{/list}}>', { list: [{ n: 1 }] }, '<>'],
-  ['inverted: empty list', '<{{^list}}none{{/list}}>', { list: [] }, '<none>'],
-  ['inverted: doubled', '{{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n', { on: false, two: 'b' }, 'a\nb\nc\n'],
-  ['inverted: nested, falsey', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: false }, '| A B C D E |'],
-  ['inverted: nested, truthy', '| A {{^on}}B {{^on}}C{{/on}} D{{/on}} E |', { on: true }, '| A  E |'],
-  ['inverted: context misses', '[{{^nothing}}none{{/nothing}}]', {}, '[none]'],
-  ['inverted: dotted names, truthy', '<{{^a.b.c}}hidden{{/a.b.c}}>', { a: { b: { c: true } } }, '<>'],
-  ['inverted: dotted names, falsey', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: { b: { c: false } } }, '<shown>'],
-  ['inverted: dotted names, broken chains', '<{{^a.b.c}}shown{{/a.b.c}}>', { a: {} }, '<shown>'],
-
-  ...['#', '^'].flatMap((sigil): [string, string, unknown, string][] => {
-    const data = { on: sigil === '#' };
-    return [
-      [`${sigil}: surrounding white space`, ` | {{${sigil}on}}\t|\t{{/on}} | \n`, data, ' | \t|\t | \n'],
-      [`${sigil}: internal white space`, ` | {{${sigil}on}} {{! a remark }}\n {{/on}} | \n`, data, ' |  \n  | \n'],
-      [`${sigil}: indented inline sections`, ` {{${sigil}on}}A{{/on}}\n {{${sigil}on}}B{{/on}}\n`, data, ' A\n B\n'],
-      [`${sigil}: standalone lines`, `| One\n{{${sigil}on}}\n|\n{{/on}}\n| Two\n`, data, '| One\n|\n| Two\n'],
-      [`${sigil}: indented standalone lines`, `| One\n  {{${sigil}on}}\n|\n\t{{/on}} \n2\n`, data, '| One\n|\n2\n'],
-      [`${sigil}: standalone line endings`, `|\r\n{{${sigil}on}}\r\n{{/on}}\r\n|`, data, '|\r\n|'],
-      [`${sigil}: standalone without previous line`, `  {{${sigil}on}}\n#{{/on}}\n/`, data, '#\n/'],
-      [`${sigil}: standalone without newline`, `#{{${sigil}on}}\n/\n  {{/on}}`, data, '#\n/\n'],
-      [`${sigil}: padding`, `|{{${sigil} on }}={{/\ton\n}}|`, data, '|=|'],
-    ];
-  }),
-
-  ['comment: inline', 'before{{! a remark! }}after', {}, 'beforeafter'],
-  ['comment: multiline', 'before{{!\n  a remark\n  of two lines\n}}after\n', {}, 'beforeafter\n'],
-  ['comment: standalone', 'One.\n{{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented standalone', 'One.\n  {{! a remark }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: standalone line endings', '|\r\n{{! a remark }}\r\n|', {}, '|\r\n|'],
-  ['comment: standalone without previous line', '  {{! a remark }}\n!', {}, '!'],
-  ['comment: standalone without newline', '!\n  {{! a remark }}', {}, '!\n'],
-  ['comment: multiline standalone', 'One.\n{{!\nof several lines\n}}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented multiline standalone', 'One.\n  {{!\n    of several lines\n  }}\nTwo.\n', {}, 'One.\nTwo.\n'],
-  ['comment: indented inline', '  one {{! two }}\n', {}, '  one \n'],
-  ['comment: surrounding white space', 'one {{! two }} three', {}, 'one  three'],
-  ['comment: variable name collision', '<{{! a }}|{{!a }}|{{!a}}>', { '! a': 1, '!a': 2, 'a': 3 }, '<||>'],
-
-  // Beyond the specification.
-  [
-    'an object inserts its JSON',
-    '{{a}} {{#b}}{{.}} {{/b}}',
-    { a: { x: [null, 'ü'] }, b: [{ y: 2 }, []] },
-    '{"x":[null,"ü"]} {"y":2} [] ',
-  ],
-  ['true and false insert their names', '{{a}} {{b}}', { a: true, b: false }, 'true false'],
-  [
-    'what is inserted is not read as a template',
-    '{{a}} {{#b}}{{.}}{{/b}}',
-    { a: '{{#b}}x{{/b}}', b: '{{a}}' },
-    '{{#b}}x{{/b}} {{a}}',
-  ],
-  [
-    'what JavaScript adds to its values has no name',
-    '[{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}]',
-    { a: [1, 2], b: ['text'] },
-    '[]',
-  ],
-  [
-    'and data that has such names is data',
-    '{{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}',
-    JSON.parse('{"__proto__":"a","constructor":{"prototype":"b"}}'),
-    'ab',
-  ],
-  ['a length that is data', '{{length}}{{a.length}}', { length: 6, a: { length: 5 } }, '65'],
-  ['a tab after a standalone tag', '|\n{{#on}}\t\n|\n{{/on}}\t\n|', { on: true }, '|\n|\n|'],
-  [
-    'unusual names',
-    '{{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}}',
-    { 'a-b': 1, '@c': 2, ':e': 3, 'ü': { 'é': 4 }, 'a/b': 5 },
-    '12345',
-  ],
-];
-
-for (const [name, template, data, text] of MUSTACHE) {
-  test(`template, ${name}`, () => assert.equal(new Template(template).render(data), text));
-}
+test('a template inserts, repeats and leaves out as the Mustache specification has it', () => {
+  for (const line of MUSTACHE.trim().split('\n')) {
+    const variants = line.includes('{{*')
+      ? ['', '&', '{'].map((way) => line.replace(/\{\{\*(.*?)\}\}/g, `{{${way}$1}}${way === '{' ? '}' : ''}`))
+      : ['#', '^'].map((sigil) =>
+        line.replaceAll('{{~', `{{${sigil}`).replace('!~', String(sigil === '^')).replace('~', String(sigil === '#'))
+      );
+    for (const variant of new Set(variants)) {
+      const [, template = '', text = '', data = ''] = variant.split(' ¦ ');
+      const rendered = new Template(String(unescaped(template))).render(JSON.parse(data));
+      assert.equal(rendered, String(unescaped(text)), variant);
+    }
+  }
+});
 
 test('a template that is not one is refused, with line and column', () => {
   for (
@@ -5955,416 +4933,242 @@ test('the work of a rendering is bounded, however sections multiply', () => {
 });
 
 section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
-
-test('a confined token does what it is meant for', async (t) => {
-  const { backend, gateway } = await startBoth(t, CONFINED);
-  for (
-    const [status, request] of [
-      [200, { path: '/v1/about' }],
-      [201, { body: MESSAGE }],
-      [201, { body: { ...MESSAGE, recipients: [TO, GROUP] } }],
-      [201, { body: { number: FROM, recipient: GROUP, message: 'x' } }],
-      [200, { path: `/v1/receive/${FROM}` }],
-      [200, { path: `/v1/receive/%2B${FROM.slice(1)}` }],
-      [204, { path: `/v1/typing-indicator/${FROM}`, method: 'PUT', body: { recipient: TO } }],
-      [200, { path: `/v1/groups/${FROM}/${GROUP}` }],
-    ] as [number, Ask][]
-  ) assert.equal((await ask(gateway, { headers: BEARER, ...request })).status, status, JSON.stringify(request));
-  assert.equal(backend.seen.length, 8);
-});
-
-attack('send as another account', CONFINED, 403, 'sender_not_allowed', [
-  { body: { ...MESSAGE, number: STRANGER } },
-  { body: { ...MESSAGE, number: STRANGER }, path: '/v1/send' },
-  { body: { ...MESSAGE, number: `${FROM} ` } },
-  { body: { ...MESSAGE, number: FROM.slice(1) } },
-  { body: `{"\\u006eumber":"\\u002b15559999999","recipients":["${TO}"]}` },
-  { body: MESSAGE, path: `/v1/reactions/${STRANGER}` },
-]);
-attack('read another account', CONFINED, 403, 'sender_not_allowed', [
-  { path: `/v1/receive/${STRANGER}` },
-  { path: `/v1/receive/%2B${STRANGER.slice(1)}` },
-  { path: `/%76%31/receive/${STRANGER}` },
-  { path: `//v1//receive//${STRANGER}/` },
-  { path: `/v1/groups/${STRANGER}` },
-  { path: `/v1/search/${STRANGER}?numbers=%2B1` },
-]);
-attack('hide another sender behind an allowed one', CONFINED, 400, 'bad_field', [
-  { body: `{"number":"${FROM}","Number":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","number":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","\\u006eumber":"${STRANGER}","recipients":["${TO}"]}` },
-  { body: `{"number":"${FROM}","NUMBER":"${STRANGER}","recipients":["${TO}"]}` },
-]);
+const TYPING = `PUT /v1/typing-indicator/${FROM}`;
+const GROUPS = `/v1/groups/${FROM}`;
+/** Fields of a send besides its recipients. */
+const SAID = `"message":"hello","number":"${FROM}"`;
+table('a confined token does what it is meant for', CONFINED)`
+  * bearer → 201
+  GET /v1/about → 200
+  ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
+  GET /v1/receive/${FROM} → 200
+  GET /v1/receive/%2B${FROM.slice(1)} → 200
+  ${TYPING} | {"recipient":"${TO}"} → 204
+  GET ${GROUPS}/${GROUP} → 200`;
+table('attack: send as another account, or read one', CONFINED)`
+  * bearer → 403 sender_not_allowed
+  {"number":"${STRANGER}","recipients":["${TO}"]}
+  POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
+  {"number":"${FROM} ","recipients":["${TO}"]} ;; {"number":"${FROM.slice(1)}","recipients":["${TO}"]}
+  {"\u006eumber":"\u002b15559999999","recipients":["${TO}"]} ;; POST /v1/reactions/${STRANGER} | ${HELLO}
+  GET /v1/receive/${STRANGER} ;; GET /v1/receive/%2B${STRANGER.slice(1)} ;; GET /%76%31/receive/${STRANGER}
+  GET //v1//receive//${STRANGER}/ ;; GET /v1/groups/${STRANGER} ;; GET /v1/search/${STRANGER}?numbers=%2B1`;
+table('attack: hide another sender or recipient behind an allowed one', CONFINED)`
+  * bearer → 400 bad_field
+  {"Number":"${STRANGER}",${HELLO.slice(1)} ;; {"number":"${STRANGER}",${HELLO.slice(1)}
+  {"NUMBER":"${STRANGER}",${HELLO.slice(1)} ;; {"\u006eumber":"${STRANGER}",${HELLO.slice(1)}
+  {"Recipients":["${STRANGER}"],${HELLO.slice(1)} ;; {"recipients":["${STRANGER}"],${HELLO.slice(1)}
+  {"recipient":["${STRANGER}"],${HELLO.slice(1)} ;; {"recipient\u017f":["${STRANGER}"],${HELLO.slice(1)}
+  {"recipientſ":["${STRANGER}"],${HELLO.slice(1)} ;; {"Recipient":"${STRANGER}",${HELLO.slice(1)}
+  {"number":"${FROM}","recipients":"${STRANGER}"}`;
 // The backend would choose one for /v1/send.
-attack('send without saying from which account', CONFINED, 400, 'bad_field', [
-  ...['/v1/send', '/v2/send'].flatMap((path): Ask[] => [
-    { body: { message: 'x', recipients: [TO] }, path },
-    { body: { message: 'x', recipients: [TO], number: null }, path },
-    { body: { message: 'x', recipients: [TO], number: '' }, path },
-    { body: { message: 'x', recipients: [TO], link_preview: { number: FROM } }, path },
-    { body: { message: 'x', recipients: [TO], auth: SECRET }, path, headers: { authorization: '' } },
-    { body: '{}', path },
-  ]),
-]);
-attack('send to somebody else, in any place that the backend reads', CONFINED, 403, 'recipient_not_allowed', [
-  { body: { ...MESSAGE, recipients: [STRANGER] } },
-  { body: { ...MESSAGE, recipients: [TO, STRANGER] } },
-  { body: { ...MESSAGE, recipients: [...Array(500).fill(TO), STRANGER, ...Array(500).fill(TO)] } },
-  { body: { ...MESSAGE, recipient: STRANGER } },
-  { body: { number: FROM, recipient: STRANGER } },
-  { body: { ...MESSAGE, recipients: [STRANGER] }, path: '/v1/send' },
-  { body: { ...MESSAGE, recipients: [`${TO.slice(0, 4)} ${TO.slice(4)}`] } },
-  { body: { ...MESSAGE, recipients: [`${TO} `] } },
-  { body: { ...MESSAGE, recipients: ['somebody.01'] } },
-  { body: { ...MESSAGE, recipients: [randomUUID()] } },
-  { body: { recipient: STRANGER }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
-  { body: { recipient: STRANGER, answers: ['a'] }, path: `/v1/polls/${FROM}` },
-]);
+table('attack: send without saying from which account', CONFINED)`
+  * POST /v1/send | bearer → 400 bad_field
+  * POST /v2/send | bearer → 400 bad_field
+  {"recipients":["${TO}"]} ;; {"recipients":["${TO}"],"number":null} ;; {"recipients":["${TO}"],"number":""}
+  {"recipients":["${TO}"],"link_preview":{"number":"${FROM}"}}
+  none | {"recipients":["${TO}"],"auth":"${SECRET}"} ;; {}`;
+const AMONG_MANY = [...Array<string>(500).fill(TO), STRANGER, ...Array<string>(500).fill(TO)].join('","');
+table('attack: send to somebody else, in any place that the backend reads, or pass a person off as a group', CONFINED)`
+  * bearer → 403 recipient_not_allowed
+  {${SAID},"recipients":["${STRANGER}"]} ;; {${SAID},"recipients":["${TO}","${STRANGER}"]}
+  {${SAID},"recipients":["${AMONG_MANY}"]} ;; {${SAID},"recipients":["${TO} "]}
+  {${SAID},"recipients":["${TO.slice(0, 4)} ${TO.slice(4)}"]} ;; {${SAID},"recipients":["somebody.01"]}
+  {${SAID},"recipients":["${randomUUID()}"]} ;; {${SAID},"recipients":["group"]} ;; {${SAID},"recipients":["Group.QUJD"]}
+  {${SAID},"recipients":["${GROUP.toUpperCase()}"]} ;; {${SAID},"recipients":[" ${GROUP}"]}
+  {"recipient":"${STRANGER}",${HELLO.slice(1)} ;; {${SAID},"recipient":"${STRANGER}"}
+  POST /v1/send | {${SAID},"recipients":["${STRANGER}"]} ;; ${TYPING} | {"recipient":"${STRANGER}"}
+  POST /v1/polls/${FROM} | {"recipient":"${STRANGER}","answers":["a"]}`;
 // With a link to join it, anybody gets into a group, and reads what is sent there.
-attack('let a stranger into a group', CONFINED, 403, 'endpoint_not_allowed', [
-  { body: { name: 'x', members: [TO], group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
-  { body: { name: 'x', group_link: 'enabled' }, path: `/v1/groups/${FROM}` },
-  { method: 'PUT', body: { group_link: 'enabled' }, path: `/v1/groups/${FROM}/${GROUP}` },
-  { method: 'PUT', body: { permissions: { add_members: 'every-member' } }, path: `//v1/groups/${FROM}/${GROUP}/` },
-  ...['members', 'admins'].flatMap((name): Ask[] => [
-    { body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
-    { method: 'DELETE', body: { [name]: [TO] }, path: `/v1/groups/${FROM}/${GROUP}/${name}` },
-  ]),
-]);
+table('attack: let a stranger into a group', CONFINED)`
+  * bearer → 403 endpoint_not_allowed
+  POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"}
+  POST ${GROUPS} | {"name":"x","group_link":"enabled"} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
+  PUT //v1/groups/${FROM}/${GROUP}/ | {"permissions":{"add_members":"every-member"}}
+  POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+  POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
 const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
-attack('put a stranger into a group, by a token whose pattern names the route', NAMED, 403, 'recipient_not_allowed', [
-  { body: { name: 'x', members: [TO, STRANGER] }, path: `/v1/groups/${FROM}` },
-  { body: { members: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-  { body: { admins: [STRANGER] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-]);
+table('attack: put a stranger into a group, by a token whose pattern names the route', NAMED)`
+  * bearer → 403 recipient_not_allowed
+  POST ${GROUPS} | {"name":"x","members":["${TO}","${STRANGER}"]}
+  POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]}
+  POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
+for (const [who, config] of Object.entries({ 'whose pattern names the route': NAMED, 'without recipients': {} })) {
+  table(`a token ${who} may change a group`, { allow: ['messaging'], ...config }, ANSWERING)`
+    * bearer → 200
+    POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
+    PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+    DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
+}
 
-test('a token with recipients may change a group where a pattern names the route, and one without may anyway', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.end('{}');
-  });
-  const named = await startGateway(t, backend, NAMED);
-  const free = await startGateway(t, backend, { allow: ['messaging'] });
-  for (const gateway of [named, free]) {
-    for (
-      const [method, path, body] of [
-        ['POST', '', { name: 'x', members: [TO], group_link: 'enabled' }],
-        ['POST', '', { name: 'x', members: null }],
-        ['PUT', `/${GROUP}`, { group_link: 'enabled' }],
-        ['POST', `/${GROUP}/members`, { members: [TO] }],
-        ['DELETE', `/${GROUP}/admins`, { admins: [TO] }],
-      ] as const
-    ) {
-      const answer = await ask(gateway, { method, path: `/v1/groups/${FROM}${path}`, body, headers: BEARER });
-      assert.equal(answer.status, 200, answer.text);
-    }
-  }
-  assert.equal(backend.seen.length, 10);
-});
+const KINDS = {
+  'phone number': [STRANGER, STRANGER.slice(1), '+1 555 999 9999'],
+  'UUID': ['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'],
+  'user name': ['somebody.01', 'Group.01'],
+  'group': [GROUP],
+};
+const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
+for (const [kind, values] of Object.entries(KINDS)) {
+  table(`recipient_not_allowed says that the refused one was a ${kind}, and never which`, ONE_RECIPIENT)`
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a ${kind} that is not on its list.","code""
+    ${values.map((value) => `{${SAID},"recipients":["${TO}","${value}"]}\n${TYPING} | {"recipient":"${value}"}`)}
+    ${kind === 'group' ? `DELETE ${GROUPS}/${GROUP}` : ''}`;
+}
 
-test('recipient_not_allowed says of which kind the refused one was, and never which', async (t) => {
-  const both = await startBoth(t, { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } });
-  const uuid = randomUUID();
-  for (
-    const [value, kind] of [
-      [STRANGER, 'phone number'],
-      [STRANGER.slice(1), 'phone number'],
-      ['+1 555 999 9999', 'phone number'],
-      [uuid, 'UUID'],
-      [uuid.toUpperCase(), 'UUID'],
-      ['somebody.01', 'user name'],
-      ['Group.01', 'user name'],
-      [GROUP, 'group'],
-    ] as const
-  ) {
-    for (
-      const request of [
-        { body: { ...MESSAGE, recipients: [TO, value] } },
-        { body: { recipient: value }, path: `/v1/typing-indicator/${FROM}`, method: 'PUT' },
-        ...(kind === 'group' ? [{ method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` }] : []),
-      ]
-    ) {
-      const answer = await ask(both.gateway, { ...request, headers: BEARER });
-      assertDenied(answer, 403, 'recipient_not_allowed', both);
-      assert.ok(answer.json.error.includes(` a ${kind} `), answer.json.error);
-      assert.ok(!`${answer.json.error}${both.gateway.log}`.includes(value), value);
-    }
-  }
-});
-
-attack('hide another recipient behind an allowed one', CONFINED, 400, 'bad_field', [
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\u017f":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient\\u017f":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipients":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipients":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"Recipient":"${STRANGER}"}` },
-  { body: `{"number":"${FROM}","recipients":["${TO}"],"recipient":["${STRANGER}"]}` },
-  { body: `{"number":"${FROM}","recipients":"${STRANGER}"}` },
-]);
-attack('pass a person off as a group', CONFINED, 403, 'recipient_not_allowed', [
-  ...['group', 'Group.QUJD', GROUP.toUpperCase(), ` ${GROUP}`].map((name) => ({
-    body: { ...MESSAGE, recipients: [name] },
-  })),
-]);
 // Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
 // remote-delete make a phone number of the digits.
 const NO_GROUPS = [
-  'group.LS11c2VybmFtZT1ldmlsLjAx',
-  'group.436641234567x',
-  'group.66412345a',
-  'group.01',
-  'group.123456789',
-  'group.',
-  'group.QUJD ',
-  'group.a b',
-  'group.ü',
-  'group.*',
-  'group.A-B',
+  ...['LS11c2VybmFtZT1ldmlsLjAx', '436641234567x', '66412345a', '01', '123456789', '', 'QUJD ', 'a b', 'ü', '*', 'A-B']
+    .map((id) => `group.${id}`),
   `group.${INTERNAL_ID}`,
   `${GROUP}=`,
   `${GROUP} `,
   GROUP.replace('=', ''),
   GROUP.replace('=', '=='),
-  // The same 32 bytes, written otherwise.
-  GROUP.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`),
-  `group.${Buffer.from(Buffer.alloc(31).toString('base64')).toString('base64')}`,
-  `group.${Buffer.from(Buffer.alloc(33).toString('base64')).toString('base64')}`,
-  `group.${Buffer.from(INTERNAL_ID.replace('=', '')).toString('base64')}`,
-  `group.${
-    Buffer.from(INTERNAL_ID.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`)).toString(
-      'base64',
-    )
-  }`,
+  // The same 32 bytes, written otherwise, and other lengths.
+  otherBits(GROUP),
+  ...[
+    Buffer.alloc(31).toString('base64'),
+    Buffer.alloc(33).toString('base64'),
+    INTERNAL_ID.replace('=', ''),
+    otherBits(INTERNAL_ID),
+  ].map((id) => `group.${Buffer.from(id).toString('base64')}`),
 ];
 for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
-  attack(`name a group that is none, by ${who}`, config, 400, 'bad_field', [
-    ...NO_GROUPS.flatMap((name): Ask[] => [
-      { body: { ...MESSAGE, recipients: [name] } },
-      { body: { ...MESSAGE, recipients: [TO, name] }, path: '/v1/send' },
-      { body: { number: FROM, message: 'x', recipient: name } },
+  table(`attack: name a group that is none, by ${who}`, config)([
+    '* bearer → 400 bad_field',
+    ...NO_GROUPS.flatMap((name) => [
+      `{${SAID},"recipients":["${name}"]}`,
+      `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`,
+      `{${SAID},"recipient":"${name}"}`,
     ]),
-    ...NO_GROUPS.slice(0, 3).flatMap((recipient): Ask[] => [
-      { body: { recipient, reaction: 'x', target_author: TO, timestamp: 1 }, path: `/v1/reactions/${FROM}` },
-      { body: { recipient, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
-      { method: 'DELETE', body: { recipient, timestamp: 1 }, path: `/v1/remote-delete/${FROM}` },
-      { method: 'PUT', body: { recipient }, path: `/v1/typing-indicator/${FROM}` },
-      { body: { recipient, question: 'q', answers: ['a'] }, path: `/v1/polls/${FROM}` },
-    ]),
+    ...NO_GROUPS.slice(0, 3).flatMap((name) =>
+      [
+        'POST /v1/reactions',
+        'POST /v1/receipts',
+        'DELETE /v1/remote-delete',
+        'PUT /v1/typing-indicator',
+        'POST /v1/polls',
+      ]
+        .map((route) => `${route}/${FROM} | {"recipient":"${name}"}`)
+    ),
   ]);
 }
-attack('name members that are no group and no person', { allow: ['messaging'] }, 400, 'bad_field', [
-  ...NO_GROUPS.flatMap((name): Ask[] => [
-    { body: { name: 'x', members: [TO, name] }, path: `/v1/groups/${FROM}` },
-    { body: { admins: [name] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
+table('attack: name members that are no group and no person', { allow: ['messaging'] })([
+  '* bearer → 400 bad_field',
+  NO_GROUPS.flatMap((name) => [
+    `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`,
+    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`,
   ]),
 ]);
-attack(
-  "turn a group's id in a path into an option of signal-cli",
-  { allow: ['messaging', '* /*'] },
-  400,
-  'bad_target',
-  [
-    ...[...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
-      .filter((id) => !/%(?:2f|2e|25)/i.test(id)).map((id): Ask => ({
-        path: `/v1/groups/${FROM}/${id}/pin-message`,
-        body: { target_author: TO, timestamp: 1 },
-      })),
-  ],
-);
+table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })([
+  '* bearer → 400 bad_target',
+  [...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
+    .filter((id) => !/%(?:2f|2e|25)/i.test(id))
+    .map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`),
+]);
 // With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
-attack('smuggle an option through /v1/send', { allow: ['send'] }, 400, 'bad_field', [
-  ...['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((recipient): Ask => ({
-    path: '/v1/send',
-    body: { ...MESSAGE, recipients: [recipient], is_group: true },
-  })),
+table('attack: smuggle an option through /v1/send', { allow: ['send'] })([
+  '* POST /v1/send | bearer → 400 bad_field',
+  ['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`),
 ]);
-
-test("a group's internal_id as a recipient is 400, and the sentence says which one to use", async (t) => {
-  const both = await startBoth(t, { allow: ['messaging'] });
-  for (
-    const request of [
-      { body: { ...MESSAGE, recipients: [INTERNAL_ID] } },
-      { body: { ...MESSAGE, recipients: [INTERNAL_ID], is_group: true }, path: '/v1/send' },
-      { body: { number: FROM, message: 'x', recipient: INTERNAL_ID } },
-      { body: { members: [INTERNAL_ID] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-    ]
-  ) {
-    const answer = await ask(both.gateway, { ...request, headers: BEARER });
-    assertDenied(answer, 400, 'bad_field', both);
-    assert.match(answer.json.error, /internal_id.*"group\.…"/);
-    assert.ok(!answer.json.error.includes(INTERNAL_ID), answer.json.error);
-  }
-});
-
-attack(
-  'write to a group that the token may not write to, by its path',
-  { ...CONFINED, tokens: { confined: { secret: SECRET, recipients: [TO] } } },
-  403,
-  'recipient_not_allowed',
-  [
-    { method: 'POST', path: `/v1/groups/${FROM}/${GROUP}/join` },
-    { method: 'DELETE', path: `/v1/groups/${FROM}/${GROUP}` },
-    { body: { target_author: TO, timestamp: 1 }, path: `/v1/groups/${FROM}/${GROUP}/pin-message` },
-  ],
-);
-
-attack("smuggle an option into signal-cli's command line", { allow: ['messaging'] }, 400, 'bad_field', [
-  ...['--help', '-', '', '--config=/x', 'a\u0000b', 'a\nb', 'a\u007fb', '\u0085'].flatMap((value): Ask[] => [
-    { body: { ...MESSAGE, number: value } },
-    { body: { ...MESSAGE, recipients: [TO, value] } },
-    { body: { recipient: value }, method: 'PUT', path: `/v1/typing-indicator/${FROM}` },
-    { body: { recipient: value, recipients: [TO] }, path: `/v1/receipts/${FROM}` },
-    { body: { members: [value] }, path: `/v1/groups/${FROM}` },
-    { body: { admins: [value] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-    { body: { recipient: TO, question: 'q', answers: ['yes', value] }, path: `/v1/polls/${FROM}` },
-    { body: { recipient: TO, selected_answers: [value] }, path: `/v1/polls/${FROM}/vote` },
+table("a group's internal_id as a recipient is 400, and the sentence says which one to use", { allow: ['messaging'] })`
+  * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
+  {${SAID},"recipients":["${INTERNAL_ID}"]}
+  POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true}
+  {${SAID},"recipient":"${INTERNAL_ID}"}
+  POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
+table('attack: write to a group by its path', ONE_RECIPIENT)`
+  * bearer → 403 recipient_not_allowed
+  POST ${GROUPS}/${GROUP}/join ;; DELETE ${GROUPS}/${GROUP}
+  POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
+table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })([
+  '* bearer → 400 bad_field',
+  ...['--help', '-', '', '--config=/x', 'a\\u0000b', 'a\\nb', 'a\\u007fb', '\\u0085'].flatMap((value) => [
+    `{"number":"${value}","recipients":["${TO}"]}`,
+    `{${SAID},"recipients":["${TO}","${value}"]}`,
+    `${TYPING} | {"recipient":"${value}"}`,
+    `POST /v1/receipts/${FROM} | {"recipient":"${value}","recipients":["${TO}"]}`,
+    `POST ${GROUPS} | {"members":["${value}"]}`,
+    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${value}"]}`,
+    `POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","${value}"]}`,
+    `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["${value}"]}`,
   ]),
-  { body: { recipient: TO, selected_answers: [-1] }, path: `/v1/polls/${FROM}/vote` },
-  { path: `/v1/search/${FROM}?numbers=%2B1555&numbers=--help` },
-  { path: '/v1/search?numbers=' },
-  { path: '/v1/search?numb%65rs=-x' },
+  `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}`,
+  `GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help`,
+  'GET /v1/search?numbers=',
+  'GET /v1/search?numb%65rs=-x',
 ]);
-attack("write a file outside the backend's folder", {}, 400, 'bad_field', [
-  ...['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\b', '..', '.', 'x\u0000.png', '..\\x'].flatMap((name): Ask[] => [
-    { body: { ...MESSAGE, base64_attachments: ['QUJD', `data:image/png;filename=${name};base64,QUJD`] } },
-    { body: { ...MESSAGE, base64_attachment: `data:image/png;filename=${name};base64,QUJD` } },
-    { body: { ...MESSAGE, base64_attachments: [`filename=${name};data:;base64,QUJD`] } },
+
+const attachment = (data: string): string => `{"base64_attachments":["${data}"],${HELLO.slice(1)}`;
+const NO_NAMES = ['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\\\b', '..', '.', 'x\\u0000.png', '..\\\\x'];
+table("attack: write a file outside the backend's folder", {})([
+  '* bearer → 400 bad_field',
+  ...NO_NAMES.flatMap((name) => [
+    attachment(`QUJD","data:image/png;filename=${name};base64,QUJD`),
+    `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
+    attachment(`filename=${name};data:;base64,QUJD`),
   ]),
-  { body: { ...MESSAGE, base64_attachments: ['data:image/png;filename=good.png;filename=../bad;base64,QUJD'] } },
-  {
-    body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;filename=..#x;base64,QUJD'] }).replace(
-      '#',
-      '\\u002f',
-    ),
-  },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,QUJD;filename=../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x,y;filename=../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=.,base64,base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=../../x, March.pdf;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA;filename=../../x;base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;base64,AA,filename=../../x,base64,QUJD'] } },
-  { body: { ...MESSAGE, base64_attachments: ['data:x;filename=..,base64,QUJD'] } },
+  ...literal`
+    data:image/png;filename=good.png;filename=../bad;base64,QUJD
+    data:image/png;filename=..\u002fx;base64,QUJD
+    data:x;base64,QUJD;filename=../x;base64,QUJD
+    data:x,y;filename=../x;base64,QUJD
+    data:x;filename=.,base64,base64,QUJD
+    data:x;filename=../../x, March.pdf;base64,QUJD
+    data:x;base64,AA;filename=../../x;base64,QUJD
+    data:x;base64,AA,filename=../../x,base64,QUJD
+    data:x;filename=..,base64,QUJD
+    data:x;filename=..xbase64,QUJD`.trim().split('\n').map((data) => attachment(data.trim())),
+  // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
+  ...literal`
+    {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
+    {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
+    {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="}
+    {"Base64_thumbnail":"QQ=="}
+    {"base64_thumbnail":["QQ=="]}
+    {"ba\u017fe64_thumbnail":"QQ=="}
+    {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="}
+    []
+    "x"
+    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split('\n').map((preview) =>
+    `${HELLO.slice(0, -1)},"link_preview":${preview.trim()}}`
+  ),
 ]);
-
-test('an attachment with an innocent name passes', async (t) => {
-  const { gateway } = await startBoth(t);
-  for (
-    const attachment of [
-      'QUJD',
-      'data:image/png;base64,QUJD',
-      'data:image/png;filename=holiday..2026.png;base64,QUJD',
-      'data:;filename=.hidden;base64,QUJD',
-      'data:text/plain;filename=grüße @home (1).txt;base64,QUJD',
-      'data:application/pdf;filename=Invoice, March.pdf;base64,QUJD',
-      'data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD',
-    ]
-  ) {
-    assert.equal(
-      (await ask(gateway, { body: { ...MESSAGE, base64_attachments: [attachment] }, headers: BEARER })).status,
-      201,
-      attachment,
-    );
-  }
-  assert.equal(
-    (await ask(gateway, {
-      body: JSON.stringify({ ...MESSAGE, base64_attachments: ['data:image/png;base64,Q+/D'] }).replaceAll('/', '\\/')
-        .replace('+/', '\\u002B/'),
-      headers: BEARER,
-    })).status,
-    201,
-  );
-});
-
-test('attack: a violation late in a large body: the backend gets a document that it cannot parse', async (t) => {
-  const { backend, gateway } = await startBoth(t, CONFINED);
-  const big = 'A'.repeat(400_000);
-  for (
-    const [late, status] of [
-      [`"recipient":"${STRANGER}"`, 403],
-      [`"number":"${STRANGER}"`, 403],
-      ['"Number":"x"', 400],
-      ['"recipient\\u017f":["x"]', 400],
-      ['"admins":["-x"]', 400],
-      ['"recipients":["a"],"recipients":["b"]', 400],
-      ['"x":tru', 400],
-      ['"x":1}{', 400],
-    ] as const
-  ) {
-    const answer = await ask(gateway, { body: `{"base64_attachments":["${big}"],${late}}`, headers: BEARER });
-    assert.equal(answer.status, status, late);
-  }
-  for (const seen of backend.seen) assert.equal(seen.complete, false);
-  assert.deepEqual(backend.sent, []);
-});
-
-// The backend stores the thumbnail of a link preview in the same way, with the same file name.
-attack("write a file outside the backend's folder by a link preview", {}, 400, 'bad_field', [
-  ...[
-    '{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}',
-    '{"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}',
-    '{"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="}',
-    '{"Base64_thumbnail":"QQ=="}',
-    '{"base64_thumbnail":["QQ=="]}',
-    '{"ba\\u017fe64_thumbnail":"QQ=="}',
-    '{"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="}',
-    '[]',
-    '"x"',
-  ].map((preview) => ({ body: `${JSON.stringify(MESSAGE).slice(0, -1)},"link_preview":${preview}}` })),
-  {
-    body: `${
-      JSON.stringify(MESSAGE).slice(0, -1)
-    },"link_preview":{},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}}`,
-  },
+table('an attachment and a link preview with innocent names pass', {})([
+  '* bearer → 201',
+  ...literal`
+    QUJD
+    data:image/png;base64,QUJD
+    data:image/png;filename=holiday..2026.png;base64,QUJD
+    data:;filename=.hidden;base64,QUJD
+    data:text/plain;filename=grüße @home (1).txt;base64,QUJD
+    data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
+    data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
+    data:image\/png;base64,Q\u002B\/D`.trim().split('\n').map((data) => attachment(data.trim())),
+  ...literal`
+    null
+    {}
+    {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
+    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split('\n').map((preview) =>
+    `{"link_preview":${preview.trim()},${HELLO.slice(1)}`
+  ),
 ]);
-
-test('an innocent link preview passes', async (t) => {
-  const { gateway } = await startBoth(t);
-  for (
-    const preview of [null, {}, {
-      url: 'https://x',
-      title: 'a, b; c',
-      description: 'number',
-      base64_thumbnail: 'data:image/png;filename=x.png;base64,QQ==',
-      number: 1,
-    }, { base64_thumbnail: null, x: { base64_thumbnail: 1 } }]
-  ) {
-    assert.equal(
-      (await ask(gateway, { body: { link_preview: preview, ...MESSAGE }, headers: BEARER })).status,
-      201,
-      JSON.stringify(preview),
-    );
-  }
-});
-
 // As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
-attack(
-  "reach a person by a group's name where groups are not meant",
-  { ...NAMED, tokens: { confined: { secret: SECRET, recipients: ['group.*', GROUP] }, free: { secret: OTHER } } },
-  400,
-  'bad_field',
-  [
-    { body: { number: FROM, recipients: ['group.+4366412345678'] } },
-    { body: { recipient: GROUP, receipt_type: 'read', timestamp: 1 }, path: `/v1/receipts/${FROM}` },
-    {
-      body: { recipient: GROUP, receipt_type: 'read', timestamp: 1 },
-      path: `/v1/receipts/${FROM}`,
-      headers: { authorization: `Bearer ${OTHER}` },
-    },
-    { body: { number: FROM, recipients: [GROUP] }, path: '/v1/send' },
-    { body: { number: FROM, recipients: ['group.4366412345678a'], is_group: false }, path: '/v1/send' },
-    { body: { name: 'x', members: [GROUP] }, path: `/v1/groups/${FROM}` },
-    { body: { members: ['group.4366412345678='] }, path: `/v1/groups/${FROM}/${GROUP}/members` },
-    { body: { admins: ['group.4366412345678a'] }, path: `/v1/groups/${FROM}/${GROUP}/admins` },
-  ],
-);
-
-// The backend drops one character before "base64,", which made "..x" of a file name "..".
-attack('name a file ".." by what the backend drops', {}, 400, 'bad_field', [{
-  body: { ...MESSAGE, base64_attachments: ['data:x;filename=..xbase64,QUJD'] },
-}]);
+table("attack: reach a person by a group's name where groups are not meant", {
+  ...{ ...NAMED, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
+})`
+  * bearer → 400 bad_field
+  {${SAID},"recipients":["group.+4366412345678"]}
+  POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1}
+  POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1} | bearer ${OTHER}
+  POST /v1/send | {${SAID},"recipients":["${GROUP}"]}
+  POST /v1/send | {${SAID},"recipients":["group.4366412345678a"],"is_group":false}
+  POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
+  POST ${GROUPS}/${GROUP}/members | {"members":["group.4366412345678="]}
+  POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
 
 section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
-
 interface Scanned {
   out: string;
   auth: string | undefined;
@@ -6387,287 +5191,169 @@ function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
   yield Array.from(bytes, (byte) => Buffer.from([byte]));
 }
 
-/** Document, what goes on if that is something else, and what `auth` was. */
-const SCANNED: [name: string, input: string, output?: string, auth?: string][] = [
-  ['an empty object', '{}'],
-  ['white space stays, but what follows the end goes before the brace', ' { \t} \r\n', ' { \t \r\n}'],
-  ['no auth', '{"a":1, "b" : [true,false,null] , "c":{"d":{}}}'],
-  ['auth alone', `{"auth":"${T}"}`, '{}', T],
-  ['auth alone with white space', `{ "auth" : "${T}" }`, '{ }', T],
-  ['auth first', `{"auth":"${T}","a":1}`, '{"a":1}', T],
-  ['auth first with white space', `{ "auth":"${T}" , "a":1 }`, '{  "a":1 }', T],
-  ['auth last', `{"a":1,"auth":"${T}"}`, '{"a":1}', T],
-  ['auth last with white space', `{"a":1 ,\n "auth":"${T}"\n}`, '{"a":1 \n}', T],
-  ['auth in the middle', `{"a":1,"auth":"${T}","b":2}`, '{"a":1,"b":2}', T],
-  ['auth with escapes', '{"\\u0061uth":"a\\"b\\\\c\\u00e9\\/\\n","b":2}', '{"b":2}', 'a"b\\cé/\n'],
-  ['auth in UTF-8', '{"b":"ü","auth":"pässwörd€😀"}', '{"b":"ü"}', 'pässwörd€😀'],
-  ['an empty auth', '{"auth":""}', '{}', ''],
-  ["a nested auth is not the gateway's", '{"a":{"auth":"x"},"b":[{"auth":"y"}]}'],
-  ['auth as a value', '{"a":"auth","b":["auth"]}'],
-  ['keys like auth', '{"auths":"x","aut":"y","":"z","auth ":"w"}'],
-  ['a text that looks like auth', '{"a":"\\",\\"auth\\":\\"x\\"","auth":"T"}', '{"a":"\\",\\"auth\\":\\"x\\""}', 'T'],
-  ['all escapes', '{"a":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\uD83D\\uDE00\\ud800"}'],
-  ['all numbers', '{"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}'],
-  ['a long key', `{"${'k'.repeat(600)}":1,"auth":"${T}"}`, `{"${'k'.repeat(600)}":1}`, T],
-  ['a long key that begins like one that matters', `{"auth${'\\u0000'.repeat(60)}":1}`],
-  [
-    'a long text',
-    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}","auth":"${T}"}`,
-    `{"a":"${'é'.repeat(300)}${'x'.repeat(300)}"}`,
-    T,
-  ],
-  ['deep nesting', `{"a":${'['.repeat(63)}${']'.repeat(63)}}`],
-  ['keys that matter only on top', '{"a":{"number":1,"recipients":"x","Recipients":2}}'],
-  [
-    'null, which is nothing to the backend, under every key that matters',
-    '{"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}',
-  ],
-  ['an auth that is null', '{"a":1, "auth" : null,"b":2}', '{"a":1,"b":2}'],
-];
-
-for (const [name, input, output = input, auth] of SCANNED) {
-  test(`BodyScan: ${name}, cut at every byte`, () => {
-    for (const chunks of everySplit(input)) {
-      const scanned = scanAll(chunks);
-      assert.equal(scanned.out, output);
-      assert.equal(scanned.auth, auth);
-      const kept = scanAll(chunks, true);
-      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), 'the length is kept');
-      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output));
-      assert.equal(kept.out.includes(T), false);
-    }
-  });
+/** Bytes in pieces, each of a size. */
+function cutInto(bytes: Buffer, size: () => number): Buffer[] {
+  const chunks: Buffer[] = [];
+  for (let at = 0; at < bytes.length; at += chunks.at(-1)!.length) chunks.push(bytes.subarray(at, at + size()));
+  return chunks;
 }
 
+/** Documents, by white space between them: ␊ is a line feed in one, ␠ a space, and so on. */
+function documents(text: string): string[] {
+  const control = (char: string): string => String.fromCharCode(char.charCodeAt(0) - 0x2400);
+  return text.trim().split(/[ \n]+/).map((document) => document.replace(/[\u2400-\u2420]/g, control));
+}
+
+const LONG_TEXT = 'é'.repeat(300) + 'x'.repeat(300);
+/** What it shows, a document, what goes on if that is something else, and what `auth` was. */
+const SCANNED = literal`
+  white space stays, but what follows the end goes before the brace ¦ {␠␉}␠␍␊ ¦ {␠␉␠␍␊}
+  no auth ¦ {"a":1,␠"b"␠:␠[true,false,null]␠,␠"c":{"d":{}}}
+  an empty object ¦ {}
+  auth alone ¦ {"auth":"${T}"} ¦ {} ¦ ${T}
+  auth alone with white space ¦ {␠"auth"␠:␠"${T}"␠} ¦ {␠} ¦ ${T}
+  auth first ¦ {"auth":"${T}","a":1} ¦ {"a":1} ¦ ${T}
+  auth first with white space ¦ {␠"auth":"${T}"␠,␠"a":1␠} ¦ {␠␠"a":1␠} ¦ ${T}
+  auth last ¦ {"a":1,"auth":"${T}"} ¦ {"a":1} ¦ ${T}
+  auth last with white space ¦ {"a":1␠,␊␠"auth":"${T}"␊} ¦ {"a":1␠␊} ¦ ${T}
+  auth in the middle ¦ {"a":1,"auth":"${T}","b":2} ¦ {"a":1,"b":2} ¦ ${T}
+  auth with escapes ¦ {"\u0061uth":"a\"b\\c\u00e9\/\n","b":2} ¦ {"b":2} ¦ a"b\cé/␊
+  auth in UTF-8 ¦ {"b":"ü","auth":"pässwörd€😀"} ¦ {"b":"ü"} ¦ pässwörd€😀
+  an empty auth ¦ {"auth":""} ¦ {} ¦ 
+  an auth that is null ¦ {"a":1,␠"auth"␠:␠null,"b":2} ¦ {"a":1,"b":2}
+  a nested auth is not the gateway's ¦ {"a":{"auth":"x"},"b":[{"auth":"y"}]}
+  auth as a value, and keys like it ¦ {"a":"auth","b":["auth"],"auths":"x","aut":"y","":"z","auth␠":"w"}
+  a text that looks like auth ¦ {"a":"\",\"auth\":\"x\"","auth":"T"} ¦ {"a":"\",\"auth\":\"x\""} ¦ T
+  all escapes ¦ {"a":"\"\\\/\b\f\n\r\t\u0000\uD83D\uDE00\ud800"}
+  all numbers ¦ {"a":[0,-0,1,-1,10,1.5,-0.1,1e5,1E+5,1e-5,12.34e56]}
+  a long key ¦ {"${'k'.repeat(600)}":1,"auth":"${T}"} ¦ {"${'k'.repeat(600)}":1} ¦ ${T}
+  a long key that begins like one that matters ¦ {"auth${literal`\u0000`.repeat(60)}":1}
+  a long text ¦ {"a":"${LONG_TEXT}","auth":"${T}"} ¦ {"a":"${LONG_TEXT}"} ¦ ${T}
+  deep nesting ¦ {"a":${'['.repeat(63)}${']'.repeat(63)}}
+  keys that matter only on top ¦ {"a":{"number":1,"recipients":"x","Recipients":2}}
+  null under every key that matters ¦ {"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}`;
+
+test('BodyScan: auth is cut out and all else goes on, cut at every byte, whether the length is kept or not', () => {
+  for (const line of SCANNED.trim().split('\n')) {
+    const [name = '', ...texts] = line.trim().split(/ ¦ ?/);
+    const [input, cut, auth] = texts.map((text) => documents(text)[0]) as [string, string?, string?];
+    const output = cut ?? input;
+    for (const chunks of everySplit(input)) {
+      const scanned = scanAll(chunks);
+      assert.deepEqual([scanned.out, scanned.auth], [output, auth], name);
+      const kept = scanAll(chunks, true);
+      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), `the length is kept: ${name}`);
+      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output), name);
+      assert.ok(!kept.out.includes(T), name);
+    }
+  }
+});
+
 test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
-  const document =
-    '{"number":"\\u002b4912","recipients":["+1","group.x","ü\\n"],"recipient":"r","members":[],"admins":["a"],"answers":["y",1],"selected_answers":[0,2],' +
-    '"base64_attachment":"data:image/png;filename=a\\u002fb.png;base64,QUJD\\/\\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",' +
-    '"data:application/pdf;filename=Invoice, März; 1\\u002e,base6,4.pdf;\\u0062ase64,QUJD","no, data; here"],"x":"y"}';
-  const fields = [
-    ['number', '+4912'],
-    ['recipients', '+1'],
-    ['recipients', 'group.x'],
-    ['recipients', 'ü\n'],
-    ['recipient', 'r'],
-    ['admins', 'a'],
-    ['answers', 'y'],
-    ['answers', '1'],
-    ['selected_answers', '0'],
-    ['selected_answers', '2'],
-    ['base64_attachment', 'data:image/png;filename=a/b.png;base64'],
-    ['base64_attachments', 'QUJD'],
-    ['base64_attachments', 'data:;base64'],
-    ['base64_attachments', ''],
-    ['base64_attachments', 'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64'],
-    ['base64_attachments', 'no, data; here'],
-  ];
+  const document = literal`{"number":"\u002b4912","recipients":["+1","group.x","ü\n"],"recipient":"r","members":[],
+    "admins":["a"],"answers":["y",1],"selected_answers":[0,2],
+    "base64_attachment":"data:image/png;filename=a\u002fb.png;base64,QUJD\/\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",
+    "data:application/pdf;filename=Invoice, März; 1\u002e,base6,4.pdf;\u0062ase64,QUJD","no, data; here"],"x":"y"}`;
+  const fields = {
+    number: ['+4912'],
+    recipients: ['+1', 'group.x', 'ü\n'],
+    recipient: ['r'],
+    admins: ['a'],
+    answers: ['y', '1'],
+    selected_answers: ['0', '2'],
+    base64_attachment: ['data:image/png;filename=a/b.png;base64'],
+    base64_attachments: [
+      'QUJD',
+      'data:;base64',
+      '',
+      'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64',
+      'no, data; here',
+    ],
+  };
+  const expected = Object.entries(fields).flatMap(([key, values]) => values.map((value) => ({ key, value })));
   for (const chunks of everySplit(document)) {
     const scanned = scanAll(chunks);
-    assert.equal(scanned.out, document);
-    assert.deepEqual(scanned.fields.map(({ key, value }) => [key, value]), fields);
+    assert.deepEqual([scanned.out, scanned.fields], [document, expected]);
   }
 });
 
 const NOT_AN_OBJECT = [
   '',
   ' ',
-  '[]',
-  '[{}]',
-  '"text"',
-  '1',
-  'null',
-  'true',
-  'auth=x',
-  '\ufeff{}',
-  '{',
-  '{"',
-  '{"a',
-  '{"a"',
-  '{"a":',
-  '{"a":1',
-  '{"a":1,',
-  '{"a":1,}',
-  '{,}',
-  '{"a":1 "b":2}',
-  '{a:1}',
-  "{'a':1}",
-  '{"a" 1}',
-  '{"a"::1}',
-  '{"a":}',
-  '{"a":,}',
-  '{"a":1}}',
-  '{}{}',
-  '{} x',
-  '{}\0',
-  '{}]',
-  '{"a":[}',
-  '{"a":]}',
-  '{"a":[1,]}',
-  '{"a":[,1]}',
-  '{"a":[1 2]}',
-  '{"a":{]}',
-  '{"a":(1)}',
-  '{"a":[1}]',
-  '{"a":01}',
-  '{"a":+1}',
-  '{"a":.5}',
-  '{"a":1.}',
-  '{"a":1e}',
-  '{"a":--1}',
-  '{"a":1-1}',
-  '{"a":0x1}',
-  '{"a":NaN}',
-  '{"a":Infinity}',
-  '{"a":-}',
-  '{"a":tru}',
-  '{"a":True}',
-  '{"a":nul}',
-  '{"number":nul}',
-  '{"recipients":nope}',
-  '{"a":truefalse}',
-  '{"a":1a}',
-  '{"a":undefined}',
-  '{"a":"\n"}',
-  '{"a":"\t"}',
-  '{"a":"\0"}',
-  '{"a":"\x1f"}',
-  '{"a\x01":1}',
-  '{"a":"\\x"}',
-  '{"a":"\\u12"}',
-  '{"a":"\\u12g4"}',
-  '{"a":"\\U0041"}',
-  '{"a":"\\',
-  '{/**/}',
-  '{"a":1}//',
-  '\v{}',
+  ...documents(literal`
+  [] [{}] "text" 1 null true auth=x ${'\u{feff}'}{} { {" {"a {"a" {"a": {"a":1 {"a":1, {"a":1,} {,} {"a":1␠"b":2} {a:1}
+  {'a':1} {"a"␠1} {"a"::1} {"a":} {"a":,} {"a":1}} {}{} {}␠x {}␀ {}] {"a":[} {"a":]} {"a":[1,]} {"a":[,1]} {"a":[1␠2]}
+  {"a":{]} {"a":(1)} {"a":[1}] {"a":01} {"a":+1} {"a":.5} {"a":1.} {"a":1e} {"a":--1} {"a":1-1} {"a":0x1} {"a":NaN}
+  {"a":Infinity} {"a":-} {"a":tru} {"a":True} {"a":nul} {"number":nul} {"recipients":nope} {"a":truefalse} {"a":1a}
+  {"a":undefined} {"a":"␊"} {"a":"␉"} {"a":"␀"} {"a":"␟"} {"a␁":1} {"a":"\x"} {"a":"\u12"} {"a":"\u12g4"} {"a":"\U0041"}
+  {"a":"\ {/**/} {"a":1}// ␋{} {␌} {"a":${'['.repeat(64)}${']'.repeat(64)}} {"a":${'{"a":'.repeat(70)}1${
+    '}'.repeat(70)
+  }}
+  {"a":${'1'.repeat(300)}} {"auth":"x" {"auth":"x","a":1 {"auth":"x",}`),
   '{\u00a0}',
-  '{\f}',
-  `{"a":${'['.repeat(64)}${']'.repeat(64)}}`,
-  `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`,
-  `{"a":${'1'.repeat(300)}}`,
-  '{"auth":"x"',
-  '{"auth":"x","a":1',
-  '{"auth":"x",}',
 ];
 
 /** Documents that are JSON, and that the backend would read in another way than it looks. */
-const BAD_FIELDS = [
-  '{"auth":1}',
-  '{"auth":["x"]}',
-  '{"auth":{}}',
-  '{"auth":"x","auth":"x"}',
-  '{"auth":"x","\\u0061uth":"y"}',
-  '{"Auth":"x"}',
-  '{"AUTH":"x"}',
-  '{"\\u0041uth":"x"}',
-  '{"number":1}',
-  '{"number":["+1"]}',
-  '{"number":true}',
-  '{"number":"+1","number":"+2"}',
-  '{"number":"+1","Number":"+2"}',
-  '{"NUMBER":"+1"}',
-  '{"recipients":"+1"}',
-  '{"recipients":{}}',
-  '{"recipients":[1]}',
-  '{"recipients":[null]}',
-  '{"recipients":[["+1"]]}',
-  '{"recipients":[{"a":1}]}',
-  '{"recipients":["+1",true]}',
-  '{"recipients":1}',
-  '{"recipients":["+1"],"recipients":["+2"]}',
-  '{"recipients":["+1"],"Recipients":["+2"]}',
-  '{"recipient\u017f":["+1"]}',
-  '{"recipient\\u017f":["+1"]}',
-  '{"recipient\\u017F":["+1"]}',
-  '{"\\u0052ecipients":["+1"]}',
-  '{"recipient":["+1"]}',
-  '{"recipient":1}',
-  '{"Recipient":"+1"}',
-  '{"recipient":"+1","recipient":"+2"}',
-  '{"member\u017f":["x"]}',
-  '{"admin\\u017f":["x"]}',
-  '{"ADMINS":[]}',
-  '{"members":"x"}',
-  '{"base64_attachments":"x"}',
-  '{"base64_attachments":[null]}',
-  '{"base64_attachments":true}',
-  '{"ba\u017fe64_attachments":[]}',
-  '{"base64_attachment":["x"]}',
-  '{"base64_attachments":[],"base64_attachments":[]}',
-  '{"answers":[null]}',
-  '{"answers":[true]}',
-  '{"answers":["a"],"Answers":["-b"]}',
-  '{"selected_answer\\u017f":[1]}',
-  '{"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}',
-  '{"base64_attachments":["data:x;base64,AAAA\\u003bfilename=x"]}',
-  '{"base64_attachments":["data:x;base64\\u002cQUJD"]}',
-  '{"base64_attachments":["data:x;base64,QUJD,QUJD"]}',
-  '{"base64_attachments":["data:x;\\u0062ase64,AA;filename=../x;base64,QUJD"]}',
-  '{"base64_attachments":["base64,;"]}',
-  '{"base64_attachments":[",base64,,"]}',
-  '{"members":null,"members":["+1"]}',
-  '{"auth":null,"auth":"x"}',
-  '{"recipients":false}',
-  `{"base64_attachments":["${'A'.repeat(1024)};QUJD"]}`,
-  `{"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`,
-  `{"recipients":["${'1'.repeat(5000)}"]}`,
-  `{"auth":"${'\\u0041'.repeat(700)}"}`,
-];
+const BAD_FIELDS = documents(literal`
+  {"auth":1} {"auth":["x"]} {"auth":{}} {"auth":"x","auth":"x"} {"auth":"x","\u0061uth":"y"} {"Auth":"x"} {"AUTH":"x"}
+  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(700)}"}
+  {"number":1} {"number":["+1"]} {"number":true} {"number":"+1","number":"+2"} {"number":"+1","Number":"+2"}
+  {"NUMBER":"+1"} {"recipients":"+1"} {"recipients":{}} {"recipients":[1]} {"recipients":[null]} {"recipients":[["+1"]]}
+  {"recipients":[{"a":1}]} {"recipients":["+1",true]} {"recipients":1} {"recipients":["+1"],"recipients":["+2"]}
+  {"recipients":["+1"],"Recipients":["+2"]} {"recipientſ":["+1"]} {"recipient\u017f":["+1"]} {"recipient\u017F":["+1"]}
+  {"\u0052ecipients":["+1"]} {"recipients":false} {"recipients":["${'1'.repeat(5000)}"]} {"recipient":["+1"]}
+  {"recipient":1} {"Recipient":"+1"} {"recipient":"+1","recipient":"+2"} {"memberſ":["x"]} {"admin\u017f":["x"]}
+  {"ADMINS":[]} {"members":"x"} {"members":null,"members":["+1"]} {"base64_attachments":"x"} {"base64_attachments":[null]}
+  {"base64_attachments":true} {"baſe64_attachments":[]} {"base64_attachment":["x"]}
+  {"base64_attachments":[],"base64_attachments":[]} {"answers":[null]} {"answers":[true]} {"answers":["a"],"Answers":["-b"]}
+  {"selected_answer\u017f":[1]} {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
+  {"base64_attachments":["data:x;base64,AAAA\u003bfilename=x"]} {"base64_attachments":["data:x;base64\u002cQUJD"]}
+  {"base64_attachments":["data:x;base64,QUJD,QUJD"]} {"base64_attachments":["base64,;"]} {"base64_attachments":[",base64,,"]}
+  {"base64_attachments":["data:x;\u0062ase64,AA;filename=../x;base64,QUJD"]}
+  {"base64_attachments":["${'A'.repeat(1024)};QUJD"]} {"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`);
 
-for (const [code, documents] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
-  for (const document of documents) {
-    const title = document.length > 70 ? `${document.slice(0, 70)}… (${document.length})` : document;
-    test(`BodyScan: ${JSON.stringify(title)} is ${code} however it is cut, and nothing complete has passed`, () => {
+for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
+  test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete has passed`, () => {
+    for (const document of all) {
       for (const chunks of everySplit(document)) {
+        const cut = `${document} cut into ${chunks.map(({ length }) => length)} bytes`;
         const scan = new BodyScan();
         const passed: Uint8Array[] = [];
-        assert.throws(
-          () => {
-            for (const chunk of chunks) passed.push(...scan.write(chunk));
-            passed.push(...scan.end());
-          },
-          { code },
-          `cut into ${chunks.map(({ length }) => length)} bytes`,
-        );
-        assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError);
-        // While its sender is not known, it waits for who asks for the fields; but broken JSON does not.
-        const deferring = new BodyScan();
-        deferring.defers = true;
         const read = (): void => {
-          for (const chunk of chunks) deferring.write(chunk);
-          deferring.end();
+          for (const chunk of chunks) passed.push(...scan.write(chunk));
+          passed.push(...scan.end());
         };
-        if (code === 'bad_json' || /auth|u0061uth|u0041uth/i.test(document)) {
-          assert.throws(read, { code });
-        } else {
-          read();
-          assert.throws(() => deferring.takeFields(), { code });
-        }
+        assert.throws(read, { code }, cut);
+        assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError, cut);
       }
-    });
-  }
+    }
+  });
 }
 
-test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
-  for (
-    const bytes of [
-      [0x80],
-      [0xc3],
-      [0xc0, 0x80],
-      [0xe0, 0x80, 0x80],
-      [0xed, 0xa0, 0x80],
-      [0xf0, 0x80, 0x80, 0x80],
-      [0xf4, 0x90, 0x80, 0x80],
-      [0xf5],
-      [0xff],
-      [0xe2, 0x82],
-      [0xf0, 0x9f, 0x98],
-    ]
-  ) {
-    for (const chunks of everySplit(Buffer.concat([Buffer.from('{"a":"'), Buffer.from(bytes), Buffer.from('"}')]))) {
-      assert.throws(() => scanAll(chunks), { code: 'bad_json' });
+test('BodyScan: while its sender is not known, broken JSON is refused, and what is wrong with a field waits', () => {
+  for (const document of [...NOT_AN_OBJECT, ...BAD_FIELDS]) {
+    for (const chunks of everySplit(document)) {
+      const scan = new BodyScan();
+      scan.defers = true;
+      const read = (): void => {
+        for (const chunk of chunks) scan.write(chunk);
+        scan.end();
+      };
+      const isAuth = /auth|u0061uth|u0041uth/i.test(document);
+      if (!BAD_FIELDS.includes(document)) assert.throws(read, { code: 'bad_json' }, document);
+      else if (isAuth) assert.throws(read, { code: 'bad_field' }, document);
+      else {
+        read();
+        assert.throws(() => scan.takeFields(), { code: 'bad_field' }, document);
+      }
     }
+  }
+});
+
+test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
+  for (const hex of '80 c3 c080 e08080 eda080 f0808080 f4908080 f5 ff e282 f09f98'.split(' ')) {
+    const document = Buffer.concat([Buffer.from('{"a":"'), Buffer.from(hex, 'hex'), Buffer.from('"}')]);
+    for (const chunks of everySplit(document)) assert.throws(() => scanAll(chunks), { code: 'bad_json' }, hex);
   }
   const good = '{"a":"\u0080é߿ࠀ€\ud7ff\ue000￿𐀀😀\u{10ffff}"}';
   for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
@@ -6700,25 +5386,12 @@ randomTest('BodyScan: a random document comes out as JSON.parse reads it, howeve
       (_, i) => `${space()}"k${i}${key().slice(1)}${space()}:${space()}${value(1)}${space()}`,
     );
     const auth = random(2) ? `t${random(1000)}` : undefined;
-    if (auth !== undefined) {
-      members.splice(
-        random(members.length + 1),
-        0,
-        `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`,
-      );
-    }
+    const own = `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`;
+    if (auth !== undefined) members.splice(random(members.length + 1), 0, own);
     const document = `${space()}{${members.join(',')}}${space()}`;
-    const chunks: Buffer[] = [];
-    for (let rest = Buffer.from(document); rest.length > 0;) {
-      const size = 1 + random(20);
-      chunks.push(rest.subarray(0, size));
-      rest = rest.subarray(size);
-    }
     const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
-    const scanned = scanAll(chunks, random(2) === 0);
-    assert.deepEqual(JSON.parse(scanned.out), expected, document);
-    assert.equal(scanned.auth, auth, document);
-    assert.equal(cut, auth);
+    const scanned = scanAll(cutInto(Buffer.from(document), () => 1 + random(20)), random(2) === 0);
+    assert.deepEqual([JSON.parse(scanned.out), scanned.auth, cut], [expected, auth, auth], document);
 
     // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
     const bytes = Buffer.from(document);
@@ -6753,10 +5426,10 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
   const after = process.memoryUsage();
   push(Buffer.from('"]}'));
   for (const piece of scan.end()) passed += piece.length;
-  assert.equal(passed, 64 * 1024 * 1024 + 64);
+  assert.equal(passed, 64 * MIB + 64, 'the bytes that passed');
   // Made for a native search and dropped at once; what is alive may wait for the collector.
-  const grown = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
-  assert.ok(grown < 16 * MIB, `${grown} bytes more`);
+  const kept = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
+  assert.ok(kept < 16 * MIB, `${kept} bytes are kept`);
 });
 
 // White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
@@ -6785,10 +5458,8 @@ test('BodyScan: how much white space may stand between members does not depend o
     for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
       const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
       const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
-        const chunks: Buffer[] = [];
-        for (let at = 0; at < document.length; at += step) chunks.push(document.subarray(at, at + step));
         try {
-          return scanAll(chunks).out.length;
+          return scanAll(cutInto(document, () => step)).out.length;
         } catch (error) {
           return (error as Error).message;
         }
@@ -8663,42 +7334,34 @@ test('closing the gateway ends a WebSocket whose handshake is not answered yet',
 });
 
 section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
-
-test('clients: an address that is not on the list is 403 before its credential is looked at', async (t) => {
-  const both = await startBoth(t, { clients: ['192.0.2.0/24', '2001:db8::/32'] });
-  assertDenied(await ask(both.gateway, { headers: BEARER }), 403, 'client_not_allowed', both);
-  assertDenied(
-    await ask(both.gateway, { headers: { ...BEARER, 'x-forwarded-for': '192.0.2.1' } }),
-    403,
-    'client_not_allowed',
-    both,
-  );
-  const loopback = await startGateway(t, both.backend, { clients: ['127.0.0.0/8'] });
-  assert.equal((await ask(loopback, { headers: BEARER })).status, 200);
-});
+const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
+table('clients: an address that is not on the list is 403 before its credential is looked at', ELSEWHERE)`
+  * → 403 client_not_allowed
+  bearer ;; bearer | X-Forwarded-For: 192.0.2.1 ;; bearer ${OTHER}`;
+table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8'] })`
+  * → 200
+  bearer`;
 
 test("trustedProxies: the client is the right-most address that is not a trusted proxy's", async (t) => {
-  const cases: [forwarded: string[], client: string][] = [
-    [[], '127.0.0.1'],
-    [['203.0.113.7'], '203.0.113.7'],
-    [['6.6.6.6, 203.0.113.7'], '203.0.113.7'], // what stands left is the client's own claim
-    [['6.6.6.6, 203.0.113.7, 10.0.0.2'], '203.0.113.7'],
-    [['6.6.6.6', '203.0.113.7', '10.0.0.2'], '203.0.113.7'], // several headers are one list
-    [['10.0.0.3, 10.0.0.2'], '10.0.0.3'], // all trusted: the outermost
-    [['::ffff:203.0.113.7'], '203.0.113.7'],
-    [['203.0.113.7:4711'], '203.0.113.7'],
-    [['[2001:db8::1]:443'], '2001:db8::1'],
-    [['203.0.113.7, unknown, 10.0.0.2'], '10.0.0.2'], // not an address: nobody beyond it can be known
-    [['203.0.113.7, ,'], '127.0.0.1'],
-    [[''], '127.0.0.1'],
-  ];
-  const { backend, gateway } = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
-  for (const [forwarded, client] of cases) {
-    await rawRequest(gateway, '/v1/about', {
-      headers: [`Authorization: Bearer ${SECRET}`, ...forwarded.map((value) => `X-Forwarded-For: ${value}`)],
-    });
-    assert.equal(requests(gateway).at(-1)!.client, client, JSON.stringify(forwarded));
-    assert.equal(backend.seen.at(-1)!.headers['x-forwarded-for'], client);
+  const both = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
+  for (
+    const [client, ...forwarded] of [
+      ['127.0.0.1'],
+      ['203.0.113.7', '203.0.113.7'],
+      ['203.0.113.7', '6.6.6.6, 203.0.113.7'], // what stands left is the client's own claim
+      ['203.0.113.7', '6.6.6.6, 203.0.113.7, 10.0.0.2'],
+      ['203.0.113.7', '6.6.6.6', '203.0.113.7', '10.0.0.2'], // several headers are one list
+      ['10.0.0.3', '10.0.0.3, 10.0.0.2'], // all trusted: the outermost
+      ['203.0.113.7', '::ffff:203.0.113.7'],
+      ['203.0.113.7', '203.0.113.7:4711'],
+      ['2001:db8::1', '[2001:db8::1]:443'],
+      ['10.0.0.2', '203.0.113.7, unknown, 10.0.0.2'], // not an address: nobody beyond it can be known
+      ['127.0.0.1', '203.0.113.7, ,'],
+      ['127.0.0.1', ''],
+    ]
+  ) {
+    const headers = ['bearer', ...forwarded.map((value) => `X-Forwarded-For: ${value}`)].join(' | ');
+    await checkRows(both, ['* → 200', `${headers} → client=${client} | > X-Forwarded-For: ${client}`]);
   }
 });
 
@@ -9131,9 +7794,9 @@ const CANARIES = [
   'q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4=',
   '/9j-canary/of/some_length',
 ];
-/** Paths and variables of all settings, as the README has them. */
+/** Paths and variables of all settings, as docs/settings.md has them. */
 const SETTING_ROWS = Array.from(
-  README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
+  MANUAL.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
   ([, path, env]) => [path!.split('.'), env!] as const,
 );
 
@@ -9274,7 +7937,7 @@ test('when a source of tokens could not be read, nobody is told to let everybody
   ]);
 });
 
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const MIGRATING = 'docs/migrating.md says what it is here';
 const RESTRICTIONS = [
   'API_TOKENS',
   'API_TOKENS_FILE',
@@ -9642,7 +8305,7 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
   assert.deepEqual(Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group), [
     ...['send', 'info', 'receive', 'messaging', 'setup'],
   ]);
-  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
+  const manual = 'The manual: docs/settings.md, and the comments of GatewayConfig in this file.\n';
   assert.ok(help.stdout.endsWith(`\n\n${manual}`), help.stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
@@ -10515,21 +9178,22 @@ const RECIPES: Recipe[] = [
   },
 ];
 
-/** A section of RECIPES.md, to the next heading of its level or above. */
+/** A section of docs/recipes.md, to the next heading of its level or above. */
 function sectionOf(heading: string): string {
   const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
   return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
 }
 
-/** The file of RECIPES.md, its token changed as a recipe says it: `null` takes a line out. */
-function recipeConfig(recipe: string): GatewayConfig {
-  const config = JSON.parse(/```json\n([^]*?)```/.exec(sectionOf('The file'))![1]!) as GatewayConfig;
-  const [[name, token]] = Object.entries(config.tokens!) as [[string, TokenConfig]];
-  const changed = Object.entries({ ...token, ...JSON.parse(recipe) }).filter(([, value]) => value !== null);
+/** The file of docs/recipes.md, its token changed as a recipe says it. */
+function recipeConfig(heading: string): GatewayConfig {
+  const [config, recipe] = ['The file', heading].map((name) => JSON.parse(blocks('json', sectionOf(name))[0]!));
+  const [[name, token]] = Object.entries(config.tokens) as [[string, TokenConfig]];
+  const without = Array.from(sectionOf(heading).matchAll(/take the line `(\w+)` out/g), ([, line]) => line!);
+  const changed = Object.entries({ ...token, ...recipe }).filter(([line]) => !without.includes(line));
   return { ...config, tokens: { [name]: Object.fromEntries(changed) } };
 }
 
-/** A gateway that runs a configuration of RECIPES.md, with a secret in the place of the placeholder. */
+/** A gateway that runs a configuration of docs/recipes.md, with a secret in the place of the placeholder. */
 function startRecipe(t: TestContext, { tokens }: GatewayConfig): Promise<{ backend: Backend; gateway: Gateway }> {
   const [name, token] = Object.entries(tokens!)[0]!;
   return startBoth(t, { tokens: { [name]: { ...token, secret: SECRET } } });
@@ -10539,7 +9203,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   test(`recipe: ${heading}`, async (t) => {
     const section = sectionOf(heading);
     assert.ok(section.includes(`(${form}`), 'the form is named');
-    const { backend, gateway } = await startRecipe(t, recipeConfig(/```json\n([^]*?)```/.exec(section)![1]!));
+    const { backend, gateway } = await startRecipe(t, recipeConfig(heading));
     const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
     for (const [name, payload, text] of posts) {
       if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, `${name}: something is left hanging`);
@@ -10775,10 +9439,10 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
   });
 }
 
-test('the render command of RECIPES.md prints a send', async (t) => {
+test('the render command of docs/recipes.md prints a send', async (t) => {
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
   const file = join(folder(t), 'gateway.json');
-  const config = recipeConfig(/```json\n([^]*?)```/.exec(sectionOf('Alertmanager'))![1]!);
+  const config = recipeConfig('Alertmanager');
   writeFileSync(file, JSON.stringify(config).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
   assert.deepEqual([code, JSON.parse(stdout)], [0, {
@@ -10787,7 +9451,7 @@ test('the render command of RECIPES.md prints a send', async (t) => {
   }]);
 });
 
-test('every recipe of RECIPES.md is run here', () => {
+test('every recipe of docs/recipes.md is run here', () => {
   assert.deepEqual(
     Array.from(sectionOf('Webhooks').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
     [...RECIPES.map(({ heading }) => heading), 'Another sender'],
@@ -10798,18 +9462,16 @@ test('every recipe of RECIPES.md is run here', () => {
   );
 });
 
-test('every token of README.md and RECIPES.md is confined', () => {
+test('every token of the pages is confined', () => {
   const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
   const configs = blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []);
-  const tokens = [
-    ...configs,
-    ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
-  ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
+  const tokens = [...configs, ...RECIPES.map(({ heading }) => recipeConfig(heading))]
+    .flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
   assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
-    const allow = name === 'devices' ? ['GET /v2/send'] : ['send'];
+    const allow = { devices: ['GET /v2/send'], home: ['send', 'info'] }[name] ?? ['send'];
     assert.deepEqual([token.allow, token.senders, token.recipients], [allow, [FROM], [TO]]);
   }
 });
@@ -10950,26 +9612,33 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
 
 section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
-test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
+test("the pages' tables of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
   const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
-  const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.deepEqual([rows.length, readme.length], [20, 20]);
+  const isRow = /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/;
+  const listed = MANUAL.split('\n').filter((line) => isRow.test(line));
+  assert.deepEqual([rows.length, listed.length], [20, 20]);
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
-    assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
+    assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // and may say more
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
     assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
   }
+  const common = README.split('\n').filter((line) => isRow.test(line));
+  assert.equal(common.length, 12, 'the settings that people set');
+  for (const line of common) {
+    const [head] = /^\|.*?\|.*?\|.*?\|/.exec(line)!;
+    assert.ok(listed.some((other) => other.startsWith(head)), line);
+  }
 });
 
-test('the README names every code of an error, with its status, and the settings of a token', () => {
+test('docs/settings.md names every code of an error, with its status, and the settings of a token', () => {
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
-    if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
+    if (code !== 'client_left') assert.match(MANUAL, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
   }
-  for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(README.includes(`\`${name}\``), name);
+  for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
 test('every problem that there is has been provoked by a test before this one', (t) => {
@@ -10980,14 +9649,16 @@ test('every problem that there is has been provoked by a test before this one', 
   assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
 
-test('every configuration in README.md and RECIPES.md loads', (t) => {
+test('every configuration in the pages loads', (t) => {
   const dir = folder(t);
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
   writeFileSync(secretFile, SECRET);
-  const configs = blocks('json').map((block) =>
-    block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
-  );
+  const configs = [
+    ...blocks('json').filter((block) => block.includes('"tokens"')),
+    ...RECIPES.map(({ heading }) => JSON.stringify(recipeConfig(heading))),
+  ];
   assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
+  assert.equal(configs.length, blocks('json').length);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
@@ -11006,7 +9677,7 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
   }
 });
 
-test("the README's example of embedding runs", async (t) => {
+test('the example of embedding runs', async (t) => {
   const [example] = blocks('ts');
   const embedding = script(t, example!.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
   const { code, stdout, stderr } = await runProcess([], { program: embedding, env: { APP_TOKEN: SECRET } });
@@ -11014,7 +9685,7 @@ test("the README's example of embedding runs", async (t) => {
   assert.match(stdout, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
 
-test("the README's page sends, and shows why it could not", async (t) => {
+test('the page of docs/recipes.md sends, and shows why it could not', async (t) => {
   const config: GatewayConfig = JSON.parse(
     blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!,
   );
@@ -11035,13 +9706,14 @@ test("the README's page sends, and shows why it could not", async (t) => {
     return fetch(gateway.url + path, { ...init, headers: { ...init.headers, origin } });
   };
   const shown: string[] = [];
-  for (const secret of [SECRET, 'wrong']) {
+  const unreached = (): Promise<never> => Promise.reject(new TypeError('Failed to fetch'));
+  for (const [secret, fetching] of [[SECRET, browse], ['wrong', browse], [SECRET, unreached]] as const) {
     const page = blocks('js').find((block) => block.includes('alert('))!.replace('TOKEN', secret);
     const show = (text: string): unknown => shown.push(text);
-    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
+    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(fetching, show);
   }
   assert.equal(backend.sent.length, 1);
-  assert.deepEqual(shown.map((text) => JSON.parse(text).code), ['unauthorized']);
+  assert.match(shown.join(), /^Sent\.,Not sent: A valid API token.*,The gateway was not reached: Failed to fetch$/);
 });
 
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
@@ -11079,59 +9751,78 @@ function headingsOf(page: string): [heading: string, anchor: string][] {
   ]);
 }
 
-test('the contents of README.md and RECIPES.md are their headings, and every link leads somewhere', () => {
-  const pages = new Map(
-    ['README.md', 'RECIPES.md', 'SECURITY.md', 'CHANGELOG.md', 'LICENSE'].map((name) =>
-      [name, readFileSync(join(HERE, name), 'utf8')] as const
-    ),
-  );
-  for (const [name, page] of pages) {
+test('the contents of the pages are their headings, and every link leads somewhere', () => {
+  const anchorsOf = (page: string): string[] => [
+    ...headingsOf(page).map(([, anchor]) => anchor),
+    ...Array.from(page.matchAll(/<a id="([\w-]+)">/g), ([, anchor]) => anchor!),
+  ];
+  for (const [name, page] of Object.entries(PAGES)) {
     for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
-      const target = pages.get(file || name) ?? assert.fail(`${name} ${link}`);
-      if (anchor) assert.ok(headingsOf(target).some(([, known]) => known === anchor), `${name} ${link}`);
+      if (file === 'LICENSE') continue;
+      const target = PAGES[file ? join(dirname(name), file) : name] ?? assert.fail(`${name} ${link}`);
+      if (anchor) assert.ok(anchorsOf(target).includes(anchor), `${name} ${link}`);
     }
+    const [, contents] = (name === 'README.md' ? /\n## Contents\n([^]*?)\n## / : /([^]*?)\n## /).exec(page)!;
+    const listed = Array.from(contents!.matchAll(/\[(.*?)\]\(#/g), ([, heading]) => heading);
+    const headings = headingsOf(page).map(([heading]) => heading).filter((heading) => heading !== 'Contents');
+    if (/^- \[/m.test(contents!)) assert.deepEqual(listed, headings, name);
   }
-  const listed = (contents: string): string[] =>
-    Array.from(contents.matchAll(/\[(.*?)\]\(#/g), ([, heading]) => heading!);
-  const [, contents] = /\n## Contents\n([^]*?)\n## /.exec(README)!;
-  const headings = headingsOf(README).map(([heading]) => heading).filter((heading) => heading !== 'Contents');
-  assert.deepEqual(listed(contents!), headings);
-  assert.deepEqual(
-    listed(COOKBOOK.split('\n## ')[0]!),
-    headingsOf(COOKBOOK).map(([heading]) => heading),
+  // A link from elsewhere to a section that README.md once had leads to it, or to the page that has it now.
+  const once = `five-forms the-way-of-a-request contents run-it in-a-container-beside-the-backend under-systemd plain
+    which-node tls-unix-sockets-ipv6 you-already-run-the-backend which-mode when-the-backend-goes-down clients settings
+    fixed-limits least-privilege how-it-holds changing-it-while-it-runs browsers what-it-refuses the-log
+    what-it-does-not-protect troubleshooting coming-from-secured-signal-api behind-a-reverse-proxy caddy nginx traefik
+    embed-it runtimes develop speed use`;
+  const anchors = anchorsOf(README);
+  assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
+  assert.equal(new Set(anchors).size, anchors.length);
+  assert.ok(
+    README.split('\n').length <= 451,
+    'README.md is for a first try; the other questions have pages of their own',
   );
 });
 
-test('README.md and RECIPES.md name only variables, options, commands and scripts that there are', async () => {
+test('the pages name only variables, options, commands and scripts that there are', async () => {
   const { stdout: help } = await cli(['--help']);
-  const others = ['MODE', 'SEND', 'PWD', 'API__TOKENS', 'API__URL']; // the backend's, the shell's, another gateway's
+  // The backend's, the tests', the shell's, another gateway's.
+  const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL'];
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
-  const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
-    (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
+  const inline = Array.from(ALL_PAGES.matchAll(/`([^`\n]+)`/g), ([, code]) => code!);
+  const used = [...blocks('sh|yaml|ini'), ...inline].flatMap((text) =>
+    Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!)
   );
   for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
-    (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
+    ALL_PAGES.matchAll(/(--prefer-offline )?(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g),
   );
   assert.ok(commands.length > 10, `only ${commands.length} commands`);
-  for (const [command, major, args] of commands) {
-    if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
+  for (const [command, offline, major, args] of commands) {
+    // Without it npx asks the registry at every start, and waits for it where the network is down.
+    if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
     const [word] = /^ [a-z]+/.exec(args!) ?? [];
     if (word) assert.ok(help.includes(`gateway.ts${word} `), command);
   }
-  for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
-    assert.ok(PACKAGE.scripts[script!], script!);
-  }
-  assert.match(README, new RegExp(`\\./${PACKAGE.name}-${PACKAGE.version}\\.tgz`));
+  for (const [, script] of ALL_PAGES.matchAll(/npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script!], script!);
 });
 
-test("the README's docker run, its compose file and its unit start the gateway alike", () => {
-  const [compose] = blocks('yaml') as [string];
+test('the log of a refusal is found by the regular expressions for fail2ban, in both formats', async (t) => {
+  const [, rules] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
+  const [text, json] = rules!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
+  for (const [format, rule] of [['text', text!], ['json', json!]] as const) {
+    const { gateway } = await startBoth(t, { log: { format } });
+    assert.equal((await ask(gateway, { headers: { authorization: 'Bearer wrong' } })).status, 401);
+    const found = gateway.log.map((line) => rule.exec(line)?.[1]).filter((address) => address !== undefined);
+    assert.deepEqual(found, ['127.0.0.1'], `${gateway.log}`);
+  }
+});
+
+test('docker run, the compose file and the unit start the gateway alike', () => {
+  const [compose] = blocks('yaml', README) as [string];
   const [, run] = /^(docker run [^]*?node \/gateway\.ts)$/m.exec(README)!;
-  const [unit] = blocks('ini') as [string];
+  const [unit] = blocks('ini', PAGES['docs/operating.md']) as [string];
   const gateway = compose.slice(compose.indexOf('  gateway:'));
   const variables = Array.from(
     gateway.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm),
@@ -11153,9 +9844,9 @@ test("the README's docker run, its compose file and its unit start the gateway a
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
 });
 
-test('the README says what each setting stops, and what each reason of a 401 means', async () => {
+test('the pages say what each setting stops, and what each reason of a 401 means', async () => {
   const { stdout: help } = await cli(['--help']);
-  const [, section] = /\n## Least privilege\n([^]*?)\*\*A script/.exec(README)!;
+  const [, section] = /\n## Least privilege\n([^]*?)\nThree /.exec(MANUAL)!;
   const named = Array.from(section!.matchAll(/^\| (`.*?) \|/gm), ([, cell]) => cell!).join();
   const [, rows] = /A token in the file[^]*?\n\n([^]*?)\n\n/.exec(help)!;
   const tokenRows = Array.from(rows!.matchAll(/^ {2}(\w+)/gm), ([, name]) => name!);
@@ -11177,7 +9868,7 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     'wrong_user',
     'unknown_scheme',
   ];
-  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
+  for (const [, reason] of troubles!.matchAll(/reason=([a-z]\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
   for (const reason of reasons) {
     assert.ok(SOURCE.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
   }
@@ -11262,14 +9953,14 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   assert.deepEqual(upward, []);
 });
 
-test('the numbers of gateway.ts that are no settings stand in one section, and the README has them', () => {
+test('the numbers of gateway.ts that are no settings stand in one section, and docs/settings.md has them', () => {
   const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
   const found = sections().flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
   assert.ok(found.length > 20, `only ${found.length} numbers`);
   assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
-  const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
+  const rows = Array.from(MANUAL.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
     limit,
     value,
   }));
@@ -11286,11 +9977,20 @@ test('the numbers of gateway.ts that are no settings stand in one section, and t
   assert.deepEqual(rows, found.map(({ limit, value }) => ({ limit, value: inWords(value, limit!) })));
 });
 
-test('the top level holds what is expected, and the changelog tells of this version', () => {
-  const expected = `CHANGELOG.md LICENSE README.md RECIPES.md SECURITY.md gateway.bench.ts gateway.test.ts gateway.ts
-    package-lock.json package.json tsconfig.json dist node_modules`.split(/\s+/);
-  assert.deepEqual(readdirSync(HERE).filter((name) => !name.startsWith('.') && !expected.includes(name)), []);
-  assert.match(readFileSync(join(HERE, 'CHANGELOG.md'), 'utf8'), new RegExp(`^## ${PACKAGE.version}$`, 'm'));
+test('the top level holds what is expected, and the pages tell of this version', () => {
+  const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.test.ts
+    gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
+  // What who follows the pages makes here is no surprise: the tests pass after it as well.
+  const made = readFileSync(join(HERE, '.gitignore'), 'utf8').split('\n');
+  const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
+  assert.deepEqual(others, []);
+  const { name, version, files } = PACKAGE;
+  assert.equal(JSON.parse(readFileSync(join(HERE, 'package-lock.json'), 'utf8')).version, version);
+  assert.match(PAGES['CHANGELOG.md']!, new RegExp(`^[^#]*# Changelog[^#]*\n## ${version}, \\d{4}-\\d\\d-\\d\\d\n`));
+  for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
+  // npm adds README.md, LICENSE and package.json by itself.
+  const published = ['README.md', ...files.flatMap((file: string) => file === 'docs' ? Object.keys(PAGES) : [file])];
+  assert.deepEqual(Object.keys(PAGES).filter((page) => !published.includes(page)), []);
 });
 
 // deno fmt breaks the lines of code, and `npm run check` asks it; what it leaves are comments and texts.
@@ -11307,7 +10007,10 @@ test('npm pack makes a package that runs by its own name where it is installed',
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
   // Packed from a copy: it is compiled first, and the dist/ here may be what is tested.
-  cpSync(HERE, source, { recursive: true, filter: (path) => !/[\\/](?:\.git|node_modules|dist)$/.test(path) });
+  cpSync(HERE, source, {
+    recursive: true,
+    filter: (path) => !/[\\/](?:\.git|node_modules|dist|signal-data)$/.test(path),
+  });
   symlinkSync(join(HERE, 'node_modules'), join(source, 'node_modules'));
   mkdirSync(home);
   const env = {

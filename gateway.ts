@@ -48,7 +48,7 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const VERSION = '1.0.0';
+const VERSION = '2.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
@@ -237,7 +237,7 @@ interface Gateway {
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
 // A setting is one field above, one row here, and one use. The compiler refuses a field without a row, and a test
-// compares rows, fields and README.
+// compares rows, fields and docs/settings.md.
 
 /** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
 type PathOf<C> = {
@@ -257,8 +257,8 @@ type Reader<T> = (value: unknown) => T;
 type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
 
 /**
- * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
- * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ * Every setting, once. What is read, `--help` and the table of docs/settings.md come from here or are checked against
+ * it; the manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
@@ -319,7 +319,7 @@ type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? und
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 // ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
-// The numbers that are no settings, with their reasons. The README's table of them is checked against this section.
+// The numbers that are no settings, with their reasons. Their table in docs/settings.md is checked against it.
 
 /** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
 const HEADERS_TIMEOUT_MS = 10_000;
@@ -387,7 +387,9 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 /** How long a connection to the backend may take to come about, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+/**
+ * How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too.
+ */
 const SLOT_TIMEOUT_MS = 30_000;
 
 /** How long the question to the backend at start may take. */
@@ -737,8 +739,8 @@ function isLiteral(part: string): boolean {
 }
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
-// Connections: who may have one, for how long, and what becomes a request on it. node:http parses HTTP; whatever it
-// leaves open (upgrades, pipelining, what never becomes a request) is decided here, once for http and https.
+// Connections: how many there may be, how long they live, and how their requests reach the pipeline. node:http parses
+// HTTP. What it leaves open is decided here, once for http and https: upgrades, pipelining, and what it cannot parse.
 
 type Core = ReturnType<typeof makeCore>;
 
@@ -750,7 +752,7 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   return startGateway(embeddedSettings(config), options);
 }
 
-/** A gateway as the command line has it: its settings come from more than one place, so that it applies read ones. */
+/** The gateway of the command line, which reads its settings from several sources and applies them itself. */
 type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
@@ -766,15 +768,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   };
 }
 
-/** The queue of the backend that requests are sent to now. */
-function queueOf(core: Core): BackendQueue {
-  const { queues, rules: { backend } } = core;
-  const known = queues.get(backend) ?? new BackendQueue(core);
-  queues.set(backend, known);
-  return known;
-}
-
-/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
+/** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
@@ -785,21 +779,21 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
-    /** Counts the log lines of requests without a good token, by address. */
+    /** Counts the log lines of unauthenticated requests, by address. */
     lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
-     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
-     * without showing a good token stands first.
+     * By transport socket: the socket that speaks HTTP (none before the TLS handshake is done), and the name of the
+     * token while a request of that token is served. Of the others, the one whose last good token is oldest stands
+     * first.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
-     * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
-     * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
+     * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
+     * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** Who waits for which backend: after a reload, running requests keep their own. */
-    queues: new WeakMap<Backend, BackendQueue>(),
+    /** The queue of the present backend. Requests that began before a reload keep the queue of theirs. */
+    queue: new BackendQueue(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
     draining: false,
@@ -812,66 +806,65 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
-    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
-    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
-    requireHostHeader: false, // checkHead refuses it, in JSON
-    shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
+    connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
+    requestTimeout: 0, // RequestBody has a limit for slow uploads
+    requireHostHeader: false, // checkHead refuses a request without Host, in JSON
+    // UNTIL Node 24.9 is the oldest: older ones ignore this, see withoutUpgrade.
+    shouldUpgradeCallback: isWebSocket,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // Their size is limited, and checkHead counts them. Node 20 obeys fields beyond this number, and does not show them
-  // (test "a thousand header fields").
+  // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
+  // them.
   server.maxHeadersCount = 0;
-  // By connection, the answers that are due on it, in the order of their requests.
+  // By connection, the responses that are due on it, in the order of their requests.
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
-    // Attack: where shouldUpgradeCallback said no, Node 24 loses what came in one piece behind this request, and takes
-    // the next piece, of its body, for a request of its own. So it is the last one (test "a request hidden in the
-    // body").
+    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
+    // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
     res.once('close', () => {
-      // A client that keeps its connection, now idle, would hold the end up until the deadline.
+      // An idle connection that its client keeps would delay the end until the deadline.
       if (core.draining) server.closeIdleConnections();
     });
     void handleInTurn(core, req, res, queue, upgrade);
   };
   server.on('request', (req, res) => onRequest(req, res));
-  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
-  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
+  server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
+  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
-    // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
+    // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // its target is none that is passed on
+    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
   server.on('connect', onUpgrade);
-  // A client that does not take its answer, or does nothing between two requests; not one that waits for us.
+  // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
   server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
-  // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
+  // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
   return server;
 }
 
 /**
- * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
- * request, as RFC 9110 7.8 allows: the offer may be ignored.
+ * Whether a request opens a WebSocket: a GET without a body (RFC 6455 4.1). Any other offer to upgrade may be ignored
+ * (RFC 9110 7.8); Java's HTTP client offers h2c with ordinary requests.
  */
 function isWebSocket(req: http.IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
+// UNTIL Node 24.9 is the oldest: older ones hand over every request with Upgrade (test "a wish for another protocol").
 /**
- * Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. Before 24.9, Node
- * hands every such request over as an upgrade; this can go when that is the oldest (test "a wish for another
- * protocol"). Its bytes are those that were judged by node:http once: a name or value of a header cannot break out of
- * its line.
+ * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
+ * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
@@ -888,9 +881,11 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   return socket;
 }
 
-/** Answers a request that node:http has let go of because of its wish to be upgraded, with a refusal as with any. */
+/**
+ * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
+ */
 function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
-  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
+  socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new http.ServerResponse(req);
   res.assignSocket(socket as Socket);
   res.shouldKeepAlive = false;
@@ -898,15 +893,16 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
   return res;
 }
 
+// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from then on.
 /**
- * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
- * who holds idle connections, which costs nothing, locks everybody out. A new one is itself a stranger, so that there
- * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
+ * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed for
+ * it. Otherwise idle connections, which cost nothing, would lock everybody out. The new one is unauthenticated itself,
+ * so that there is always one to close.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
+    // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     socket.once('close', () => connections.delete(socket));
     if (connections.size <= core.settings['limits.connections']) return;
@@ -919,9 +915,9 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
 }
 
 /**
- * Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. At
- * the same time they could overtake each other at the backend, and one connection would count for many.
- * @param queue the answers that are due on the connection.
+ * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
+ * parallel they could overtake each other at the backend, and one connection would count for many.
+ * @param queue the responses that are due on the connection.
  */
 async function handleInTurn(
   core: Core,
@@ -931,31 +927,33 @@ async function handleInTurn(
   upgrade: Side | undefined,
 ): Promise<void> {
   const { socket } = req;
-  // A connection that was reset has no address any more, but may still deliver what it had sent.
+  // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
   const before = queue.at(-1);
-  // Cut off without a word: an answer could only come behind those that are due.
+  // Closed without a response: one could only be sent after those still due.
   if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => queue.splice(queue.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
-    // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
+    // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
     if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
-  } catch (error) { // a mistake of ours, for `handle` answers all others: it must not end the process
+  } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
   }
 }
 
-/** Whether the peer is gone: only those of a unix socket have no address by nature. Without it, no `clients` holds. */
+/**
+ * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
+ */
 function hasNoPeer(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
 }
 
 /**
- * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
- * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
- * connection, it does nothing.
+ * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
+ * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
+ * the same connection is ignored.
  * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
@@ -966,7 +964,7 @@ function answerUnparsed(
 ): void {
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
   if (isGone) return void socket.destroy();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
   const code = /TIMEOUT/.test(reason)
     ? 'request_timeout'
     : /OVERFLOW/.test(reason)
@@ -980,8 +978,8 @@ function answerUnparsed(
   } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
   else core.log('debug', 'client error', fields);
 
-  if (!socket.writable) return; // TLS is not agreed on
-  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  if (!socket.writable) return; // no TLS
+  // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
   const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
   const problem = new Problem(code);
   if (current === undefined) {
@@ -997,13 +995,13 @@ function answerUnparsed(
   current.shouldKeepAlive = false;
 }
 
-/** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
+/** Settings that are used only at start. A reload leaves them as they are, and its log line names those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * Replaces the rules.
  * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if that would open a gateway that had tokens.
+ * @throws {ConfigError} if a gateway with tokens would lose them all: a file may have been emptied by mistake.
  */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
@@ -1021,7 +1019,8 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  queueOf(core).serve(); // there may be more slots now
+  if (!isSame) core.queue = new BackendQueue();
+  core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -1030,10 +1029,10 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   return !isSame;
 }
 
-/** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
+/** Said at every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
-/** Says what is in force from now on, as a warning if there is something to warn of. */
+/** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
   const expired = rules.all.filter((token) => isExpired(token, now()));
@@ -1052,7 +1051,7 @@ function logRules(core: Core, message: string, more: object): void {
   });
 }
 
-/** Listens. @returns where, as a URL. Rejects if the port is taken, or the address is not of this machine. */
+/** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
   if (path !== undefined) await removeStaleSocket(path);
@@ -1065,17 +1064,14 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  // Bun 1.4.5 ignores setSecureContext. A test fails where that is mended: then this goes.
+  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "it speaks TLS, and a reload brings…").
   const isFixed = scheme === 'https' && 'Bun' in globalThis;
   const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
 }
 
-/**
- * Removes the file of a unix socket that nobody listens on any more, for its owner was killed. No other file is
- * touched.
- */
+/** Removes the file of a unix socket whose owner was killed, so that nobody listens on it. Touches no other file. */
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
@@ -1087,7 +1083,9 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
-/** Ends first what waits, then what is idle, shortly before the deadline what still runs, and then all that is left. */
+/**
+ * Ends first the waiting requests, then idle connections, before the deadline running requests, and at last the rest.
+ */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
@@ -1096,8 +1094,8 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
-  // counts no bytes, and closes it (test "a connection on which no request has begun").
+  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not, on Bun it
+  // does, where `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -1108,13 +1106,13 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
-  // What is left has no client any more, and is logged.
+  // The rest has no clients any more: see Exchange.leave. Each gets its log line.
   for (const x of core.running) x.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
-/** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
+/** Ends the running requests. The response tells the client whether the backend has the request. */
 function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
@@ -1122,80 +1120,114 @@ function endRunning(core: Core): void {
 // ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * How far a request has come:
+ * How far a request has come. `NEXT_STAGES` has the same arrows.
  *
  *   received ──► sending ──► sent ──► answered ──► tunnel
- *                 │   ▲
- *                 ▼   │      `sending`: a connection is made, or a large body goes out without its last byte
- *                waiting     `waiting`: for a slot, for a backend that is down, for a WebSocket's handshake
+ *          │      │   ▲                  ▲
+ *          ▼      ▼   │                  │
+ *          waiting ───┴──────────────────┘
  *
- * Before `sent` the backend cannot act on it: the gateway's end refuses at once what waits.
+ *   waiting    for a slot, for a backend that is down, or for the handshake of a WebSocket: nothing is lost by a refusal
+ *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
+ *   sent       the backend has the last byte, and may have acted on it
+ *   answered   the head of the response is here; a large body may still be on its way
+ *   tunnel     an open WebSocket: nothing of HTTP is written any more
  */
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
+const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
+  received: ['waiting', 'sending'],
+  waiting: ['sending', 'answered'],
+  sending: ['waiting', 'sent', 'answered'],
+  sent: ['answered'],
+  answered: ['tunnel'],
+  tunnel: [],
+};
 
 /**
- * A request on its way, in all functions called `x`: what is known of it so far, of which its one log line is made, and
- * what ends it before its time. It has one timer, for client and backend are never waited for at the same time. It has
- * listeners of its own, for those of an AbortSignal cost 5 µs on Node 20.
+ * One request with its response. The functions of all stages get it as `x`. It has one timer, because the gateway never
+ * waits for client and backend at the same time.
  */
 class Exchange {
   readonly core: Core;
-  /** One snapshot: a reload in the middle of a request changes nothing for it. */
+  /** The rules when the request began: a reload in the middle changes nothing for it. */
   readonly rules: Rules;
+  /** The queue of the backend in these rules. */
+  readonly queue: BackendQueue;
   readonly req: http.IncomingMessage;
   readonly res: http.ServerResponse;
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
-  /** Headers of every response: its request id, and what lets a page of an origin on `cors` read it. */
+  /** Headers of every response: the request id, and what lets a page of an origin on `cors` read it. */
   readonly ownHeaders: Record<string, string>;
+
+  // What the steps of the pipeline find out.
   target: Target | undefined;
-  route: string | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
-  status = 0;
-  problem: Problem | undefined;
-  bytesIn = 0;
-  bytesOut = 0;
-  /** How many bytes of its body are held. */
-  heldBytes = 0;
-  /** Its body, or its query, is not passed on: a send is made of it, and goes in its stead. */
+  /** The body, or the query of a GET, is not passed on: the gateway makes a send of it. */
   isMadeSend = false;
+  /** What the log line says besides. */
+  readonly report = {
+    route: undefined as string | undefined,
+    status: 0,
+    problem: undefined as Problem | undefined,
+    bytesIn: 0,
+    bytesOut: 0,
+  };
+
+  // How far it has come, and what ended it.
   stage: Stage = 'received';
-  /** Who waits for the same backend. */
-  readonly queue: BackendQueue;
-  /** Where it stands in that queue. */
-  place: Place | undefined;
-  /** The client has left, and the gateway stays until the backend has responded: see `leave`. */
+  /** The client has left, and the request goes on without it: see `leave`. */
   hasLeft = false;
-  /** What is left of the answer: with its end, and in most cases with its head, it is one write. */
-  answerRest: Uint8Array | string | undefined;
-  /** Why it ends before its time: the first reason that there was. */
+  /** Why it ends before its time: the first reason. */
   endedBy: Problem | undefined;
+
+  // What it holds.
+  /** Its place in the queue of the backend, with its slot. */
+  place: Place | undefined;
+  /** How many bytes of its body are in memory, for a send that is made of them. */
+  heldBytes = 0;
   /**
-   * What it has under way at the backend, which ends with it. No closure: its context would hold the whole of a request
-   * at node:http, and on Node 24 V8 took twice the memory for what then survived.
+   * The request to the backend, which ends with the exchange. No closure: its context would keep a whole request of
+   * node:http alive, which took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
-  /** Ends its `standBy`. */
+  /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
+  rest: Uint8Array | string | undefined;
+  /** Ends `standBy`. */
   wake: (() => void) | undefined;
+  /** Listeners of its own, because those of an AbortSignal cost 5 µs a request. */
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
+    this.queue = core.queue;
     this.req = req;
     this.res = res;
-    this.queue = queueOf(core);
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
     this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
+  /** Goes on to a stage, if it follows on the present one. An early response, for example, stays `answered`. */
+  moveTo(stage: Stage): void {
+    if (NEXT_STAGES[this.stage].includes(stage)) this.stage = stage;
+  }
+
+  /** Writes the head of the response. @param rest the body, if it is short. */
+  respond(status: number, headers: http.OutgoingHttpHeaders | string[], rest?: string, statusText?: string): void {
+    if (this.core.draining) this.res.shouldKeepAlive = false;
+    this.report.status = status;
+    this.rest = rest;
+    this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
+  }
+
   /**
-   * Returns what waits until one of these events comes, or the exchange ends. `once` would wait for ever for the
-   * "drain" of a client that has left.
+   * Returns a function that waits until one of these events comes, or the exchange ends. `once` would wait for ever for
+   * the "drain" of a client that has left.
    */
   changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
     let wake = (): void => {};
@@ -1209,17 +1241,17 @@ class Exchange {
   }
 
   /**
-   * The client has left. Once the backend has the last byte, it acts, whether anybody listens or not: then the request
-   * goes on without its client until the head of the response, for as long as a slot may be held.
+   * The client has left. Once the backend has the last byte it acts, whether anybody listens or not. Then the request
+   * keeps its slot and goes on without its client until the head of the response, or until its slot is overdue.
    */
   leave(): void {
-    const isActing = this.stage === 'sent' && this.place?.timer && !this.place.isOverdue;
-    if (!isActing) return this.end(new Problem('client_left'));
+    const { timer, isOverdue } = this.place ?? {};
+    if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
 
-  /** Ends it before its time, wherever it is, for this reason, unless there was one before. */
+  /** Ends it before its time, wherever it is. The first reason counts, and a client that has left before all others. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
@@ -1228,83 +1260,79 @@ class Exchange {
     for (const listener of this.#listeners) listener();
   }
 
-  /**
-   * Ends it, or does something else, with this problem if nothing else is waited for before the time is over; Infinity
-   * for no limit.
-   */
+  /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem): void => this.end(problem)): void {
     clearTimeout(this.#timer);
     const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
-  /** The backend's time begins. */
+  /** Starts the timer anew with the time that the backend has. */
   waitForBackend(): void {
     this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
   }
 
+  stopTimer(): void {
+    clearTimeout(this.#timer);
+  }
+
   /**
-   * Waits to be woken, while nothing of it is at the backend.
-   * @throws {Problem} what ended it instead; the gateway's end does at once.
+   * Waits for `wake`, while the backend has nothing of the request.
+   * @throws {Problem} what ended the exchange instead. The gateway's end does so at once.
    */
   async standBy(): Promise<void> {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.stage = 'waiting';
+    this.moveTo('waiting');
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    if (this.stage === 'waiting') this.stage = 'sending';
+    this.moveTo('sending');
     if (this.endedBy) throw this.endedBy;
-  }
-
-  /** Nothing is awaited any more. */
-  stopTimer(): void {
-    clearTimeout(this.#timer);
   }
 }
 
 /**
- * The way of a request, and of a WebSocket, which is one without a body. The order is a security claim; each step says
- * why it stands where it does.
- * @param upgrade the client's side, where it wants to speak WebSocket from here on.
+ * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, and each step says
+ * why it stands where it stands.
+ * @param upgrade the client's side, if the request opens a WebSocket.
  */
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
   begin(x);
   try {
-    // Before everything: a health check must not depend on what is being checked.
+    // Before everything: a health check must not depend on what it checks.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    // Before every refusal: otherwise the page could not read it. From other origins it is a request like any.
     if (answerPreflight(x)) return;
 
-    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+    // Before any decision: all later steps check this one canonical form, and the backend gets the same.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
-    x.route = target.route?.template ?? maskPath(target.segments);
+    x.report.route = target.route?.template ?? maskPath(target.segments);
 
-    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+    // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
-    // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
+    // Header, path, query. The body only if these have none and a token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
 
-    // Before the endpoint: what exists here is nobody's business who holds no token.
+    // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
     claimConnection(x, token);
 
-    // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
-    // endpoint: a page of another site learns nothing of it.
+    // After the token: a browser adds only some forms by itself. Before the endpoint: another site must not learn of
+    // it.
     const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
-    // After the endpoint: a request that could never pass must not use up the rate of those that can.
+    // After the endpoint: a request that can never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
-    // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
+    // The head of a body, or a small body as a whole, is checked before the backend is contacted. A send that is made
+    // of a body is checked in its place. Then the request is relayed, once.
     const judge = (field: Field): void => judgeField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
@@ -1313,7 +1341,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
     }
   } catch (error) {
     refuse(x, error);
@@ -1325,8 +1353,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 }
 
 /**
- * From here on it runs. A client that leaves takes its request with it; one that stays is a stranger again until it
- * shows a good token.
+ * Adds the request to those that run. A client that leaves ends it. When the response is through, the connection is
+ * unauthenticated again until its next good token.
  */
 function begin(x: Exchange): void {
   const { connections, running } = x.core;
@@ -1336,19 +1364,19 @@ function begin(x: Exchange): void {
     if (!x.res.writableFinished) x.leave();
     const connection = connections.get(socket);
     if (connection?.token === undefined) return;
-    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.delete(socket); // set again, behind those whose last good token is older
     connections.set(socket, { speaker: connection.speaker });
   });
 }
 
 /**
  * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
- * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
 function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
   const limit = Math.max(1, settings['limits.connections'] / 2);
-  // While there are fewer connections than that, nothing has to be counted.
+  // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
     if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
@@ -1357,52 +1385,50 @@ function claimConnection({ core: { connections, settings }, rules, req }: Exchan
   if (connection) connection.token = name;
 }
 
-/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
+/** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
 function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
   return socket._parent ?? socket;
 }
 
-/** Says that the gateway runs, and nothing of backend, version or tokens: anybody may ask. */
+/** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function answerHealth(x: Exchange): void {
-  x.route = '/healthz';
-  x.status = 200;
-  x.res.writeHead(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders });
-  x.answerRest = 'ok\n';
+  x.report.route = '/healthz';
+  x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
 
 /**
- * Answers with what went wrong. After the first byte there is no honest way to say so, but to break off: a body that is
- * cut must look cut. A mistake of ours is told to the log with its stack, and to the client without.
- * @param thrown or returned by a step.
+ * Responds with what went wrong. After the first byte of a response the connection is broken off instead: a body that
+ * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
+ * @param thrown what a step threw or returned.
  */
 function refuse(x: Exchange, thrown: unknown): void {
-  const error = x.endedBy ?? thrown; // who left meanwhile is told nothing, and noted as such
-  const problem = x.problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
-  x.status = problem.status;
+  const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
+  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  x.report.problem = problem;
+  x.report.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
     x.core.log('error', 'internal error', { requestId: x.requestId, stack });
   }
-  if (x.core.draining || problem.code === 'bad_request') x.res.shouldKeepAlive = false;
+  if (problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
   const { headers, body } = describeProblem(problem, x.requestId, x.req);
-  x.res.writeHead(problem.status, http.STATUS_CODES[problem.status] ?? '', { ...headers, ...x.ownHeaders });
-  x.answerRest = body;
+  x.respond(problem.status, { ...headers, ...x.ownHeaders }, body);
 }
 
 /**
- * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
+ * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
+ * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
-  const { core, requestId, client, route, status, bytesIn, bytesOut } = x;
-  const { code, details = {} } = x.problem ?? {};
+  const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
+  const { code, details = {} } = problem ?? {};
   const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
-  // debug, and so are the refusals of an address beyond its 30 a minute.
+  // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
+  // address beyond 30 a minute are logged at debug level.
   const isQuiet = x.token === undefined &&
     (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
@@ -1411,8 +1437,8 @@ function logExchange(x: Exchange): void {
 }
 
 /**
- * Closes the WebSockets whose token is gone, has expired, or may no longer do this, or whose page may not. One is
- * judged when it opens; without this it would outlive its token by weeks.
+ * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
+ * it opens; without this it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
@@ -1697,8 +1723,7 @@ function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
   if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
   const asked = names.toLowerCase().split(/[ \t,]+/);
-  x.status = 204;
-  x.res.writeHead(204, {
+  x.respond(204, {
     ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
@@ -1854,22 +1879,22 @@ function takeRate(core: Core, token: Token): void {
 }
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
-// A body is read in two steps. Its head (64 KiB) is read first, for the credential, and is judged whole before the
-// backend hears of it; what comes after is judged as it streams. Nobody unknown has more than the head read, and
-// nothing is read at all before it is wanted, which `Expect: 100-continue` asks for.
+// A body is read in two steps. First the head, 64 KiB: it may hold the credential, and it is checked as a whole before
+// the backend is contacted. Then the rest, which is checked while it streams. Of an unauthenticated client only the
+// head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
 
-/** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
+/** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
 type Content = Uint8Array | {
   chunks: () => AsyncGenerator<Uint8Array>;
   length: number | undefined;
 } | undefined;
 
-/** RFC 9112 6.3: a request has a body if one of these two headers says so. */
+/** Whether a request has a body (RFC 9112 6.3). */
 function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
+/** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
@@ -1877,12 +1902,11 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
-  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
   #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // what of it may go on
+  #passed: Uint8Array[] = []; // the same without `auth`
   #scan: BodyScan | undefined;
-  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #isComplete: boolean;
 
   constructor(x: Exchange) {
@@ -1895,16 +1919,15 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
-    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come
-    // than is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be
-    // lost.
+    // A response before the end of the body closes the connection, if more is to come than an unauthenticated client
+    // may send, or if nothing may come. The client is told so at once, and sends no further request that would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
-   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is
-   * not said to somebody unknown, and what does not begin like an object (a text, a form) has none.
+   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client is told nothing
+   * of its other fields. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
@@ -1918,14 +1941,14 @@ class RequestBody {
     }
   }
 
-  /** Whether a scan failed because the body is a text, a form or the like: no attack, but another kind of client. */
+  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
   #isNoObject(error: unknown): error is Problem {
     const isBadJson = error instanceof Problem && error.code === 'bad_json';
     return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
   }
 
   /**
-   * Judges the head and returns what is to be relayed.
+   * Checks the head, and returns the body for the backend.
    * @param judge throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
@@ -1939,18 +1962,18 @@ class RequestBody {
     });
     scan.defers = false;
     scan.takeFields().forEach(judge);
-    const isEmpty = this.#x.bytesIn === 0;
+    const isEmpty = this.#x.report.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
-    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
-    // would have to be relayed or thrown away unread, and neither is right.
+    // The body of a GET is read for the credential alone, and not relayed. A longer one is refused, for it would have
+    // to be thrown away unread.
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
-    // Small and whole, it is sent in one piece, and can wait for a turn or for a backend that restarts.
+    // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
-    // The length is announced to the backend now. From here on, what the scanner takes out it replaces with spaces.
+    // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
     this.#head = [];
@@ -1958,8 +1981,8 @@ class RequestBody {
   }
 
   /**
-   * Reads the whole body, as it came.
-   * @param limitBytes of the whole; `limits.body` holds too.
+   * Reads the whole body into memory.
+   * @param limitBytes the most that it may have; `limits.body` holds too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
@@ -1970,7 +1993,8 @@ class RequestBody {
   }
 
   /**
-   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may have half of
+   * them.
    * @throws {Problem} busy.
    */
   #countHeld({ length }: Uint8Array): void {
@@ -1980,43 +2004,44 @@ class RequestBody {
     const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     const own = running.filter((x) => x.token?.name === token?.name);
     if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
-    // Who is refused makes room at once, or those that are read in the same moment would be refused too.
+    // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
     this.#x.heldBytes = 0;
     throw new Problem('busy');
   }
 
   /**
-   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a
-   * connection that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is
-   * not worth more than the head; then nothing is read any more, and the connection goes soon after.
+   * Ends the response, after the rest of the request was read and dropped. A connection that is closed with unread
+   * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
+   * read.
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
-    this.#head = []; // it is counted no longer
+    let { rest } = this.#x;
+    this.#head = [];
     this.#x.stopTimer();
     if (this.#x.stage === 'tunnel') return;
-    // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
+    // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (!this.#isComplete) {
-      if (this.#x.answerRest !== undefined) res.write(this.#x.answerRest);
-      this.#x.answerRest = undefined;
+      if (rest !== undefined) res.write(rest);
+      rest = undefined;
       await this.#discardRest();
     }
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(this.#x.answerRest);
+    else res.end(rest);
   }
 
-  /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
+  /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
   async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
-    this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
-    if (req.destroyed) return; // its "close" has been, and comes no more
-    // One deadline for all of it, or single bytes would hold the connection for hours.
+    this.#x.end(new Problem('client_left')); // ends the stream of a large body
+    if (req.destroyed) return; // "close" has been emitted already
+    // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
-    // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
+    // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.bytesIn;
+    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
       const wait = (): void => {
         const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
@@ -2034,32 +2059,32 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
+  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
   #checkLength(limitBytes: number): void {
     if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
 
-  /** Reads and scans the head, once: for the credential, and then for all that is judged. */
+  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
   async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
-    // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
+    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
-    if (this.#isComplete && this.#x.bytesIn > 0) this.#passed.push(...scan.end());
+    if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
     return scan;
   }
 
   /**
-   * Reads the head, or what is left of it.
-   * @param take gets all of it, in chunks.
-   * @param upToBytes where the head ends; Infinity for the whole body.
+   * Reads the head, or the rest of it.
+   * @param take gets the whole head in chunks.
+   * @param upToBytes the length of the head; Infinity for the whole body.
    */
   async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.bytesIn < upToBytes) {
-      const chunk = await this.#next(limitBytes, upToBytes - this.#x.bytesIn);
+    while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
+      const chunk = await this.#next(limitBytes, upToBytes - this.#x.report.bytesIn);
       if (chunk === undefined) return;
       gatherChunk(this.#head, chunk);
       take(chunk);
@@ -2067,7 +2092,7 @@ class RequestBody {
   }
 
   /**
-   * Before the first byte: a compressed body cannot be judged, and who waits to be asked for the body is asked now.
+   * Prepares for the first byte: refuses a compressed body, and sends "100 Continue" to a client that waits for it.
    * @throws {Problem} unsupported_encoding.
    */
   #begin(): void {
@@ -2078,44 +2103,32 @@ class RequestBody {
   }
 
   /**
-   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param roomBytes what is more than that is left for the next time.
+   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30
+   * s of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until
+   * the sender is known, the whole body has 30 s, less the time that the refusal may take.
+   * @param limitBytes the most that the body may have.
+   * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
-    let chunk = this.#rest;
-    this.#rest = undefined;
-    chunk ??= await this.#read();
-    if (chunk !== undefined && chunk.length > roomBytes) {
-      this.#rest = chunk.subarray(roomBytes);
-      chunk = chunk.subarray(0, roomBytes);
-    }
-    this.#x.bytesIn += chunk?.length ?? 0;
-    if (this.#x.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || this.#x.bytesIn === this.#declaredBytes) {
-      this.#isComplete = true;
-      this.#x.res.shouldKeepAlive = this.#keepAlive;
-    }
-    return chunk;
-  }
-
-  /**
-   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
-   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
-   * the whole body has 30 s, less the time that the refusal may take.
-   */
-  async #read(): Promise<Uint8Array | undefined> {
-    const { core: { stallTimeoutMs }, token } = this.#x;
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes?: number): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
-    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk?.length ?? 0;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
+    report.bytesIn += chunk?.length ?? 0;
+    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
+    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+      this.#isComplete = true;
+      res.shouldKeepAlive = this.#keepAlive;
+    }
     return chunk;
   }
 
-  /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
+  /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
@@ -2127,20 +2140,19 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
         this.#x.waitForBackend();
-      } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
+      } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
-      // Its last byte goes out now: the backend may act on it.
-      if (this.#isComplete && this.#x.stage === 'sending') this.#x.stage = 'sent';
+      if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
       for (const piece of pieces) yield piece;
     }
   }
 }
 
-/** Most bodies are one chunk, which needs no copy. */
+/** Joins chunks. Most bodies are one chunk, which is not copied. */
 function joinChunks(chunks: Uint8Array[]): Buffer {
   return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
@@ -3115,38 +3127,23 @@ function isAttachment(key: BodyKey | undefined): boolean {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-/** For one connection only, not for the next: RFC 9110 7.6.1; the others by the definitions of proxies and HTTP/2. */
+/** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
 const HOP_BY_HOP = [
   ...['connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization'],
   ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
 ];
 
-/**
- * Not the client's to say to the backend. `expect` was answered here; with an `accept-encoding` of the client's, fetch
- * would decode the answer and still call it compressed.
- */
+/** Fields of the client that the backend does not get. */
 const NOT_FORWARDED = [
-  // Who it is, how it got here, and what is set for the message that is sent.
+  // The gateway sets these itself, or has obeyed them (`expect`).
   ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
-  // Copies of the URL, with its token, that browsers and proxies make; and what is another site's.
+  // Copies of the URL, which may hold a token, that browsers and proxies make; and cookies of other programs.
   ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
 ];
 
-/** What is not taken over from an answer, and from a request. */
+/** Fields that are not passed on: of a response, and of a request. */
 const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
-
-/** A request as the backend gets it. */
-interface BackendRequest {
-  readonly x: Exchange;
-  readonly method: string;
-  readonly path: string;
-  /** Name and value in turn, without a length, which the content says. */
-  readonly headers: readonly string[];
-  readonly content: Content;
-  /** The client asks for a WebSocket. */
-  readonly isUpgrade: boolean;
-}
 
 /** The head of the backend's response, and the way to read the rest. */
 interface BackendResponse {
@@ -3162,28 +3159,23 @@ interface BackendResponse {
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
-  const { core, rules, res } = x;
-  const headers = outboundHeaders(x);
-  if (upgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   const early = upgrade && listenEarly(x, upgrade);
   const group = target.route?.group;
   let response: BackendResponse | undefined;
   try {
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? rules.backendWaitMs : 0);
-    const path = backendPath(rules.backend, target);
-    response = await sendWhenUp({ x, method: target.method, path, headers, content, isUpgrade: upgrade !== undefined });
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules.backendWaitMs : 0);
+    response = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
     const { incoming, upgraded } = response;
-    const head = readAnswerHead(incoming, upgrade && 'websocket');
-    x.status = incoming.statusCode!;
-    // Not by setHeader before: of several Set-Cookie behind that, Node 20.20 sends one; until Node 22 is the oldest.
-    head.headers.unshift(...addedHeaders(x, head.headers));
-    if (upgrade && early && upgraded) return openTunnel(x, head.headers, [upgrade[0], early()], upgraded);
-    if (core.draining) res.shouldKeepAlive = false;
-    res.writeHead(x.status, incoming.statusMessage ?? '', head.headers);
-    await relayAnswer(x, response.reader, head.length);
-    // Its end has to be read, or its connection is not used again.
+    const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
+    // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
+    headers.unshift(...addedHeaders(x, headers));
+    x.report.status = incoming.statusCode!;
+    if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
+    x.respond(x.report.status, headers, undefined, incoming.statusMessage);
+    await relayBody(x, response.reader, length);
+    // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     if (response) breakOff(response);
@@ -3191,35 +3183,35 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
-/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
+/** The path at the backend: built from the segments that were checked, never resolved from what the client sent. */
 function backendPath(backend: Backend, target: Target): string {
-  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Without the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   const encode = (segment: string): string =>
     encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
   return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
 /**
- * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
+ * Builds the headers for the backend, without the body's length. The client's own are left as they are.
  * @returns name and value in turn.
  */
 function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  // What was presented as a credential, right or not, in the bytes of a header.
+  // Every credential that was presented, right or wrong, in the bytes of a header.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
-  const headers: string[] = [];
+  const headers = ['host', rules.backend.host];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // they tell of the client's body
+      (isMadeSend && name.startsWith('content-')); // true of the client's body only
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
-  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
-  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
+  // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
+  headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
@@ -3228,7 +3220,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   return headers;
 }
 
-/** The names that a Connection header declares to be for this hop only. */
+/** The names in a Connection header: those fields are for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
   return new Set(value.toLowerCase().split(/[ \t,]+/));
@@ -3237,8 +3229,7 @@ function connectionNames(value: string | undefined): ReadonlySet<string> {
 const NO_NAMES: ReadonlySet<string> = new Set();
 
 /**
- * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
- * Basic.
+ * Whether a header's value holds a secret: as it is, percent-encoded to any depth, or in base64 as in a copy of Basic.
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
@@ -3250,135 +3241,140 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
- * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
+ * Sends the request when the backend is up and has a slot. If no connection came about, nothing can have been sent, and
+ * a send waits and connects again. That repeats nothing: a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(request: BackendRequest): Promise<BackendResponse> {
-  const { x, content } = request;
-  const { queue } = x;
+async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
   try {
     for (;;) {
-      await queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
       try {
-        return await connectAndSend(request);
+        return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
         // A client that leaves while the connection is made looks like a refused one.
         if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
-        queue.refused(x, error);
+        x.queue.refused(x, error);
       }
     }
   } finally {
-    queue.release(x);
+    x.queue.release(x);
   }
 }
 
-/** Whether a body is larger than what is read before the backend hears of it. */
+/** Whether a body is larger than the head, so that it streams. */
 function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
   return content !== undefined && 'chunks' in content;
 }
 
 /**
- * Sends the request by node:http's client, which never sends it again and never follows a redirect.
- * @returns the response, when its head has come.
+ * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
+ * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
-function connectAndSend(request: BackendRequest): Promise<BackendResponse> {
-  const { x, method, path, headers, content } = request;
+function connectAndSend(
+  x: Exchange,
+  target: Target,
+  content: Content,
+  isUpgrade: boolean,
+): Promise<BackendResponse> {
   const { backend, backendTimeoutMs } = x.rules;
+  const { method } = target;
   const isTls = backend.options.protocol === 'https:';
+  const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
+  if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   return new Promise((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
-    x.stage = 'sending';
-    const all = ['host', backend.host, ...headers, ...lengthHeaders(method, content)];
-    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers: all });
+    x.moveTo('sending');
+    const path = backendPath(backend, target);
+    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
-    let isConnected = false;
     let response: BackendResponse | undefined;
     const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
       response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
-      // The client has left, and nobody needs the body: the log says what became of the request.
+      // Nobody needs the body; the log says what became of the request.
       if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
-      x.stage = 'answered';
+      x.moveTo('answered');
       resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // A response may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
       onHead(incoming);
     });
     outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
-    const fail = (error: Error): void => reject(isConnected ? error : backendProblem(error, 'backend_unreachable'));
     outgoing.on('error', (error) => {
-      // Without a length, a body that ends by a reset would look complete.
+      // A body without a length that ends by a reset would look complete.
       if (response && !response.incoming.complete) response.reader.isBroken = true;
-      fail(error);
+      // Without a connection nothing can have been sent.
+      reject(x.place!.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     });
-    outgoing.on('close', () => response || fail(new Error('closed')));
+    outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
     const onConnect = (): void => {
-      isConnected = true;
       x.queue.connected(x);
-      writeRequest(request, outgoing).catch((error) => outgoing.destroy(error));
+      writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // see readBackend
-      if (!socket.connecting) return onConnect(); // one that was kept
-      x.waitFor(Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs), 'backend_unreachable', (problem) => {
-        reject(problem);
-        outgoing.destroy();
-      });
+      if (!socket.connecting) return onConnect(); // a kept connection
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs);
+      x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
 }
 
-/** Writes the request on its connection. The backend may act on it from the last byte on, and so needs a slot then. */
-async function writeRequest(request: BackendRequest, outgoing: http.ClientRequest): Promise<void> {
-  const { x, content, isUpgrade } = request;
-  if (isLarge(content)) return await upload(x, outgoing, content.chunks());
-  await x.queue.enter(x, true); // a try has no slot yet
-  x.waitForBackend();
-  x.stage = isUpgrade ? 'waiting' : 'sent'; // a WebSocket that is not open yet loses nothing
-  outgoing.end(content);
+// UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
+// its response on Deno 2.9.
+/** Writes the request on its connection, a large body at the backend's pace. */
+async function writeRequest(
+  x: Exchange,
+  outgoing: http.ClientRequest,
+  content: Content,
+  isUpgrade: boolean,
+): Promise<void> {
+  if (!isLarge(content)) {
+    await x.queue.enter(x, true); // a try has no slot yet
+    x.waitForBackend();
+    // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
+    x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
+    return void outgoing.end(content);
+  }
+  const room = x.changesOf(outgoing, ['drain', 'close']);
+  for await (const chunk of content.chunks()) {
+    if (!outgoing.write(chunk)) await room();
+    if (outgoing.destroyed) return; // the response says why
+  }
+  outgoing.end();
 }
 
 /** Breaks a response off. Its connection is not used again. */
 function breakOff({ incoming, upgraded }: BackendResponse): void {
-  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  // UNTIL Node lets `outgoing.destroy()` destroy it: where the response is complete, Node 26.10 pools the socket again.
   if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
-/** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
+/** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
 function lengthHeaders(method: string, content: Content): string[] {
   if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
-/** Writes a large body at the backend's pace. It just returns where the backend has ended: its response says why. */
-async function upload(x: Exchange, outgoing: http.ClientRequest, chunks: AsyncGenerator<Uint8Array>): Promise<void> {
-  const room = x.changesOf(outgoing, ['drain', 'close']);
-  for await (const chunk of chunks) {
-    if (!outgoing.write(chunk)) await room();
-    if (outgoing.destroyed) return;
-  }
-  outgoing.end();
-}
-
 /**
- * Reads the head of an answer, and refuses what no honest backend says: a client would hang, take the bytes of one
- * answer for those of another, or lose its credential on another way.
- * @param protocol that the client has asked to change to.
- * @returns what the client gets of it, less what was for this hop only and what is not the backend's to say; and the
- *   length of the body, if it was said, or if there is none.
+ * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
+ * response for those of another, or lose its credential on a redirect.
+ * @param protocol the protocol that the client has asked for.
+ * @returns the headers for the client, without those for this hop and those that the backend has no say in; and the
+ *   length of the body, if it is known.
  * @throws {Problem} bad_backend_answer.
  */
-function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
+  const own: Record<string, string> = {}; // for this hop, or about the body
   for (let i = 0; i < headers.length; i += 2) {
     const name = headers[i]!.toLowerCase();
     if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
-    // Which pages may read an answer is not the backend's to say, nor a proxy's before it: some say "*".
+    // Only `cors` says which origins may read a response: some proxies before a backend say "*".
     const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
     if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
   }
@@ -3389,7 +3385,7 @@ function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.In
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
+    compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3400,21 +3396,21 @@ function readAnswerHead({ statusCode: status = 0, rawHeaders: headers }: http.In
   };
 }
 
-/** The answer's body, at the client's pace; a body that breaks off breaks the client's connection too. */
-async function relayAnswer(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
-  const { res, core, rules } = x;
+/** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
+async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+  const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
-  while (x.bytesOut !== length) {
+  while (report.bytesOut !== length) {
     const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
-    x.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || x.bytesOut > (length ?? Infinity)) {
+    report.bytesOut += chunk?.length ?? 0;
+    if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
       throw new Problem('bad_backend_answer', { reason: 'bad_length' });
     }
     collectSoon(chunk);
-    // The last one is written with the end of the answer: one system call less, and no answer looks whole too early.
-    if (x.bytesOut === length) x.answerRest = chunk;
-    if (x.answerRest !== undefined || res.write(chunk)) continue;
+    // The last chunk is written with the end, so that no response looks whole too early.
+    if (report.bytesOut === length) x.rest = chunk;
+    if (x.rest !== undefined || res.write(chunk)) continue;
     x.waitFor(core.stallTimeoutMs, 'client_left');
     await (room ??= x.changesOf(res, ['drain', 'close']))();
     if (x.endedBy) throw x.endedBy;
@@ -3422,8 +3418,8 @@ async function relayAnswer(x: Exchange, reader: MessageReader, length: number | 
 }
 
 /**
- * Gives V8 a reason to collect garbage at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of
- * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
+ * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
+ * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
@@ -3449,7 +3445,6 @@ interface Place {
   /** Until when it waits for a backend that is down; `readyMs` if it does not. */
   readonly untilMs: number;
   isConnected: boolean;
-  isAdmitted: boolean;
   /** Set while the request waits for a slot. */
   wantsSlot: boolean;
   /** Set while it holds one. */
@@ -3469,57 +3464,48 @@ interface Outage {
 }
 
 /**
- * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
- * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process
+ * of its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
  * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
  *
  *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
  *     ▲    a slot          │
  *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
  *
- * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
- * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
- * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
+ * While the backend is down, requests without a connection wait in the same queue, in line, and acquire nothing. One of
+ * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request,
+ * and the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
 class BackendQueue {
-  readonly #core: Core;
-  readonly #origin: string;
-  /** Who holds a slot, first the one that acquired it first. */
-  #holders: Exchange[] = [];
-  #waiting: Exchange[] = [];
-  /** By the name of the token, the number of its last slot: the smallest is next. */
-  readonly #lastSlots = new Map<string, number>();
-  #slotCount = 0;
+  /** The requests that hold a slot, in the order in which they acquired it. */
+  readonly #holders: Exchange[] = [];
+  readonly #waiting: Exchange[] = [];
+  /** By the name of the token, when it last got a slot. */
+  readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  constructor(core: Core) {
-    this.#core = core;
-    this.#origin = core.rules.backend.origin;
-  }
-
-  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
     const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
-    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
-    x.place = { needsSlot, readyMs, untilMs, ...state };
+    const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
   }
 
   /**
-   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
-   * backend is up goes on without.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
+   * backend is up goes on without one.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
     const place = x.place!;
-    const isLimited = this.#core.rules.backendParallel < Infinity;
+    const isLimited = x.core.rules.backendParallel < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    place.isAdmitted = false;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve();
-    if (place.isAdmitted) return;
-    // While the backend is down the end of a try decides who has waited for too long.
+    this.serve(x.core);
+    if (!this.#waiting.includes(x)) return;
+    // In line there is no timer: at the end of each try the queue looks who has waited for too long.
     if (this.#isInLine(x)) x.stopTimer();
     else x.waitFor(x.rules.backendTimeoutMs, 'busy');
     await x.standBy();
@@ -3532,10 +3518,9 @@ class BackendQueue {
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
-    const waiting = [x, ...line].filter(waits).length;
-    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
+    this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
     for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
-    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
   /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
@@ -3548,22 +3533,19 @@ class BackendQueue {
       outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
       outage.pause = setTimeout(() => {
         outage.pause = undefined;
-        this.serve();
+        this.serve(x.core);
       }, outage.pauseMs).unref();
     }
-    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const isLate = ({ place }: Exchange): boolean => place!.untilMs <= performance.now();
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
     this.release(x);
-    if (isNews) {
-      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
-      const fields = { backend: this.#origin, reason, waiting };
-      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
-    }
+    const waiting = [x, ...line].filter((y) => !isLate(y));
+    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
   }
 
-  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
   release(x: Exchange): void {
     const place = x.place!;
     clearTimeout(place.timer);
@@ -3572,19 +3554,19 @@ class BackendQueue {
     for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
-    this.serve();
+    this.serve(x.core);
   }
 
-  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
-  serve(): void {
+  /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
+  serve(core: Core): void {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    const { rules: { backendParallel }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
-      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
-      const next = this.#next(overdue.slice(0, backendParallel));
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, backendParallel);
+      if (this.#holders.length - lent.length >= backendParallel) return;
+      const next = this.#next(core, lent);
       if (!next) return;
-      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
       next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
@@ -3592,26 +3574,25 @@ class BackendQueue {
   }
 
   /**
-   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent who holds a slot that does not count, because it is lent.
+   * @param lent the requests whose slots do not count, because they are lent.
    */
-  #next(lent: Exchange[]): Exchange | undefined {
-    const { rules: { backendParallel, tokens } } = this.#core;
+  #next({ rules: { backendParallel, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
     const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
     const most = Math.max(1, backendParallel - 1);
     const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
     return this.#waiting
       .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
+      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
   }
 
   /**
-   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
-   * out that the backend is back. What does not wait is refused.
+   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds
+   * out that the backend is back. All requests that do not wait are refused.
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
@@ -3631,15 +3612,18 @@ class BackendQueue {
 
   #admit(x: Exchange): void {
     this.#waiting.splice(this.#waiting.indexOf(x), 1);
-    x.place!.isAdmitted = true;
     x.wake?.();
   }
 
-  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange): void {
     x.place!.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
-    else this.serve();
+    else this.serve(x.core);
+  }
+
+  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
+    core.log('warn', message, { backend: rules.backend.origin, reason, waiting: waiting.length });
   }
 }
 
@@ -3671,7 +3655,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const onData = (chunk: Buffer): void => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = (): void => x.end(new Problem('client_left'));
+  const onLeave = (): void => x.leave();
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
@@ -3683,7 +3667,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
  */
 function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.stage = 'tunnel';
+  x.moveTo('tunnel');
   x.res.detachSocket(client[0] as Socket);
   client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   joinSockets(x, client, backend);
@@ -3739,18 +3723,18 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 // ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
 
 /**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
+ * Reads a request's or a response's body, chunk by chunk. Cheaper than the async iterator of node:http: most messages
+ * are here already, and then it adds no listener.
  */
 class MessageReader {
   readonly #x: Exchange;
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** The message has broken off, whatever it says of itself. */
+  /** Set where the message broke off, although node:http calls it complete. */
   isBroken = false;
 
-  /** @param broken what it means if the message breaks off. */
+  /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
     this.#x = x;
     this.#message = message;
@@ -3758,20 +3742,23 @@ class MessageReader {
   }
 
   /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * Reads the next chunk.
+   * @param timeoutMs how long that may take; then the exchange ends with `code`.
+   * @param limitBytes the most that the chunk may have; the rest is left for the next time.
+   * @returns undefined at the end of the message.
    * @throws {Problem} what ended the exchange, or that the message broke off.
    */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+  async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
     const message = this.#message;
     for (let isFirst = this.#changed === undefined;; isFirst = false) {
       if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
+      const isMore = message.readableLength > limitBytes;
+      const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
       if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
+      // The parser hands over the rest of the packet with the head when this function returns.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -4075,7 +4062,7 @@ function placeAfter(text: string): string {
 /** The variables that restrict who gets in. One that is misspelt is refused: without it the gateway is more open. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const MIGRATING = 'docs/migrating.md says what it is here';
 /**
  * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
  * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
@@ -4353,7 +4340,7 @@ function readBackend(value: unknown) {
   ensure(isUsable, 'must be an http or https URL without a query');
   const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
   const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
-  // An agent of its own: its idle time is ours, and nothing else in the process uses its connections.
+  // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
@@ -4751,7 +4738,7 @@ The groups of allow:
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take the account over
 
-The manual: README.md, and the comments of GatewayConfig in this file.`;
+The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
