@@ -4259,7 +4259,7 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/** A duration in milliseconds. Only 0 needs no unit. The limit is setTimeout's, 24 days: beyond it, it fires at once. */
+/** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
@@ -4308,7 +4308,7 @@ function readNumber(value: unknown): string {
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Reads a recipient. Its form is checked: lists are compared as written, so a number without its plus never matches. */
+/** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
 function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
@@ -4569,7 +4569,7 @@ function digestOf(secret: string): string {
 /** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
-    const answers: Record<string, [status: number, body?: object]> = {
+    const responses: Record<string, [status: number, body?: object]> = {
       'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
@@ -4577,9 +4577,9 @@ function startDemoBackend(show: (line: string) => void): http.Server {
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
-    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, json] = responses[route] ?? [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
+    res.writeHead(status, json && { 'Content-Type': 'application/json' }).end(json && JSON.stringify(json));
   }).listen(0, '127.0.0.1').unref();
 }
 
@@ -4591,7 +4591,7 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
-  const secret = newSecret(16); // the first command fits into 80 columns
+  const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     ...(listen !== undefined && { listen }),
@@ -4744,15 +4744,10 @@ The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
 function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
-  const secret = newSecret(32);
+  const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
   const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
   return `secret  ${secret}\ndigest  ${digest}${row}`;
-}
-
-/** Makes a random secret of letters, digits, `-` and `_`: no client's encoding changes these. */
-function newSecret(bytes: number): string {
-  return randomBytes(bytes).toString('base64url');
 }
 
 /** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
