@@ -7692,7 +7692,9 @@ test('a configuration file that is missing, empty, half-written or not an object
   ]);
   for (const text of ['[]', 'null', '5']) {
     writeFileSync(file, text);
-    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
+    assert.deepEqual(problemsOf(() => loadSettings({ file })), [
+      `${file}: is not a JSON object: line 1, column 1: it must begin with "{"`,
+    ]);
   }
 });
 
@@ -8456,6 +8458,36 @@ tokens 5
   );
 });
 
+test('--check reports each pattern that can never match, and no other', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const good = [
+    ...ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]),
+    ...['GET /v1/groups/:number', 'GET /v1/groups/:n/:g', '* /v1/groups/*', '* /*', '* /*/*/*/*/members'],
+    ...['DELETE /v1/devices/:number/:deviceId', 'DELETE /v1/devices/:number/*', 'DELETE /v1/devices/*/local-data'],
+    ...['GET /swagger/*', 'GET /swagger/:file', 'POST /v1/plugins/a/b/c', 'GET /v1/groups/*/:groupid/avatar'],
+    ...['GET /v1/attachments/-x', 'GET /v1/receive/:anything', 'GET /*/receive/:number', 'PUT /v1/groups/:number/*'],
+  ];
+  const bad = [
+    ...['POST /v2/Send', 'GET /v2/send', 'POST /v3/send', 'POST /send', 'PATCH /v1/groups/*', 'GET /v1/new/*'],
+    ...['GET /v1/receive/15550100001', 'GET /v1/receive/--help', 'GET /v1/../v1/about', 'GET /v1/receive/:groupid'],
+    ...['GET /v1/groups/:number/avatar', 'POST /v1/polls/:number/:vote', 'GET /v1/:about', 'GET /v1/receive/:number/*'],
+    ...['GET /*/accounts', 'GET /:swagger/*', 'POST /v1/*/:number/pin', 'GET /swagger', 'GET /v1/attachments/..'],
+    ...[`GET /v1/groups/${FROM}/group.QUJD`, '* /*/*/*/*/*/*/*', 'GET /v1/groups/:groupid'],
+  ];
+  for (const [allow, warned] of [[good, []], [bad, bad], [['send', ...bad.slice(0, 1), '* /*'], bad.slice(0, 1)]]) {
+    writeFileSync(
+      file,
+      JSON.stringify({ allow, tokens: { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] } } }),
+    );
+    const { code, stdout } = await cli(['--check', '--config', file]);
+    const found = Array.from(
+      stdout.matchAll(/^ {4}warning {6}(.*) matches no route of the backend$/gm),
+      ([, it]) => it,
+    );
+    assert.deepEqual([code, found], [0, warned]);
+  }
+});
+
 test('render prints the send that would be made of a payload, and sends nothing', async (t) => {
   const backend = await startBackend(t);
   const file = join(folder(t), 'gateway.json');
@@ -8540,6 +8572,21 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   }
   const broken = await cli(['render', 'hook', '--config', file], { input: '{x' });
   assert.deepEqual([broken.code, broken.stdout], [1, '']);
+});
+
+test('--check takes GET /v2/send for an endpoint where a token makes sends, and there alone', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const allow = ['GET /v2/send'];
+  const tokens = {
+    hook: { secret: SECRET, allow, defaults: DEFAULTS },
+    rung: { secret: `${SECRET}2`, allow, message: 'Rang' },
+    plain: { secret: OTHER, allow },
+  };
+  writeFileSync(file, JSON.stringify({ tokens }));
+  const { code, stdout } = await cli(['--check', '--config', file]);
+  const warned = stdout.split(/^ {2}(?=\w)/m).filter((part) => part.includes('matches no route'));
+  assert.deepEqual([code, warned.length, warned[0]?.slice(0, 6)], [0, 1, 'plain\n']);
+  assert.doesNotMatch(stdout, /will be refused/);
 });
 
 test("--check names an endpoint that a webhook's token lacks; render has the gateway's limits, and no demo", async (t) => {

@@ -31,7 +31,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 270 · PIPELINE 205 ·
  *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 52 · RATE 25 · REQUEST BODY 195 · SENDS 145 · TEMPLATES 130 ·
  *   POLICY 70 · BODY SCAN 285 · RELAY 220 · SLOTS 135 · WEBSOCKETS 65 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 240 · EXPORTS 5
+ *   ADDRESSES 23 · LOG 55 · LOADING 140 · READERS 275 · DEMO 50 · COMMAND LINE 250 · EXPORTS 5
  *
  * @module
  */
@@ -39,7 +39,7 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
-import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -3941,128 +3941,132 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
-// The sources of a configuration are noted first, each value with the place where it was given, and read afterwards.
-// All mistakes are reported at once, and nothing runs with any: a wrong limit that fell back to its default would be a
-// wider one than its owner believes.
+// Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
+// every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
+// limit that fell back to its default could be wider than its owner believes.
 
-/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+/** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
-  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  /** By the setting's path: the value, and the place for messages, as its owner wrote it. */
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Of two, the later wins. */
+  /** Notes a value, unless an earlier source gave one. Tokens are not merged: one removed here would live on there. */
   note(path: string, value: unknown, at: string): void {
-    if (value !== undefined) this.given.set(path, { value, at });
+    if (value === undefined) return;
+    const known = this.given.get(path);
+    if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
+    if (known) return;
+    // An empty variable or flag may have been meant to hold a secret. In the file, the reader refuses it.
+    const isEmpty = value === '' && at !== path;
+    if (isEmpty) this.add(at, 'is set but empty; unset it, or give it a value');
+    this.given.set(path, { value: isEmpty ? undefined : value, at });
   }
 }
 
-/** Where a configuration comes from; the flags by the path of their setting. */
+/** Where the command line gets its configuration. `flags` are by the path of their setting. */
 type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
- * Reads file, environment and flags; of two that say something on the same setting, the later wins.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads flags, environment and file. For each setting the first of these that gives a value wins.
+ * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  if (file !== undefined) noteFileAt(sources, file);
-  // Not merged: a token that was taken out of one source would live on in the other.
-  const fromFile = sources.given.get('tokens');
-  noteEnv(sources, env);
-  const tokens = sources.given.get('tokens');
-  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
   for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  noteEnv(sources, env);
+  if (file !== undefined) noteFile(sources, file);
   return readSettings(sources);
 }
 
-/** The settings of a program that embeds the gateway. */
+/** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig): Settings {
   const sources = new Sources();
-  sources.collect('the file', () => noteFile(sources, config));
+  sources.collect('the file', () => noteObject(sources, config));
   return readSettings(sources);
 }
 
-/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+/** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
-/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
-function noteFileAt(sources: Sources, file: string): void {
-  const text = sources.collect('configuration', () => readText(file));
+/** Notes the settings of a file. One that cannot be read is a mistake: without its tokens the gateway might be open. */
+function noteFile(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readFile(file).text);
+  if (text === undefined) return;
   const at = showPath(file);
-  // Collected apart, so that a file of which one part cannot be read is told of all the others too.
-  sources.collect(at, () => {
-    if (text === undefined) return;
-    const config = parseFile(text);
-    ensure(isObject(config), 'is not a JSON object');
-    sources.collect('the file', () => noteFile(sources, config));
-    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
-      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
-    }
-    for (const { key, index } of repeatedKeys(text)) {
-      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
-    }
-  });
+  const config = sources.collect(at, () => parseFile(text));
+  if (config === undefined) return;
+  sources.collect('the file', () => noteObject(sources, config));
+  for (const { key, index } of repeatedKeys(text)) {
+    sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
+  }
+  if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+    sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
+  }
 }
 
 /**
- * Notes the settings in a parsed file, or in the object below `before` in it.
- * @throws {UsageError} for all that is none.
+ * Notes the settings of a parsed file, or of one of its objects: with the prefix `backend.`, the member `url` is the
+ * setting `backend.url`.
+ * @throws {UsageError} for every member that is no setting.
  */
-function noteFile(sources: Sources, config: unknown, before = ''): void {
-  if (config === undefined && before !== '') return; // of a program: a file has no undefined
+function noteObject(sources: Sources, config: unknown, prefix = ''): void {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0];
-    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
-    return [at.slice(before.length), note];
+  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+    const [key = '', inner] = path.slice(prefix.length).split('.');
+    const note = (value: unknown) => sources.note(path, value, path);
+    // Only a program can give undefined, and it means that the member is absent.
+    return [key, inner ? (value: unknown = {}) => noteObject(sources, value, `${key}.`) : note];
   });
-  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
+  readMembers(Object.fromEntries(readers), config);
 }
 
-/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
+/**
+ * Parses a configuration file.
+ * @throws {UsageError} with the place of the mistake. JSON.parse's message could quote a secret, so BodyScan, which is
+ *   as strict, finds the mistake first.
+ */
 function parseFile(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    const bytes = Buffer.from(text);
-    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
-      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
-    });
-  }
+  const bytes = Buffer.from(text);
+  attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => {
+    const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+  });
+  return JSON.parse(text);
 }
 
-/** In a valid document: braces, and strings, which may be keys. Others are matched so that no brace in them counts. */
+/**
+ * Matches, in valid JSON, each brace and each string, with the colon behind a string that is a key. Strings that are
+ * values are matched so that a brace in them does not count.
+ */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
+/** Finds the keys that their object has already. JSON.parse would silently take the last one. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
-  const open: Set<string>[] = [];
+  const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
-    else if (token === '}') open.pop();
-    else if (colon !== undefined) {
-      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
-      if (keys.has(key)) yield { key, index };
-      keys.add(key);
-    }
+    if (token === '}') open.pop();
+    if (colon === undefined) continue;
+    const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+    if (keys.has(key)) yield { key, index };
+    keys.add(key);
   }
 }
 
-/** Where what follows a text begins, as an editor counts: from 1, and by characters. */
+/** The place where a text ends, as editors count: from 1, and in characters. */
 function placeAfter(text: string): string {
   const lines = text.split('\n');
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
+/** The variables that restrict who gets in. One that is misspelt is refused: without it the gateway is more open. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
- * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
+ * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
  */
 const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
@@ -4074,20 +4078,17 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
 ];
 
-/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+/** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
+  const at = 'API_TOKENS_FILE';
+  if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
+  sources.note('tokens', lines, at);
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
-  const file = env.API_TOKENS_FILE;
-  if (file !== undefined) {
-    const at = 'API_TOKENS_FILE';
-    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-    const text = file && sources.collect(at, () => readText(file));
-    // A file that cannot be read counts as given: without it there would seem to be no tokens.
-    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
-  }
   for (const name of Object.keys(env)) {
-    // Two letters off would meet other programs' names too.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    // One letter off, and without digits. Other programs' names can be two letters off.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
     const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
     const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
     if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
@@ -4096,57 +4097,49 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
 }
 
 /**
- * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
- * wider than what was meant.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads every setting from its source, or from its default if no source gives it.
+ * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
-  // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of given) {
-    if (value !== '' || at === path) continue;
-    sources.add(at, 'is set but empty; unset it, or give it a value');
-    given.delete(path);
-  }
-  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
   const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
     return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
   const settings: Settings = { ...others, tokens, warnings };
-  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+  if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  // Both files are there by now, or that was told already.
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
 }
 
-/** What requests are judged by: the tokens with their fallbacks resolved. */
+/** What requests are checked against: the settings, with the fallbacks of each token resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
-/** Made whole for each configuration, and never changed: a request keeps the one that it began with. */
+/** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
-  // A token's own value replaces the top-level one; merged, a list could only ever become wider.
+  // A token's own value replaces the top-level one whole: merged, a list could only become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
-  /** The token that everybody has, if none is configured. */
+  /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
-    /** The forms that any token accepts. */
+    /** The forms that at least one token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
-    /** Origins that are no strangers, and whose pages may read every answer. */
+    /** The origins that may use the gateway and read its responses. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
-    // 0 is no limit for these two, and no wait for `backend.wait`.
+    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
     backendTimeoutMs: settings['backend.timeout'] || Infinity,
     backendWaitMs: settings['backend.wait'],
     backendParallel: settings['backend.parallel'] || Infinity,
@@ -4156,10 +4149,10 @@ function makeRules(settings: Settings) {
 }
 
 // ── READERS ──────────────────────────────────────────────────────────────────────────────────────
-// One function for each kind of value. It throws what is wrong, without the place, which the caller knows; and never
-// shows 16 characters of a value, for any may be a secret that was put into the wrong place.
+// One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
+// message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
-/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+/** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
   try {
     return run();
@@ -4168,21 +4161,21 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
   }
 }
 
-/** A value for a message, or, if it may be a secret, words in its stead. */
+/** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
 function showValue(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
-/** Where a member of an object is: by its key, or by its position if the key may be a secret. */
+/** The place of an object's member: its key, or its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /**
- * Reads a text, number or boolean: the environment has texts alone, and a file may have 5 or "5".
+ * Reads a string, number or boolean from its text: the environment has only strings, and a file may have 5 or "5".
  * @param expected completes the sentence "… is not …".
- * @param parse returns undefined for what is wrong.
+ * @param parse returns undefined for a text that is wrong.
  */
 function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
   const parsed = typeof value === 'object' ? undefined : parse(String(value));
@@ -4191,8 +4184,8 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
 }
 
 /**
- * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
- * empty list may mean nobody, and whoever reads one may take it for no limit.
+ * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused:
+ * its author may mean "nobody", and its reader "no limit".
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
@@ -4204,8 +4197,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 }
 
 /**
- * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
- * `recipient` that is passed over would be a token that may write to anybody.
+ * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
+ * ignored could write to anybody.
  */
 function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
@@ -4217,42 +4210,40 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   return mistakes.end(Object.fromEntries(members));
 }
 
-/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+/** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
 function refuseNull(value: unknown): unknown {
   ensure(value !== null, 'null is no value; leave the line out');
   return value;
 }
 
-/** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
+/** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase()) }));
+  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase(), 4) }));
   const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's: how many letters must be put in, taken out or changed. */
-function editDistance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (let i = 0; i < a.length; i++) {
-    const next = [i + 1];
-    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + +(a[i] !== b[j])));
-    row = next;
-  }
-  return row[b.length]!;
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
+function editDistance(a: string, b: string, limit: number): number {
+  if (a === b || limit === 0) return 0;
+  const [restA, restB] = [a.slice(1), b.slice(1)];
+  if (a[0] === b[0]) return editDistance(restA, restB, limit);
+  const edited = [[restA, b], [a, restB], [restA, restB]] as const;
+  return 1 + Math.min(...edited.map(([nextA, nextB]) => editDistance(nextA, nextB, limit - 1)));
 }
 
-/** A reader of a word that must be one of these. */
+/** Makes a reader of one of these words. */
 function wordOf<T extends string>(words: readonly T[]): Reader<T> {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
-/** A reader of texts that are taken as they are. */
+/** Makes a reader of texts that are kept as they are. */
 function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
-/** What JSON calls an object. */
+/** Whether a value is what JSON calls an object. */
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -4261,7 +4252,7 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
-/** A reader of whole numbers, of up to nine digits and written without signs or zeros before them. */
+/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
   return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
@@ -4269,21 +4260,19 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/**
- * Milliseconds. The unit is needed, except for 0; setTimeout takes no more than 24 days, and fires at once beyond it.
- */
+/** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
-/** A reader of durations, in milliseconds; the example goes into its message. */
+/** Makes a reader of durations, in milliseconds. @param example for the message. */
 function duration(example: string): Reader<number> {
   return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
-/** Bytes. One without a unit is a mistake, for "150" may mean anything. */
+/** Reads a size in bytes. The unit is required: "150" could mean anything. */
 function readSize(value: unknown): number {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
@@ -4291,7 +4280,7 @@ function readSize(value: unknown): number {
   });
 }
 
-/** `COUNT/TIME`, neither of them 0: a token that may do nothing is taken out instead. */
+/** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
 function readRate(value: unknown): Rate {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
@@ -4300,39 +4289,38 @@ function readRate(value: unknown): Rate {
   });
 }
 
-/** What `readExpiry` expects, in words. */
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
-/** Milliseconds since the epoch. A date alone means the end of that day. */
+/** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
 function readExpiry(value: unknown): number {
   return readScalar(value, EXPIRY, (text) => {
     const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
     const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
-    // Date.parse takes the 31st of February for the 3rd of March.
+    // Date.parse takes February 31 for March 3.
     return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
   });
 }
 
-/** An account, or a person by number, as the backend wants it. */
+/** Reads a phone number, of an account or of a person, in the backend's form. */
 function readNumber(value: unknown): string {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
-/** A UUID, or a user name: what begins with `group.` is a group for the backend. */
+/** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
+/** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
 function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
-/** A reader of single recipients. @param group completes the list of what is expected. */
+/** Makes a reader of single recipients. @param group ends the list of what is expected. */
 function recipientOr(group: string): Reader<string> {
   const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** Checked as strictly as a token's own lists: a default that nobody can be reached by would be found out too late. */
+/** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
@@ -4343,39 +4331,38 @@ function destroyThis(this: Socket): void {
   this.destroy();
 }
 
-/** The backend, as requests need it. */
+/** The backend, in the parts that a request needs. */
 type Backend = ReturnType<typeof readBackend>;
 
-/** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
+/** Reads the backend's URL. No message shows it: it may hold a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
-  // Else decodeURIComponent would throw below, and not say which setting it was.
-  ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
+  const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
+  const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
   // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
-  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
-    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    /** Tells a reload whether the backend is the same. With userinfo: not for the log. */
     href: url.href,
     /** Without userinfo. */
     origin: url.origin,
-    /** Of the path, without a slash at the end. */
+    /** The path, without a slash at the end. */
     prefix: url.pathname.replace(/\/+$/, ''),
     host: url.host,
     /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo ? `Basic ${Buffer.from(decodeURIComponent(userinfo)).toString('base64')}` : undefined,
+    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
   } as const;
 }
 
-/** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
+/** Reads origins. They are compared as written, so one that no browser would send is refused. */
 function readOrigins(value: unknown): ReadonlySet<string> {
   const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
@@ -4383,8 +4370,8 @@ function readOrigins(value: unknown): ReadonlySet<string> {
 }
 
 /**
- * Where to listen: `path` of a unix socket, or `host`, undefined for every interface, and `port`. `isLocal` says that
- * only programs on this machine can connect; a name other than localhost may mean any address.
+ * Reads where to listen: the `path` of a unix socket, or a `port` and a `host` (undefined: every interface). `isLocal`
+ * says that only programs on this machine can connect. Of names only localhost is local: another may mean any address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
@@ -4398,35 +4385,30 @@ function readListen(value: unknown) {
   });
 }
 
-/** A file that a setting names, and what is in it. */
-function readFile(value: unknown): { path: string; text: string } {
-  ensure(typeof value === 'string', 'must be the path of a file');
-  return { path: value, text: readText(value) };
-}
-
-/** The text of a file. A message names the user who may not read it: in a container that is mostly the mistake. */
-function readText(path: string): string {
-  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+/** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
+function readFile(path: unknown): { path: string; text: string } {
+  ensure(typeof path === 'string', 'must be the path of a file');
+  // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
-  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
+  const explain = ({ code }: NodeJS.ErrnoException) => `${showPath(path)} cannot be read${user} (${code})`;
+  return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
-/**
- * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
- */
+/** Shows a path. A secret may be in its place, and may hold a "/": so a long path's first folder must exist. */
 function showPath(path: string): string {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
 
-/** Certificate and key for node:https, if both are there. */
+/** Certificate and key for node:https, if the settings have both. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
 /**
- * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
- * Node takes an empty file for no certificate.
+ * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
+ * connection, takes an empty file for no certificate, and on Deno 2.9 refuses nothing.
  */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
@@ -4435,7 +4417,7 @@ function checkTls(settings: Settings): void {
   const parts = (text: string, kind: string): string[] =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
-  // One by one: of a chain, X509Certificate reads the first alone.
+  // Each certificate by itself: of a chain, X509Certificate reads only the first.
   const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
   ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
@@ -4444,26 +4426,22 @@ function checkTls(settings: Settings): void {
 }
 
 /**
- * Addresses and ranges, as they were `written` and as a `list` to ask. BlockList takes a wrong number of bits for an
- * error of ours; a name would have to be asked for on each request, and its owner could change who is let in.
+ * Reads addresses and CIDR ranges: as `written`, and as a `list` to look an address up in. Names are refused: each
+ * request would have to resolve them, and their owner could change who is let in.
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
-  const readOne = (item: unknown) =>
-    readScalar(item, 'an address or a CIDR range', (text) => {
-      const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-      const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
-      if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
-      list.addSubnet(address, Number(bits ?? size), type);
-      return text;
-    });
-  return { written: [...listOf(readOne)(value)], list };
+  const isAddress = (text: string): boolean => {
+    const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
+    const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
+    const isRight = isIP(address) !== 0 && Number(bits ?? 0) <= size;
+    if (isRight) list.addSubnet(address, Number(bits ?? size), type);
+    return isRight;
+  };
+  return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
 }
 
-/**
- * An allowlist: its `groups`, with those that they stand for, its `patterns`, and both as they were `written`. A word
- * that is neither is refused: it may be misspelt, and what it should open would be missed.
- */
+/** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
@@ -4473,65 +4451,66 @@ function readAllow(value: unknown) {
 }
 
 /**
- * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
- * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
+ * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
-  const good = (method === '*' || METHODS.includes(method)) &&
+  const isRight = [...METHODS, '*'].includes(method) &&
     parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
-  return good ? { method, parts } : undefined;
+  return isRight ? { method, parts } : undefined;
 }
 
 /**
- * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
- * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. An empty one is a
+ * mistake: without tokens everybody is let in. So are two tokens with one secret: which one's rights would count? And a
+ * secret as a name: each log line would show it.
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const owners = new Map<string, string>();
+  const [names, digests] = [tokens.map(({ name }) => name), tokens.map(({ digest }) => digest)];
+  const shown = names.map((name, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
-    const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
-    if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    if (digest !== '') owners.set(digest, here); // else it could not be read
-  });
-  tokens.forEach(({ name }, i) => { // which every log line would show
-    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
+    const first = digests.indexOf(digest);
+    if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    if (names.indexOf(name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
 
-/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
+/** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
 function checkTokenName(name: string): void {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
-/** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
+/**
+ * Reads tokens from text. A token that is wrong has the digest ''. Messages give a word's position, not its text: what
+ * looks like a name may be half of a secret.
+ */
 function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
-  const names = new Set<string>();
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
-      const isPair = !/^=*$/.test(secret);
-      ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      ensure(!names.has(name), 'has the name of an earlier one');
-      names.add(name);
+      ensure(/[^=]/.test(secret), 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       return readSecret(secret, true);
     });
     return { name, digest: digest ?? '' };
   });
 }
 
-/** The tokens of a file, each an object with a secret, or a file with one, and settings of its own. */
+/** Reads the tokens of a file. A token whose secret is wrong has the digest ''. */
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    // In { "SECRET": "phone" } the name is the secret, so the message gives the position.
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
@@ -4543,20 +4522,21 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
-/** Of a file, the white space around the secret goes: editors end it with a line feed. */
-function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), true);
+/** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
+function readSecretFile(path: unknown): string {
+  return readSecret(readFile(path).text.trim(), true);
 }
 
-/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+/** What other formats write around and between secrets. After a mistake in quoting it would be part of a secret. */
 const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
-/** The digest of nothing, or of an empty line: of a program that was given no secret. */
+/** The digests of an empty text and of an empty line: `hash` was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
- * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
- * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ * Reads a secret, and returns its digest. No message shows any of it.
+ * @param isBare whether it comes from the environment or a file of its own, where a quote is taken literally. In JSON
+ *   nobody writes one by mistake.
  */
 function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
@@ -4576,40 +4556,43 @@ function readSecret(secret: unknown, isBare = false): string {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash protects guessable passwords; a secret of `gateway.ts token` has 256 random
- * bits, and a slow one at every request would stop a small computer.
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.ts token` has 256 random
+ * bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string): string {
-  // The shorter way is 2 µs faster. Node 20.11 and those before it do not have it: until 20.12 is the oldest.
+  // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
-// Built on the public interface alone, and so an example of embedding.
+// Uses only the public interface, and so is an example of embedding.
 
-/** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
+/** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
-    const answers: Record<string, [status: number, body?: object]> = {
+    const responses: Record<string, [status: number, body?: object]> = {
       'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const body = await readAll(req).catch(() => undefined);
-    if (body === undefined) return; // the client left in the middle
+    if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
-    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, json] = responses[route] ?? [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
+    res.writeHead(status, json && { 'Content-Type': 'application/json' }).end(json && JSON.stringify(json));
   }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
+/**
+ * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
+ * after the first request.
+ */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
-  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
+  const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     ...(listen !== undefined && { listen }),
@@ -4618,15 +4601,8 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
     `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
-  print(`
-A demonstration: the backend is a stand-in, and nothing here reaches Signal.
-Paste this into another terminal; the message appears below. Ctrl-C ends it.
-
-curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
-`);
   const others = [
     '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
     send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
@@ -4636,11 +4612,17 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
+  return `
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
-/** All that need no place in a file. Each setting has a variable; only the two of a first try have flags too. */
+/** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
 const FLAGS = {
   config: { type: 'string' },
   listen: { type: 'string' },
@@ -4653,8 +4635,7 @@ const FLAGS = {
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
-  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
-  // serving.
+  // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
   process.stdout.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
   writeOut(stdout);
@@ -4662,14 +4643,14 @@ async function main(): Promise<void> {
   process.exitCode = code;
 }
 
-/** Runs a command line. Returns the exit code and what to write, once the command is done or the gateway serves. */
+/** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
     return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
-    // A problem is one of `render`: what the webhook would be told.
+    // `render` throws a Problem: the refusal that the webhook would get.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
     const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
     const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
@@ -4677,16 +4658,16 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   }
 }
 
-/** Returns what a command prints, or nothing if a gateway serves from now on. */
+/** Returns the output of a command, or undefined if a gateway listens from now on. */
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // These need no configuration, and so work with a broken one.
+  // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
   if (values.version) return VERSION;
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
-  // Not echoed: an argument may be meant as a secret.
+  // The argument is not shown: it may be a secret.
   ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
   const file = values.config ?? env.GATEWAY_CONFIG;
@@ -4695,10 +4676,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    await runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
-    return undefined;
+    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
   }
-  // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
+  // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
@@ -4712,16 +4692,16 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return undefined;
 }
 
-/** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
+/** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
-    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; see --help`;
+    const mayBeSecret = /^Unknown option '.{16}/s.test(said);
+    return `${mayBeSecret ? 'that is no option' : said}; see --help`;
   });
 }
 
-/** The text of `--help`, in 80 columns. The settings come from their table. */
+/** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
   const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
@@ -4762,26 +4742,21 @@ The groups of allow:
 The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
-/** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
+/** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
 function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
-  const secret = newSecret();
+  const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
   const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
   return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
-/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
-function newSecret(): string {
-  return randomBytes(32).toString('base64url');
-}
-
-/** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
+/** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
 function hashSecret(line: string): string {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
-/** What `--check` says of a configuration that is good. */
+/** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   return [
@@ -4793,12 +4768,14 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-/** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
+/** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4811,7 +4788,30 @@ function describeToken(token: Token, nowMs: number): string {
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
-/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
+/** Values for the parameters that have a form; others may be anything. */
+const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
+
+/**
+ * Whether a pattern lets any request through. For each route it tries one, with the literals of route and pattern and
+ * with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ */
+function canMatch(token: Token, pattern: Pattern): boolean {
+  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
+      const both = [part, pattern.parts[i] ?? '*'];
+      return encodeURIComponent(both.find(isLiteral) ?? both.map((each) => EXAMPLES[each]).find(Boolean) ?? 'x');
+    });
+    try {
+      const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
+      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+    } catch {
+      return false;
+    }
+  });
+}
+
+/** Describes what is made of a webhook, and whether the token may send to its own defaults. */
 function describeSends(token: Token): string {
   const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
@@ -4825,7 +4825,7 @@ function describeSends(token: Token): string {
   return parts.join('; ');
 }
 
-/** The target by which a token gets its sends made. @throws {Problem} if its allowlist lets none of the two through. */
+/** The target of a token's sends, by POST or GET. @throws {Problem} if its allowlist lets neither through. */
 function sendTarget(token: Token): Target {
   const isByGet = token.allow.patterns.some(spellsSendByGet);
   const target = parseTarget(isByGet ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
@@ -4835,9 +4835,9 @@ function sendTarget(token: Token): Target {
 }
 
 /**
- * What a gateway with these settings would send if this were posted with a token.
+ * The send that a gateway with these settings would make of a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
- * @throws {Problem} as the gateway would answer.
+ * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer): string {
   const tokens = [...makeRules(settings).tokens.values()];
@@ -4847,7 +4847,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
-  // No Content-Type is known here, but a multipart form shows its boundary.
+  // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
   const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
@@ -4855,17 +4855,15 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
 }
 
 /**
- * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
- * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
+ * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
 async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
   const backend = origin + prefix;
   try {
-    const response = await fetch(`${backend}/v1/about`, {
-      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
-      redirect: 'manual',
-      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
-    });
+    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
+    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
+    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
     const { status } = response;
     if (status === 401) return log('info', 'the backend answers', { backend, status });
     ensure(response.ok, `status ${status}`);
@@ -4875,31 +4873,30 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, pr
     log('info', 'the backend answers', { backend, version, mode });
   } catch (error) {
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
-    log('warn', 'the backend does not answer as it should', {
-      backend,
-      reason: cause?.code ?? cause?.message ?? message,
-    });
+    const reason = cause?.code ?? cause?.message ?? message;
+    log('warn', 'the backend does not answer as it should', { backend, reason });
   }
 }
 
 /**
- * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
- * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
+ * the log says that the gateway listens.
  */
 function stopOnSignal(gateway: Gateway): void {
+  // UNTIL Deno ends while a signal is handled: not before "listening", or Deno 2.9 would not end if the port is taken.
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-    // running.
+    // Log lines that nobody reads would keep the process running; so would watched files on Deno 2.9, and on Bun 1.4 a
+    // connection without a byte.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
- * (editors and secret mounts replace them), and those named in a new configuration with it.
+ * Reloads on SIGHUP and on a change of a file that the settings came from; both at once are one reload. Files are
+ * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
@@ -4914,7 +4911,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
-    // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
+    // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
       if (gateway.apply(settings)) void askBackend(gateway, settings);
@@ -4926,34 +4923,29 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   files.forEach(watch);
   process.on('SIGHUP', reloadSoon);
-  gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reloadSoon);
-    watched.forEach((file) => unwatchFile(file));
-  });
 }
 
-/** The files that settings name. */
+/** The files that the settings name. */
 function settingsFiles(settings: Settings): (string | undefined)[] {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
-/**
- * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which
- * may lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
- */
+/** Whether this file was started, not imported. */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
   if (isMain !== undefined) return isMain;
+  // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
+  // suffix, and is a link where the package is installed.
   try {
     return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
-  } catch { // an argument of another program, not a script
+  } catch { // argv[1] is no script
     return false;
   }
 }
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
-// To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
+// For embedding: createGateway and ConfigError, with the types. The others are for the tests and the benchmark.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
