@@ -2158,58 +2158,56 @@ class RequestBody {
 }
 
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
-// Grafana, GitHub and others post a shape of their own; scripts and devices post a line of text, or a form. Of what is
-// posted with a token that has `defaults` or `message` a new send is made: nothing of the old body is in it but the
-// fields of a send, and what the template took. What was posted, as an object, is called the payload; what goes to the
-// backend, the send; a form here is an HTML form.
+// Grafana, GitHub and others post JSON of their own form; scripts and devices post a line of text, or an HTML form. If
+// the token has `defaults` or `message`, the gateway makes a new send of what was posted. The send contains only the
+// fields of a send, and the text that the template made. Here, "payload" is the posted body as an object, "send" is the
+// body that goes to the backend, and "form" is an HTML form.
 
-/** What a send gets where the body has no usable value of its own. */
+/** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
-/** The fields of a send, kept by their names. The hidden `recipient` is not among them, because nobody documents it. */
+/** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
 const SEND_FIELDS = new Set(
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
 );
 
 /**
- * The fields that are refused in any spelling but their own. Dropped, or taken for text, they would send the message to
- * somebody else, too early or without its picture. jQuery, PHP and axios write a list into a form with brackets or
- * ".0". "amp;" is left of an "&" that was HTML, and secured-signal-api reads "@recipients" in a query.
+ * Other spellings of these fields are refused. Without the field, the message would go to the wrong recipients, too
+ * early or without its picture. jQuery, PHP and axios write a list as "recipients[]" or "recipients.0" into a form.
+ * "amp;" remains of an "&" that was escaped for HTML, and secured-signal-api reads "@recipients" in a query.
  */
 const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
 const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
 
-/** Of those, the one that secured-signal-api keeps a message by. In the payload of a template it is data. */
+/** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
+const NOT_IN_A_SEND = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
 
-/** A credential, right or wrong, must not get into the text. */
+/** The field of the body form. A credential, valid or not, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
 
-/** The one field of a form that holds a webhook's JSON: GitHub's, and Uptime Kuma's. */
-const PAYLOAD_FIELDS = new Set(['payload', 'data']);
-
-/** Wider than JSON: of what begins so, nothing is meant as text. */
+/** A body that begins like this is read as JSON, and refused if it is not JSON: it is not meant as text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
+/** A pair as form encoders write it: by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
 const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
 
-const ESC = '\x1b';
-/** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
-const SEQUENCES = `(?:${ESC}\\[|\\x9b)[0-?]*[ -/]*[@-~]|${ESC}\\][^\\x07${ESC}]*(?:\\x07|${ESC}\\\\)|${ESC}[ -/]+[0-~]`;
-const TERMINAL_SEQUENCE = new RegExp(SEQUENCES, 'g');
+/** ECMA-48: colours (CSI), a title or a link (OSC), or another character set (as `tput sgr0` writes it). */
+// deno-lint-ignore no-control-regex
+const TERMINAL_SEQUENCE = /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]/g;
 
-/** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
+/** Whether the gateway makes a send of each body that this token posts to /v2/send. The body has no say in it. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
 
 /**
- * What a GET says. HTTP libraries repeat one on a kept connection that broke.
+ * The payload of a send by GET, which is its query. The connection is not kept, because HTTP libraries repeat a GET on a
+ * kept connection that broke.
  * @returns undefined for a POST, whose query is not read.
- * @throws {Problem} bad_field if somebody is named there, and would be lost.
+ * @throws {Problem} bad_field if the query of a POST names a field that must not be lost.
  */
 function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
   if (isSendByGet(target)) {
@@ -2222,9 +2220,9 @@ function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undef
 }
 
 /**
- * What was posted, as an object, whatever it is: the first that fits decides. curl -d and wget declare everything a
- * form, and many who send JSON declare something else.
- * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
+ * The payload of a body: JSON, a multipart form, an HTML form or a text, in this order. The Content-Type alone does not
+ * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
+ * @throws {Problem} bad_json, bad_field.
  */
 function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
@@ -2232,13 +2230,13 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
   if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
-  const form = text.trim(); // also of the byte order mark and the line feed that files have
+  const form = text.trim(); // files have a byte order mark or a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
 
 /**
- * A payload in JSON. What JSON.parse would drop in silence, a recipient given twice, is refused.
+ * The payload of a JSON body. A duplicate key that must not be lost is refused, because JSON.parse would drop the first.
  * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer): Record<string, unknown> {
@@ -2250,33 +2248,36 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
-// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
-// .NET, which alone leaves quotes out and adds "filename*". Everything else is refused, because programs read it
-// differently: a second "name" or boundary, "name*", a backslash or a "%" in a name. A message would go to the default
-// recipients if only another program saw those that it names.
+// The headers of a multipart form (RFC 7578), as these encoders write them: curl, browsers, Python, Node, PHP, Go, Java,
+// and .NET, which omits quotes and adds "filename*". All else is refused, because programs read it differently: a second
+// "name" or boundary, "name*", a backslash or a "%" in a name. Otherwise the message would go to the default recipients
+// when only another program sees the recipients that the form names.
 const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
 const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
 
-/** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
+/** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
 /**
- * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
+ * The fields of a multipart form. `Response` would not do: Deno 2.9 and Bun 1.4 skip a part that they cannot read.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
   const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  // After a lone line feed, some programs see a boundary too.
+  // Some programs see a boundary after a lone line feed too.
   if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
   return parts.map(readPart);
 }
 
-/** A part's field. A file is an attachment, but never a number or a recipient, which would be missing then. */
+/**
+ * The field of a part. A file becomes an attachment as a data URI, whose file name the backend ends at a semicolon. A
+ * file named like a field that must not be lost keeps that name, to be refused later.
+ */
 function readPart(part: string): [name: string, value: string] {
   const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
   const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
@@ -2285,43 +2286,39 @@ function readPart(part: string): [name: string, value: string] {
   if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
   if (file === undefined) return [name, bytes.toString()];
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, file)];
+  const fileName = file.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
+  const uri = `data:${type};${fileName && `filename=${fileName};`}base64,${bytes.toString('base64')}`;
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', bytes.length === 0 ? '' : uri];
 }
 
 function failMultipart(): never {
   throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
-/** A file as the backend takes it, which ends a name at a semicolon. */
-function dataUri(bytes: Buffer, type: string, path: string): string {
-  const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
-}
-
-/** Whether a text is meant as a form: by its first name, or, if it is all as an encoder writes it, by any. */
+/** Whether a text is a form: its first name is known, or an encoder wrote all of it and any of its names is known. */
 function isHtmlForm({ message: template }: Token, text: string): boolean {
-  const isKnown = (name: string): boolean =>
-    SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
+  const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
+  const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
   return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
     (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
 }
 
-/** As a person reads it who has no terminal. CR LF becomes a line feed, for every CR goes. */
+/** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
 function cleanText(text: string): string {
   const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
 /**
- * The fields of a form as an object, or the JSON that its only one holds.
- * @throws {Problem} as readJson, and bad_field for what is not meant for now, or from two accounts.
+ * The payload of a form: its fields, or the JSON that its only field holds.
+ * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
  */
 function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
-    // Without a value it was not filled in; but a list of nobody is not everybody's.
+    // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // A textarea's line ends are CR LF. Not encoded, a "+" is read as a space.
+    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
     const text = value.replaceAll('\r\n', '\n');
     const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
     const values = fields.get(name);
@@ -2331,34 +2328,33 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
     else fields.set(name, [restored]);
   }
   const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
+  // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
   const json = fields.size === 1 ? members.payload ?? members.data : undefined;
   return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
 }
 
 /**
- * A send of a webhook's payload.
- * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
+ * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
+ * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
 function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
   const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
-  // A picture or a sticker needs no words.
+  // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
-    keys.join(', ') || 'none'
-  }.`;
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
   const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
 /**
- * The fields of a send that a payload gives.
- * @param isData whether a template makes the message of it.
+ * The fields of a send that a payload has.
+ * @param isData whether the token has a template: then `send_at` is data for it.
  * @throws {Problem} bad_field.
  */
 function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
@@ -2368,201 +2364,184 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
     if (isEmpty || (isData && SEND_AT.test(key))) continue;
     const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
     if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
-    else if (NEVER_DROPPED.test(key)) {
-      const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
-      throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
-    }
+    else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
-  // A number that is no text is another program's, such as a pull request's.
+  // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
   return fields;
 }
 
-/** Nothing, or a text or a list without anything in it. */
+/** Whether a value is missing, a text of white space or an empty list. */
 function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
 /**
- * Judges a send as if a client had sent it. Returns it as it goes to the backend.
- * @throws {Problem} bad_field, and what judge throws.
+ * Checks a send as if a client had sent it.
+ * @returns the body for the backend.
+ * @throws {Problem} bad_field, and what `check` throws.
  */
-function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
+function judgeSend(send: object, check: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
-  BodyScan.fieldsOf(bytes, 'all').forEach(judge);
+  BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
 }
 
 // ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
-// Mustache (https://github.com/mustache/spec) in the part that text needs: variables, sections, inverted sections
-// and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
-// client sends is inserted into them, and never read as one.
+// The part of Mustache (https://github.com/mustache/spec) that plain text needs: variables, sections, inverted sections
+// and comments. Nothing is escaped for HTML. Only the configuration contains templates; the values that a client sends
+// are inserted and never parsed as a template.
 
 /**
- * `{{{name}}}`, or `{{`, a sigil, a name and `}}`; before it the indent, if it is the first on its line, and after it
- * the end of the line, if it is the last. Both may be empty, and `(…)?` would not match what is empty. A `{{` alone is
- * matched too, without a tag, for it is a mistake.
+ * A tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name ` alerts `.
+ * A `{{` without an end matches alone, to be reported.
  */
-const TAG = /(?:((?<=^|\n)[ \t]*)|)\{\{(?:(\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})(?:([ \t]*(?:\r?\n|$))|))?/g;
-/** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?/g;
+
+/** `.`, or parts joined by dots, without white space and braces. A leading dot looks in the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-/**
- * What stands in a pair of braces: a variable, or a section (its sigil is `#`, if inverted `^`). The template itself
- * stands around all of them.
- */
+/** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
+  /** As the template has it, with its braces. */
   readonly text: string;
-  /** Where it stands in the template. */
+  /** Where in the template it stands. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. The first is empty where it begins with a dot: the innermost context itself. */
+  /** The parts of the name. The first is empty if the name begins with a dot: the innermost context itself. */
   readonly path: readonly string[];
-  /** What a section holds. */
+  /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
 }
 
 /** A compiled Mustache template. */
 class Template {
-  /** The first parts of its names, each of which it may look for at the top level. */
-  readonly names: ReadonlySet<string>;
+  /** The names that the template looks up at the top level: the first part of each name. */
+  readonly names = new Set<string>();
   readonly #whole: Tag;
 
   /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
-    this.#whole = parseTemplate(text);
-    this.names = new Set(namesIn(this.#whole));
+    this.#whole = parseTemplate(text, this.names);
   }
 
   /**
-   * The text for some data, cut with an ellipsis if it is too long or too much work.
+   * The text for some data, cut with an ellipsis if the text becomes too long or takes too many steps.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown): string {
-    const contexts = [data];
     let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
     let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
-    const emit = (piece: string): void => {
+    const write = (piece: string): void => {
       text += piece;
       leftBytes -= Buffer.byteLength(piece);
     };
-    const walk = ({ nodes }: Tag): void => {
+    const renderNodes = ({ nodes }: Tag, contexts: readonly unknown[]): void => {
       for (const node of nodes) {
         if (isSpent()) return;
-        if (typeof node === 'string') {
-          emit(node);
-          continue;
-        }
-        leftSteps -= contexts.length + node.path.length; // as many lookups as `lookUp` makes at most
-        const value = lookUp(contexts, node.path);
-        // A section stands for each element of a list, for anything else once, and for what is empty, false or 0 not.
-        const items = Array.isArray(value) ? value : value ? [value] : [];
-        if (!isSection(node)) emit(toText(value));
-        else if (node.sigil === '^' && items.length === 0) walk(node);
-        for (const item of node.sigil === '#' ? items : []) {
-          leftSteps--;
-          if (isSpent()) return;
-          contexts.push(item);
-          walk(node);
-          contexts.pop();
-        }
+        if (typeof node === 'string') write(node);
+        else renderTag(node, contexts);
       }
     };
-    walk(this.#whole);
+    const renderTag = (tag: Tag, contexts: readonly unknown[]): void => {
+      leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
+      const value = lookUp(contexts, tag.path);
+      // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
+      const items = Array.isArray(value) ? value : value ? [value] : [];
+      if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
+      if (tag.sigil !== '#') return write(toText(value));
+      for (const item of items) {
+        leftSteps--;
+        if (isSpent()) return;
+        renderNodes(tag, [...contexts, item]);
+      }
+    };
+    renderNodes(this.#whole, [data]);
     return isSpent() ? cutText(text) : text;
   }
 }
 
-/** The first part of each name: which of a form's fields the template may read. */
-function namesIn({ nodes }: Tag): string[] {
-  return nodes.flatMap((node) =>
-    typeof node === 'string' ? [] : [...node.path.filter(Boolean).slice(0, 1), ...namesIn(node)]
-  );
-}
-
-/** Whether a tag encloses others. */
-function isSection({ sigil }: Tag): boolean {
-  return sigil === '#' || sigil === '^';
-}
-
-/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
+/** Looks for the first part of a name from the innermost context outwards, and for each other part in the one before. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
   const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
   return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
 }
 
-/** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
+/** An own member. Members that JavaScript adds have no name: neither `constructor`, nor the length of a list. */
 function memberOf(value: unknown, name: string): unknown {
   if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
   return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
 }
 
-/** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
+/** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
 function toText(value: unknown): string {
   if (value === undefined || value === null) return '';
   return typeof value === 'object' ? JSON.stringify(value) : String(value);
 }
 
-/** Makes room for the ellipsis if need be, and not within a character. */
+/** Cuts a text between characters, so that it fits the limit with an ellipsis. */
 function cutText(text: string): string {
   const ellipsis = '…';
   return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
 }
 
 /**
- * The tree of a template, by one pass over its tags; what stands between them is text.
+ * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
+ * @param names gets the first part of each name.
  * @throws {SyntaxError} with line and column.
  */
-function parseTemplate(text: string): Tag {
+function parseTemplate(text: string, names: Set<string>): Tag {
   const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
   let from = 0;
-  for (const match of text.matchAll(TAG)) {
-    const [, indent, tag, triple, sigil = '', inner = '', after] = match;
-    const at = match.index + (indent?.length ?? 0);
-    if (tag === undefined) failTemplate(text, at, 'a "{{" has no "}}"');
-    // A section's tag or a remark that is alone on its line takes the line with it, as the specification has it.
-    const isAlone = indent !== undefined && after !== undefined && /[#^/!]/.test(sigil);
-    const start = isAlone ? match.index : at;
-    if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
-    from = at + 2 + tag.length + (isAlone ? after.length : 0);
+  for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', index: at } of text.matchAll(TAG)) {
+    if (whole === '{{') failTemplate(text, at, 'a "{{" has no "}}"');
+    // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+    const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
+    const [lineEnd] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(at + whole.length)) ?? [];
+    const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
+    const { nodes } = open.at(-1)!;
+    nodes.push(text.slice(from, isAlone ? at - indent.length : at));
+    from = at + whole.length + (isAlone ? lineEnd.length : 0);
+    if (sigil === '!') continue;
     const name = (triple ?? inner).trim();
-    const path = name === '.' ? [''] : name.split('.');
-    const why = sigil === '!' ? undefined : addTag(open, { text: `{{${tag}`, at, sigil, name, path, nodes: [] });
-    if (why !== undefined) failTemplate(text, at, why);
+    const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
+    const mistake = mistakeInTag(tag, open);
+    if (mistake !== undefined) failTemplate(text, at, mistake);
+    if (sigil === '/') open.pop();
+    else nodes.push(tag);
+    if (/[#^]/.test(sigil)) open.push(tag);
+    const first = tag.path[0] || tag.path[1];
+    if (first) names.add(first);
   }
-  const section = open.at(-1)!;
-  if (open.length > 1) {
-    failTemplate(text, section.at, `${showTag(section.text)} has no ${showTag(`{{/${section.name}}}`)}`);
-  }
-  section.nodes.push(text.slice(from));
-  return section;
+  const last = open.at(-1)!;
+  last.nodes.push(text.slice(from));
+  if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
+  return last;
 }
 
-/** Inserts a variable, or opens or closes a section; returns why it cannot. */
-function addTag(open: Tag[], tag: Tag): string | undefined {
-  const { sigil, name } = tag;
-  const shown = showTag(tag.text);
+/** Why a tag cannot stand where it does, if so. */
+function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+  const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
+  const isTooDeep = /[#^]/.test(sigil) && open.length > NESTING_LIMIT;
+  if (isTooDeep) return `sections are nested more than ${NESTING_LIMIT} levels deep`;
   const section = open.at(-1)!;
-  if (sigil === '/') {
-    if (open.length === 1) return `${shown} closes a section that is not open`;
-    if (name !== section.name) return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
-    open.pop();
-    return undefined;
-  }
-  section.nodes.push(tag);
-  if (isSection(tag)) open.push(tag);
-  return open.length - 1 > NESTING_LIMIT ? `sections are nested more than ${NESTING_LIMIT} levels deep` : undefined;
+  if (sigil !== '/' || name === section.name) return undefined;
+  if (open.length === 1) return `${shown} closes a section that is not open`;
+  return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
 }
 
-/** A tag for a message, by the rule of `showValue`, but for its braces: a long one may be a secret out of place. */
+/**
+ * A tag for a message. As with `showValue`, a long one is not shown, for it may be a misplaced secret; the braces do not
+ * count.
+ */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
 }
@@ -2681,99 +2660,100 @@ function kindOf(value: string): string {
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no
- * end of.
+ * The end of an attachment's metadata, before the comma: "base64", with any letter escaped. After an escaped backslash
+ * the pattern can match where the backend finds no "base64"; that only ends the metadata early, which is the safe side.
  */
 const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
 
 /** What may follow a backslash, or the beginning of it. */
 const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 
-/** A number or one of the three words (RFC 8259 3 and 6). */
+/** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, whether it is one that numbers and the three words are made of. */
+/** For each byte, whether a number, `true`, `false` or `null` may contain it. */
 const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
 
 /**
- * For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a
- * pattern.
+ * Two tables of the special bytes of a string: for each byte, whether it is special, and for each pair of bytes, whether
+ * one of them is. Tables are many times faster than a regular expression.
  */
 function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
   const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
   return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-// Control characters are in no string of JSON; in an attachment, a comma or a semicolon ends a part of its metadata.
+// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. In an attachment,
+// commas and semicolons separate the metadata.
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter in the body of a send, in that of any request, and in no body at all. */
+/** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
 const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
 const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
 
-/** An object or array that is open, or around them all the document. */
+/** An open object or array. The outermost scope is the document itself. */
 interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
-  readonly close: string; // what closes it
-  key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
+  readonly close: string; // the bracket that closes the scope
+  key: BodyKey | undefined; // the key that matters and whose value is being read; in an array, the key of the array
 }
 
 /**
- * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and reports the
- * fields that matter. It does no I/O and knows no policy. What it passes on, and whether it refuses, does not depend on
- * how the document was cut into chunks.
+ * An incremental scanner of one JSON object (RFC 8259). It cuts the top-level `auth` out and reports the fields that
+ * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
+ * chunks.
  *
- * What `write` returns may be passed on at once, except that a document is complete only with the closing brace, which
- * `end` returns: what fails before never becomes something a backend can act on.
+ * The bytes that `write` returns may be passed on at once. Only `end` returns the closing brace, so that the backend
+ * never gets a complete document that was refused.
  *
- * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to case (Unicode
- * simple folding) and takes the last of duplicates: for keys that matter, a second one, a spelling that only folds to
- * one, and a wrong type are refused.
+ * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
+ * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
+ * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
  *
- * Where the scan stands is said by three things: `#state`, the method that reads the next byte; `#scope`, the innermost
- * object or array with the key that matters there; and `#text`, what is kept of the string or bare value that is read,
- * or undefined while it flows by. Each state may stop at any byte, where the next chunk goes on:
+ * Three fields say how far the scan is. `#state` is the method that reads the next byte. `#scope` is the innermost open
+ * object or array, with the key that matters there. `#text` is the part read so far of a string, number or word whose
+ * text is needed, and undefined for all others. A chunk may end at any byte; each state continues with the next chunk:
  *
- *   #readStructure  one byte between strings and bare values: white space, or what `#expected` reads
- *   #readString     what is plain, and the one byte after it: the quote at its end, a backslash, a separator
- *   #readEscape     one byte after the backslash, until the escape is complete
- *   #readBare       a number or a word, up to the byte after it, which it leaves to #readStructure
+ *   #readStructure  one byte between values: white space, or a byte for `#expected`
+ *   #readString     a run of plain bytes, and the special byte after them
+ *   #readEscape     one byte after a backslash, until the escape is complete
+ *   #readBare       a number or a word, up to the byte after it, which #readStructure reads
  */
 class BodyScan {
-  /** The top-level `auth`, once it has been read completely. */
+  /** The top-level `auth`, once it was read completely. */
   auth: string | undefined;
-  /** How many bytes have been cut out. */
+  /** How many bytes were cut out. */
   cutBytes = 0;
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
-  /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
+  /** An unauthenticated client learns nothing of fields: while this is true, only `takeFields` throws bad_field. */
   defers = false;
 
   readonly #keys: typeof SEND_KEYS;
   readonly #seen = new Set<BodyKey>();
-  #hasNumber = false; // null is none
+  #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
-  #problem: Problem | undefined; // the first that is wrong with a field
+  #problem: Problem | undefined; // of the first field that was refused
 
-  #state: (i: number) => number = this.#readStructure; // returns where the next one begins
-  #expected: (i: number, char: string) => void = this.#readValue; // what reads the next byte that is not white space
+  #state: (i: number) => number = this.#readStructure; // returns where the next state begins
+  #expected: (i: number, char: string) => void = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
-  #text: string | undefined; // as it is written, one character per byte
-  #limitBytes = 0; // the length from which on no more of it matters
-  #escape = ''; // what has been read of the one that is open, without its backslash
-  #anyMember = false; // a member has been passed on: the next one needs its comma
+  #text: string | undefined; // with its escapes, one character per byte
+  #limitBytes = 0; // the length at which `#text` ends
+  #escape = ''; // the open escape, without its backslash
+  #anyMember = false; // a member was passed on: the next one needs its comma
 
   #chunk!: Buffer;
-  #offset = 0; // of the chunk in the document
-  #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
+  #offset = 0; // where in the document the chunk begins
+  #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
   #out: Uint8Array[] = [];
-  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
-  #heldFrom = 0; // in the document
+  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
+  #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+  /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
   static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
     const scan = new BodyScan(keys);
     scan.write(document);
@@ -2781,26 +2761,27 @@ class BodyScan {
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter; with none, the syntax of any JSON object is checked. */
+  /** @param keys which keys matter; with `none`, only the syntax is checked. */
   constructor(keys: keyof typeof KEYS = 'all') {
     this.#keys = KEYS[keys];
   }
 
-  /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
+  /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
   takeFields(): Field[] {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
   }
 
   /**
-   * Reads a chunk; returns what may be passed on, as parts of the chunks that came in.
+   * Reads a chunk.
+   * @returns the bytes that may be passed on: parts of this chunk and of earlier ones.
    * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
    */
   write(chunk: Uint8Array): Uint8Array[] {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
-    // Natively, for the whole chunk; a character may span two or more of them.
+    // The whole chunk in one native call. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
@@ -2812,8 +2793,9 @@ class BodyScan {
   }
 
   /**
-   * Ends the document; returns the closing brace, for when the last fields are judged.
-   * @throws {Problem} bad_json if it is not complete.
+   * Ends the document.
+   * @returns the closing brace, to be passed on after the last fields were checked.
+   * @throws {Problem} bad_json if the document is not complete.
    */
   end(): Uint8Array[] {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
@@ -2821,27 +2803,27 @@ class BodyScan {
     return [Buffer.from('}')];
   }
 
-  /** @param i where in the chunk; the message counts from the document's beginning. */
+  /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
     throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
   }
 
-  /** Refuses the field that is read, or takes note of that and reads on as if it did not matter. */
+  /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
   #refuse(why: string): void {
     const problem = badField(this.#scope.key!, why);
-    if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` nobody will be known
+    if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` no token will be found
     this.#problem ??= problem;
     this.#scope.key = undefined;
     this.#text = undefined;
   }
 
-  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held: until
-  // `release`, at the end of the key, or, if that is `auth`, until `cut`, at the end of its value. So no byte of a
-  // credential is passed on, and no comma of a member that is not there. In {"a":1,"auth":"x","b":2} these are held:
-  // `,"auth":"x"`, which is cut, and `,"b"`, which is released; if `auth` comes first, the comma after it is cut too.
-  // What is passed on are parts of the chunks themselves: nothing is copied.
+  // Which bytes are passed on. Whether a member may pass depends on its key. So the bytes from the member's comma on are
+  // held: until the end of the key, where `#release` passes them on, or, if the key is `auth`, until the end of the
+  // value, where `#cut` drops them. No byte of a credential is passed on, and no comma of a member that was cut.
+  // An example is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes
+  // first, the comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
 
-  /** Everything up to `end` goes where the bytes before it went: on, or to what is held. */
+  /** Passes on the bytes up to `end`, or adds them to the held ones. */
   #pass(end: number): void {
     if (end > this.#from) gatherChunk(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
@@ -2860,25 +2842,25 @@ class BodyScan {
 
   #cut(end: number): void {
     const length = this.#offset + end - this.#heldFrom;
-    // A length that was already announced has to stay true, and white space says nothing wherever a member may stand.
+    // A length that was announced must stay true. White space is allowed wherever a member may stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
     this.#held = undefined;
     this.#from = end;
   }
 
-  // The grammar (RFC 8259 2). Each method that is `#expected` reads the one byte that says what begins or ends there.
+  // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
-  /** Between strings and bare values: passes over white space, and gives the next byte to what is expected. */
+  /** Skips white space; gives any other byte to `#expected`. */
   #readStructure(i: number): number {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // What is held is kept in memory, and may be no more than all that is kept of a body whose sender is unknown.
+    // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
 
-  /** The first byte of a value, which says its type; that of the document is an object. */
+  /** The first byte of a value says its type. The document's value must be an object. */
   #readValue(i: number, char: string): void {
     const { depth, key, close } = this.#scope;
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
@@ -2890,27 +2872,27 @@ class BodyScan {
     this.#text = char;
   }
 
-  /** Each object or array that is open has a scope in memory, and so their number is bounded. */
+  /** Each open object or array has a scope in memory, so their number is limited. */
   #open(i: number, char: string): void {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // An array's elements belong to the key whose value it is. Each scope is written out, so that all have one shape:
-    // with a spread, a document of brackets took twice the time.
-    if (char === '[') this.#scope = { outer, depth, close: ']', key: outer.key };
-    else this.#scope = { outer, depth, close: '}', key: undefined };
+    // An array's elements belong to the array's key. A literal without a spread gives all scopes one shape in V8: with a
+    // spread, a document of brackets took twice the time.
+    const isArray = char === '[';
+    this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
-    // An object within another has no member that could be cut.
+    // Only a member of the outermost object may be cut.
     if (depth === 1) this.#hold(i + 1);
   }
 
-  /** The first member or element, or the end of what is empty. */
+  /** The first member or element, or the end of an empty object or array. */
   #readFirst(i: number, char: string): void {
     if (char === this.#scope.close) this.#readAfter(i, char);
     else this.#readMember(i, char);
   }
 
-  /** A member of an object; of an array, which has no keys, an element. */
+  /** An array's element, or an object's member, which begins with its key. */
   #readMember(i: number, char: string): void {
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
@@ -2922,7 +2904,7 @@ class BodyScan {
     this.#expected = this.#readValue;
   }
 
-  /** A comma or what closes the scope, after a value; after the document nothing but white space. */
+  /** After a value: a comma, or the bracket that closes the scope. After the document: only white space. */
   #readAfter(i: number, char: string): void {
     const { depth, close, outer } = this.#scope;
     if (depth === 0) this.#fail(i, 'something follows its end');
@@ -2930,7 +2912,7 @@ class BodyScan {
       this.#expected = this.#readMember;
       if (depth === 1) this.#hold(i);
       if (depth > 1 || this.#anyMember) return;
-      this.#cut(i + 1); // as all members so far were
+      this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
     if (char !== close) this.#fail(i, 'a comma or the end of the object or array is expected');
@@ -2939,86 +2921,88 @@ class BodyScan {
     if (depth > 1) return;
     this.#release();
     this.#pass(i);
-    this.#from = i + 1; // the closing brace is held back until `end`
+    this.#from = i + 1; // only `end` returns the closing brace
   }
 
-  /** Goes back to the structure; a top-level `auth` is cut with all that was held since its comma. */
+  /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
   #endValue(end: number): void {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
-    if (this.#scope.close === ']') return; // the key holds for the next element too
+    if (this.#scope.close === ']') return; // the next element has the same key
     if (this.#scope.key === 'auth') this.#cut(end);
     this.#scope.key = undefined;
   }
 
-  // Strings and bare values. Only the text of a key that may matter, and of the value of one that does, is kept; all
-  // others flow by, however long they are. The text ends with the string, or where no more of it can matter.
+  // Strings, numbers and words. `#text` is collected only of a key that can matter and of the value of a key that does.
+  // Everything else streams through, however long it is. `#text` is read up to a limit:
+  //
+  //   a key          one byte more than the longest key that matters can have, so that a longer key matches none
+  //   an attachment  its metadata, which is what stands before the data: META_LIMIT_BYTES at most
+  //   another value  one byte more than it may have, so that a longer value is noticed
 
-  /**
-   * Of a key as much is kept as the longest that matters can have, and then one byte, with which it is none of them; a
-   * value that is longer than its limit is refused; an attachment's metadata ends there.
-   */
-  #openString(isKey: boolean): void {
-    this.#state = this.#readString;
-    this.#expected = isKey ? this.#readColon : this.#readAfter; // behind the string
-    const { depth, outer, key } = this.#scope;
-    // A key may matter at the top level and in an object under a key that does.
-    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : isAttachment(key) ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+  get #isInAttachment(): boolean {
+    return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
   }
 
-  /** Reads as much of a string as the chunk has; returns where it stopped. */
+  #openString(isKey: boolean): void {
+    this.#state = this.#readString;
+    this.#expected = isKey ? this.#readColon : this.#readAfter; // reads the byte after the string
+    const { depth, outer, key } = this.#scope;
+    // A key can matter at the top level, and in an object whose own key matters.
+    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#isInAttachment ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+  }
+
+  /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
   #readString(i: number): number {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, isAttachment(this.#scope.key) ? SPECIAL_IN_ATTACHMENT : SPECIAL);
-    // No further than the limit, so that the verdict does not depend on the chunks.
+    const end = findSpecial(chunk, i, this.#isInAttachment ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
     const char = String.fromCharCode(chunk[end]!);
     if (char === '"') {
       this.#state = this.#readStructure;
       if (this.#text !== undefined) this.#endText();
-      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // it was not a key
+      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // the string was a value, not a key
     } else if (char === '\\') this.#state = this.#readEscape;
     else if (char < ' ') this.#fail(end, 'a string holds a control character');
-    // A separator of an attachment: its metadata ends at the first "base64,". The backend looks for the last, so that
-    // none may follow.
+    // The rest are the separators of an attachment, such as "data:image/png;filename=a.png;base64,iVBOR". The metadata
+    // ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
     else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
     else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
     else this.#keep(char);
     return end + 1;
   }
 
-  /** Reads one byte of what follows a backslash; the text gets an escape whole, for a part could not be decoded. */
+  /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
   #readEscape(i: number): number {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
-    // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    const isSeparator = escape.length === 5 && /^u00(?:2c|3b)$/i.test(escape);
-    if (isSeparator && isAttachment(this.#scope.key)) this.#refuse('may not have "," or ";" as an escape');
+    // The backend splits an attachment after decoding it. An escaped separator is one that the scan would not see.
+    if (this.#isInAttachment && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
     return i + 1;
   }
 
-  /** Adds to the text that is kept, if any is. */
+  /** Adds to the text, if it is collected, and ends it at its limit. */
   #keep(text: string): void {
     if (this.#text === undefined) return;
     this.#text += text;
-    if (this.#text.length < this.#limitBytes) return;
-    if (this.#scope.key === undefined || isAttachment(this.#scope.key)) this.#endText();
-    else this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    if (this.#text.length >= this.#limitBytes) this.#endText();
   }
 
-  /** Decodes the text, of which the rest flows by: a key, or what is reported under the key that matters. */
+  /** Decodes the collected text, and handles it: a key, or the value of a key that matters. */
   #endText(): void {
     const { key } = this.#scope;
     const text = this.#text!;
-    // ASCII without an escape is what most have. No key of an object is left to JSON.parse, only ever one string: V8 in
-    // Node 24.21 and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
+    if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    // Most texts are ASCII without an escape. JSON.parse gets single strings, never an object with keys: V8 in Node 24.21
+    // and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -3028,12 +3012,12 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Decides what a key means. At the top level, a member other than `auth` may pass from here on. */
+  /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
   #endKey(name: string): void {
-    // As Go's encoding/json compares: beside their capitals, only the long s and the Kelvin sign fold to ASCII letters.
+    // Go's encoding/json folds case like this: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     const rule = this.#keys.get(key);
-    // At the top level there is no key outside, and no `within`.
+    // At the top level, the outer scope has no key, and the rule no `within`.
     if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
       if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
@@ -3045,10 +3029,7 @@ class BodyScan {
     this.#anyMember = true;
   }
 
-  /**
-   * Reads as much of a number or word as the chunk has; returns where it stopped. Its first byte was any that begins no
-   * other value, and is in the text already.
-   */
+  /** Reads a number or a word as far as the chunk has it; returns where it stopped. Its first byte is already in `#text`. */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -3063,9 +3044,8 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
- * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at
- * most.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So of more than 32 chunks
+ * the last two are merged while the last is not smaller than the one before; each byte is copied only a few times.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
   chunks.push(chunk);
@@ -3074,7 +3054,7 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
   }
 }
 
-/** The bytes without a UTF-8 character that begins at their end and is not complete (RFC 3629 3). */
+/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
 function wholeCharacters(bytes: Buffer): Buffer {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
@@ -3082,28 +3062,28 @@ function wholeCharacters(bytes: Buffer): Buffer {
 }
 
 /**
- * What is wrong with a value that begins like this under a key that matters: that it is of another type. Refused at its
- * first byte, it need not be understood, and an object under such a key can only be one that may be there.
+ * Whether the value of a key that matters begins as its type must; returns what is wrong. A value of the wrong type is
+ * refused at its first byte, so that only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
-  // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
-  // refused as such. Clients send `"base64_attachments": null` for none.
+  // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
+  // #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
+/** Where the next special byte is, from `i` on, or else the length of the chunk. */
 function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
   // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
   // at an even address, because a view of pairs has to begin there.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
   while (i < near && !bytes[chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Sixteen bytes per test, two at a time: a large attachment spends its time in this loop. Which byte of a pair comes
-  // first does not matter to the table.
+  // Sixteen bytes per test, in eight pairs: a large attachment spends its time in this loop. The table is symmetric, so
+  // that the byte order of the processor does not matter.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
   let at = 0;
   while (
@@ -3114,11 +3094,6 @@ function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): 
   i += 2 * at;
   while (i < chunk.length && !bytes[chunk[i]!]) i++;
   return i;
-}
-
-/** An attachment's string is its metadata while its text is kept, and its data from then on. */
-function isAttachment(key: BodyKey | undefined): boolean {
-  return key !== undefined && BODY_KEYS[key].role === 'attachment';
 }
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
@@ -3629,22 +3604,22 @@ function waits({ place }: Exchange): boolean {
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
-// A WebSocket is a request like others until both sides agree to it; from then on its bytes are passed on unread. There
-// is nothing to judge in them: the backend's only one, GET /v1/receive, tells what arrives, and takes no orders.
+// A WebSocket is an HTTP request until the backend accepts the upgrade. From then on its bytes are relayed unread. They
+// need no checks: the backend's only WebSocket, GET /v1/receive, reports received messages and takes no commands.
 
-/** One side of a WebSocket, and what it has already said. */
+/** One side of a WebSocket, and the bytes that were already read from it. */
 type Side = readonly [socket: Duplex, head: Buffer];
 
-/** A WebSocket that is open. */
+/** An open WebSocket. */
 interface Tunnel {
-  /** The request that opened it: its token, form, target and client are judged anew when rules change. */
+  /** The request that opened it. Its token, form, target and client are checked again when the rules change. */
   readonly x: Exchange;
   close(reason: string): void;
 }
 
 /**
- * Listens to a client that waits for its handshake: who is not read from is not heard leaving.
- * @returns what stops listening, and gives what the client has said; it should have said nothing (RFC 6455 4.1).
+ * Reads from a client that waits for its handshake. A socket that is not read does not report that its peer has left.
+ * @returns a function that stops the reading and returns what the client has sent; RFC 6455 4.1 lets it send nothing.
  */
 function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const early = [head];
@@ -3660,60 +3635,47 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
 }
 
 /**
- * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
+ * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
+ * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.moveTo('tunnel');
-  x.res.detachSocket(client[0] as Socket);
-  client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
-  joinSockets(x, client, backend);
-}
-
-/**
- * Lets bytes flow, and takes down both sides when one is gone, fails, or does not keep up. One line of the log says at
- * its end how much there was, and why it ended.
- */
-function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: Side): void {
+function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side): void {
   const { core, requestId, client, token } = x;
   let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
-  const tunnel: Tunnel = {
-    x,
-    close: (why) => {
-      reason = why;
-      socket.destroy();
-      backend.destroy();
-    },
+  const close = (why: string): void => {
+    reason = why;
+    socket.destroy();
+    backend.destroy();
   };
-  core.tunnels.add(tunnel);
-  for (const side of [socket, backend]) {
-    // A quiet WebSocket is no stalled one; TCP's own probes tell of a peer that is gone without a word.
-    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
-    side.on('error', () => tunnel.close('broken'));
-  }
   const toClient = (chunk: Buffer): void => {
     bytesOut += chunk.length;
     socket.write(chunk);
-    // Never pause the backend: a client that does not keep up is dropped instead.
-    if (socket.writableLength > BACKLOG_LIMIT_BYTES) tunnel.close('too_far_behind');
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
   };
-  // Not by pipe, which would pause it.
+  x.moveTo('tunnel');
+  x.res.detachSocket(socket as Socket);
+  socket.write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
+  const tunnel: Tunnel = { x, close };
+  core.tunnels.add(tunnel);
+  for (const side of [socket, backend]) {
+    // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
+    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
+    side.on('error', () => close('broken'));
+    // After one side has ended its half, the other may send its last bytes, but not for ever.
+    side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
+  }
+  // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
   backend.on('data', toClient);
-  backend.on('end', () => socket.end());
-  // One side has ended its half: the other may say its last words, but not for ever.
-  for (const side of [socket, backend]) side.once('end', () => setTimeout(tunnel.close, LINGER_MS, 'ended').unref());
-  socket.on('data', (chunk: Buffer) => {
-    bytesIn += chunk.length;
-  });
+  for (const event of ['end', 'close']) backend.once(event, () => socket.end());
+  socket.on('data', ({ length }: Buffer) => (bytesIn += length));
   if (backendHead.length > 0) toClient(backendHead);
   if (head.length > 0) backend.write(head);
-  socket.pipe(backend); // a client may be paused: it only waits for itself
+  socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(tunnel);
     const ms = Math.round(core.now() - x.startedMs);
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
-  backend.once('close', () => socket.end());
 }
 
 // ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
@@ -3871,39 +3833,37 @@ function normalizeAddress(address: string | undefined): string {
 /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
 type Log = (level: Level, message: string, fields: object) => void;
 
-/** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
+/** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [waiting, waitingBytes, dropped] = ['', 0, 0];
+  let [pending, unreadBytes, dropped] = ['', 0, 0];
   const flush = (): void => {
-    if (waiting === '') return;
-    const [text, bytes] = [waiting, Buffer.byteLength(waiting)];
-    waiting = '';
-    waitingBytes += bytes;
-    // A log that nobody reads must neither stop the gateway nor fill its memory; who reads again is told what is
-    // missing.
+    if (pending === '') return;
+    const [text, bytes] = [pending, Buffer.byteLength(pending)];
+    pending = '';
+    unreadBytes += bytes;
+    // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
+    // read again, one line says how many.
     writeOut(text, () => {
-      waitingBytes -= bytes;
-      if (dropped === 0 || waitingBytes > 0) return;
-      const lines = dropped;
+      unreadBytes -= bytes;
+      if (dropped === 0 || unreadBytes > 0) return;
+      log('warn', 'log lines were dropped, because nobody read them', { lines: dropped });
       dropped = 0;
-      log('warn', 'log lines were dropped, because nobody read them', { lines });
     });
   };
-  const writeOrDrop = (line: string): void => {
-    if (waitingBytes > LOG_LIMIT_BYTES) return void dropped++;
-    // Requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
-    if (waiting === '') setImmediate(flush);
-    waiting += `${line}\n`;
-  };
-  const write = options.log ?? writeOrDrop;
+  const write = options.log ?? ((line: string): void => {
+    if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
+    // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
+    if (pending === '') setImmediate(flush);
+    pending += `${line}\n`;
+  });
   const log: Log = (level, message, fields) => {
     if (LEVELS.indexOf(level) < least) return;
     const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
     write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
-    if (message !== 'request') flush(); // the process may end right after it
+    if (message !== 'request') flush(); // the process may end right after this line
   };
   return log;
 }
@@ -3911,27 +3871,23 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
   const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const pairs = given.map(([name, value]) => {
-    const text = String(value);
-    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
-  });
+  const quote = (text: string): string => /^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text);
+  const pairs = given.map(([name, value]) => `${name}=${quote(String(value))}`);
   return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
-/** Warns of what a stranger, or a backend that is down, can bring about at any rate: once a minute for each message. */
+/** Logs a warning that an unauthenticated client, or a backend that is down, can cause at any rate: once a minute. */
 function warnRarely(core: Core, message: string, fields: object): void {
-  // The limiter of the tokens' rates serves, for no token has a name with a space in it.
+  // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
 
-/**
- * Deno's own standard output: in 2.9 its process.stdout stands still where nobody reads it, and throws on a full disk
- * (tests "a log that nobody reads" and "a full disk"). Where they pass without it, this goes.
- */
+// UNTIL Deno's process.stdout neither stands still where nobody reads it nor throws on a full disk, as that of 2.9 does:
+// Deno.stdout is used instead (tests "a log that nobody reads is dropped …" and "a standard output that goes to a full disk …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
-/** Writes to standard output without waiting for who reads it. `done` is called when it is written, or cannot be. */
+/** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}): void {
   if (deno === undefined) return void process.stdout.write(text, done);
   const bytes = Buffer.from(text);
