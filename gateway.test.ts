@@ -8249,6 +8249,7 @@ test("a backend's password, or a secret in the place of a name, is not in any me
       `http://api:${SECRET}/x@backend:1`,
       `api:${SECRET}@backend:1`,
       `http://api:100%${SECRET}@b:1`,
+      `http://api:%ff${SECRET}@b:1`,
       `http://api:${SECRET}@b:1/?q`,
     ]
   ) {
