@@ -2204,8 +2204,8 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * The payload of a send by GET, which is its query. The connection is not kept, because HTTP libraries repeat a GET on a
- * kept connection that broke.
+ * The payload of a send by GET is its query. The connection is not kept, because HTTP libraries repeat a GET on a kept
+ * connection that broke.
  * @returns undefined for a POST, whose query is not read.
  * @throws {Problem} bad_field if the query of a POST names a field that must not be lost.
  */
@@ -2236,7 +2236,8 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
 }
 
 /**
- * The payload of a JSON body. A duplicate key that must not be lost is refused, because JSON.parse would drop the first.
+ * The payload of a JSON body. JSON.parse would drop the first of two equal keys, so a duplicate of a field that must
+ * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer): Record<string, unknown> {
@@ -2248,10 +2249,10 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
-// The headers of a multipart form (RFC 7578), as these encoders write them: curl, browsers, Python, Node, PHP, Go, Java,
-// and .NET, which omits quotes and adds "filename*". All else is refused, because programs read it differently: a second
-// "name" or boundary, "name*", a backslash or a "%" in a name. Otherwise the message would go to the default recipients
-// when only another program sees the recipients that the form names.
+// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
+// .NET, which omits quotes and adds "filename*". Programs disagree about other forms: a second "name" or boundary,
+// "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway could miss recipients that another
+// program sees, and the message would go to the default ones.
 const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
@@ -2275,8 +2276,8 @@ function readMultipart(body: Buffer, contentType: string): [name: string, value:
 }
 
 /**
- * The field of a part. A file becomes an attachment as a data URI, whose file name the backend ends at a semicolon. A
- * file named like a field that must not be lost keeps that name, to be refused later.
+ * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
+ * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
 function readPart(part: string): [name: string, value: string] {
   const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
@@ -2465,7 +2466,7 @@ class Template {
   }
 }
 
-/** Looks for the first part of a name from the innermost context outwards, and for each other part in the one before. */
+/** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
   const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
   return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
@@ -2539,8 +2540,8 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string 
 }
 
 /**
- * A tag for a message. As with `showValue`, a long one is not shown, for it may be a misplaced secret; the braces do not
- * count.
+ * A tag for a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The braces
+ * do not count.
  */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
@@ -2675,16 +2676,16 @@ const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
 
 /**
- * Two tables of the special bytes of a string: for each byte, whether it is special, and for each pair of bytes, whether
- * one of them is. Tables are many times faster than a regular expression.
+ * Two tables of the bytes that are special in a string: for each byte, whether it is special, and for each pair of
+ * bytes, whether one of them is. They are many times faster than a regular expression.
  */
 function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
   const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
   return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. In an attachment,
-// commas and semicolons separate the metadata.
+// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
+// semicolons separate the metadata of an attachment.
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
@@ -2728,7 +2729,7 @@ class BodyScan {
   cutBytes = 0;
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
-  /** An unauthenticated client learns nothing of fields: while this is true, only `takeFields` throws bad_field. */
+  /** While this is true, only `takeFields` throws bad_field, except for `auth`: no unauthenticated client sees it. */
   defers = false;
 
   readonly #keys: typeof SEND_KEYS;
@@ -2817,11 +2818,11 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. Whether a member may pass depends on its key. So the bytes from the member's comma on are
-  // held: until the end of the key, where `#release` passes them on, or, if the key is `auth`, until the end of the
-  // value, where `#cut` drops them. No byte of a credential is passed on, and no comma of a member that was cut.
-  // An example is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes
-  // first, the comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
+  // Which bytes are passed on. Whether a member may pass depends on its key. So its bytes are held from its comma on.
+  // At the end of the key, `#release` passes them on. If the key is `auth`, they are held until the end of the value,
+  // where `#cut` drops them. So no byte of a credential is passed on, and no comma of a member that was cut. An example
+  // is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
+  // comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
 
   /** Passes on the bytes up to `end`, or adds them to the held ones. */
   #pass(end: number): void {
@@ -2877,8 +2878,8 @@ class BodyScan {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // An array's elements belong to the array's key. A literal without a spread gives all scopes one shape in V8: with a
-    // spread, a document of brackets took twice the time.
+    // An array's elements belong to the array's key. The literal has no spread, so that all scopes have one shape in
+    // V8: with a spread, a document of brackets took twice the time.
     const isArray = char === '[';
     this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
@@ -2936,11 +2937,12 @@ class BodyScan {
   // Strings, numbers and words. `#text` is collected only of a key that can matter and of the value of a key that does.
   // Everything else streams through, however long it is. `#text` is read up to a limit:
   //
-  //   a key          one byte more than the longest key that matters can have, so that a longer key matches none
+  //   a key          one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
   //   an attachment  its metadata, which is what stands before the data: META_LIMIT_BYTES at most
-  //   another value  one byte more than it may have, so that a longer value is noticed
+  //   another value  one byte more than VALUE_LIMIT_BYTES, so that a longer value is refused
 
-  get #isInAttachment(): boolean {
+  /** A method, because V8 calls a private getter more slowly. */
+  #isInAttachment(): boolean {
     return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
   }
 
@@ -2950,14 +2952,14 @@ class BodyScan {
     const { depth, outer, key } = this.#scope;
     // A key can matter at the top level, and in an object whose own key matters.
     this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#isInAttachment ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#isInAttachment() ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
   #readString(i: number): number {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, this.#isInAttachment ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    const end = findSpecial(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
     // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
@@ -2982,7 +2984,7 @@ class BodyScan {
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
     // The backend splits an attachment after decoding it. An escaped separator is one that the scan would not see.
-    if (this.#isInAttachment && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
+    if (this.#isInAttachment() && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
@@ -3001,7 +3003,7 @@ class BodyScan {
     const { key } = this.#scope;
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-    // Most texts are ASCII without an escape. JSON.parse gets single strings, never an object with keys: V8 in Node 24.21
+    // Most texts are ASCII without an escape. JSON.parse gets only single strings, never an object: V8 in Node 24.21
     // and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
@@ -3014,7 +3016,7 @@ class BodyScan {
 
   /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
   #endKey(name: string): void {
-    // Go's encoding/json folds case like this: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
+    // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     const rule = this.#keys.get(key);
     // At the top level, the outer scope has no key, and the rule no `within`.
@@ -3029,7 +3031,7 @@ class BodyScan {
     this.#anyMember = true;
   }
 
-  /** Reads a number or a word as far as the chunk has it; returns where it stopped. Its first byte is already in `#text`. */
+  /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -3882,8 +3884,8 @@ function warnRarely(core: Core, message: string, fields: object): void {
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
 
-// UNTIL Deno's process.stdout neither stands still where nobody reads it nor throws on a full disk, as that of 2.9 does:
-// Deno.stdout is used instead (tests "a log that nobody reads is dropped …" and "a standard output that goes to a full disk …").
+// UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
+// Deno.stdout (tests "a log that nobody reads …" and "a standard output that goes to a full disk …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
