@@ -5539,15 +5539,16 @@ const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-
 /** The lines that a text separates by bars. */
 const barred = (text: string): string[] => text.trim().split(/\s*\|\s*/);
 
-test("a backend's path prefix is kept, and its userinfo becomes Basic; no name in Connection drops a header of the gateway", async (t) => {
+test("a backend's IPv6 address and path prefix are kept, its userinfo becomes Basic, and no name in Connection drops these", async (t) => {
   const backend = await startBackend(t, ANY_ROUTE);
-  const gateway = await startGateway(t, { url: `http://us%20er:p%40ss@127.0.0.1:${backend.port}/pre/fix/` });
+  const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
+  const { port } = new URL(await serve(t, six, 0, '::1'));
+  const gateway = await startGateway(t, { url: `http://us%20er:p%40ss@[::1]:${port}/pre/fix/` });
+  const got = `GET /pre/fix/v1/about?x=1 | > host: [::1]:${port} | > authorization: ${basic('us er:p@ss')}`;
   for (const names of ['x', 'authorization, x-forwarded-for, x-request-id, host, accept-encoding']) {
     await checkRows({ backend, gateway }, [
-      '* bearer → 200 | GET /pre/fix/v1/about?x=1 | > x-forwarded-for: 127.0.0.1 | > accept-encoding: identity',
-      `/v1/about?x=1 | Connection: ${names} → > host: 127.0.0.1:${backend.port} | > authorization: ${
-        basic('us er:p@ss')
-      }`,
+      `* bearer → 200 | ${got} | > x-forwarded-for: 127.0.0.1 | > accept-encoding: identity`,
+      `/v1/about?x=1 | Connection: ${names}`,
     ]);
     assert.match(String(backend.seen.at(-1)!.headers['x-request-id']), /^[0-9a-f-]{36}$/);
   }
@@ -5555,35 +5556,24 @@ test("a backend's path prefix is kept, and its userinfo becomes Basic; no name i
 });
 
 test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
-  const fields = barred(
-    `Connection: X-Hop-Back | X-Hop-Back: secret | Keep-Alive: timeout=1 | Proxy-Authenticate: Basic |
-    Upgrade: h2c | X-End: to end | Set-Cookie: a=1 | Set-Cookie: b=2; Path=/ | Content-Length: 2`,
-  );
+  const back = `Connection: X-Hop-Back | X-Hop-Back: secret | Keep-Alive: timeout=1 | Proxy-Authenticate: Basic |
+    Upgrade: h2c | X-End: to end | Set-Cookie: a=1 | Set-Cookie: b=2; Path=/ | Content-Length: 2`;
   const backend = await startBackend(t, (_, res) => {
-    res.writeHead(200, fields.flatMap((field) => field.split(': '))).end('{}');
+    res.writeHead(200, barred(back).flatMap((field) => field.split(': '))).end('{}');
   });
   const gateway = await startGateway(t, backend);
-  const response = await rawRequest(gateway, '/v1/about', {
-    headers: barred(
-      `Authorization: Bearer ${SECRET} | Connection: X-Hop, x-forwarded-for, content-type | X-Hop: secret |
-      Keep-Alive: 5 | TE: trailers | Trailer: X | Upgrade: h2c | Proxy-Authorization: Basic x | Proxy-Connection: close |
-      Forwarded: for=1.2.3.4 | X-Forwarded-For: 1.2.3.4 | X-Forwarded-Host: evil | X-Forwarded-Proto: https |
-      X-Forwarded-Prefix: /evil | X-Real-IP: 1.2.3.4 | X-Request-Id: forged | Accept-Encoding: gzip | X-End: to end |
-      Cookie: c=3 | Referer: http://gateway/x | X-Original-URL: /x | X-Original-Anything: x | X-Rewrite-URL: /x |
-      X-Envoy-Original-Path: /x | User-Agent: test/1`,
-    ),
-  });
+  const sent = `Authorization: Bearer ${SECRET} | Connection: X-Hop, x-forwarded-for, content-type | X-Hop: secret |
+    Keep-Alive: 5 | TE: trailers | Trailer: X | Upgrade: h2c | Proxy-Authorization: Basic x | Proxy-Connection: close |
+    Forwarded: for=1.2.3.4 | X-Forwarded-For: 1.2.3.4 | X-Forwarded-Host: evil | X-Forwarded-Proto: https |
+    X-Forwarded-Prefix: /evil | X-Real-IP: 1.2.3.4 | X-Request-Id: forged | Accept-Encoding: gzip | X-End: to end |
+    Cookie: c=3 | Referer: http://gateway/x | X-Original-URL: /x | X-Original-Anything: x | X-Rewrite-URL: /x |
+    X-Envoy-Original-Path: /x | User-Agent: test/1`;
+  const response = await rawRequest(gateway, '/v1/about', { headers: barred(sent) });
   const { 'x-request-id': requestId, ...headers } = backend.seen[0]!.headers;
   for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // a runtime's
-  assert.deepEqual(headers, {
-    'host': `127.0.0.1:${backend.port}`,
-    'accept-encoding': 'identity',
-    'x-end': 'to end',
-    'user-agent': 'test/1',
-    'x-forwarded-for': '127.0.0.1',
-    'x-forwarded-host': 'gateway',
-    'x-forwarded-proto': 'http',
-  });
+  const kept = { 'accept-encoding': 'identity', 'x-end': 'to end', 'user-agent': 'test/1' };
+  const added = { 'x-forwarded-for': '127.0.0.1', 'x-forwarded-host': 'gateway', 'x-forwarded-proto': 'http' };
+  assert.deepEqual(headers, { host: `127.0.0.1:${backend.port}`, ...kept, ...added });
   assert.equal(requestId, requests(gateway)[0].requestId);
   assert.doesNotMatch(response, /x-hop-back|proxy-authenticate|upgrade|timeout=1/i);
   assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
@@ -5799,11 +5789,8 @@ test('no more of an upload is read than the backend takes', async (t) => {
     res.writeHead(201).end('{"timestamp":"1"}');
   });
   const body = `${HELLO.slice(0, -1)},"message2":"`;
-  const { socket, text } = open(
-    t,
-    await startGateway(t, backend),
-    `${post(SECRET, total, 'Connection: close')}${body}`,
-  );
+  const begun = `${post(SECRET, total, 'Connection: close')}${body}`;
+  const { socket, text } = open(t, await startGateway(t, backend), begun);
   const filler = Buffer.alloc(256 * 1024, 'x');
   for (let left = total - body.length - 2; left > 0; left -= filler.length) {
     if (!socket.write(filler.subarray(0, left))) await once(socket, 'drain');
@@ -5951,14 +5938,6 @@ test('connections to the backend are used again, by whoever sends next', async (
     for (let i = 0; i < 3; i++) assert.match(`${(await ask(gateway, { ...request, headers: BEARER })).status}`, /^2/);
   }
   assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
-});
-
-test('a backend on IPv6 is reached by its literal address', async (t) => {
-  const backend = await startBackend(t);
-  const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
-  const gateway = await startGateway(t, { url: await serve(t, six, 0, '::1') });
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.match(backend.seen[0]!.headers.host!, /^\[::1\]:\d+$/);
 });
 
 test('a connection to the backend that does not come about, TLS included, is 502: nothing was sent', async (t) => {
@@ -6175,13 +6154,12 @@ test('a slot is released exactly once, however a request ends', async (t) => {
   const config = { ...slots(backend, 1), ...tokens({ allow: ['messaging', 'info'] }) };
   const gateway = await startGateway(t, backend, config, { slotTimeoutMs: 50 });
   const isFree = async (end: string): Promise<void> => assert.equal((await send(gateway, end)).status, 201, end);
-  const routes = ['PUT /v1/typing-indicator', ...['reactions', 'receipts', 'polls'].map((name) => `POST /v1/${name}`)];
-  const requestsOf = [...routes, 'DELETE /v1/remote-delete'].flatMap((route) => {
-    const [method = '', path] = route.split(' ');
-    return [HELLO, LARGE].map((body) => ({ method, path: `${path}/${FROM}`, body }));
-  });
+  const routes = 'PUT typing-indicator,POST reactions,POST receipts,POST polls,DELETE remote-delete'.split(',');
+  const rows = routes.map((row) => row.split(' ')).flatMap(([method, name]) =>
+    [HELLO, LARGE].map((body) => ({ method, path: `/v1/${name}/${FROM}`, body }))
+  );
   const violation = { body: `${LARGE.slice(0, -1)},"number":"-x"}` };
-  for (const request of [{ body: LARGE }, { path: '/v1/search' }, violation, ...requestsOf]) {
+  for (const request of [{ body: LARGE }, { path: '/v1/search' }, violation, ...rows]) {
     await ask(gateway, { ...request, headers: BEARER }).catch(() => {}); // one that breaks off breaks the connection
     await isFree(JSON.stringify(request).slice(0, 100));
   }
@@ -6232,38 +6210,27 @@ test('info, polls and WebSockets neither wait for a slot nor hold one; uploads b
   assert.equal(await statusFor(upload), 201);
 });
 
-test('the last byte of a large body waits for its slot, and its client is not timed out meanwhile', async (t) => {
+test('the last byte of a large body waits for its slot without a time limit for its client; one that has its response needs none', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { stallTimeoutMs: 300 });
-  const upload = await beginLarge(gateway, backend);
-  const first = send(gateway, 'first');
+  const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage, http.ServerResponse]>;
+  const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
+  const [, early] = await asked;
+  const sends = [send(gateway, 'first')];
   await until(() => backend.acting === 1);
-  upload.end(LARGE.slice(-1));
+  for (const upload of uploads) upload.end(LARGE.slice(-1));
   await settled(gateway);
   // Another client that makes no progress from now on is timed out.
   assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /);
-  assert.equal(backend.seen[0]!.complete, false);
-  await answerAll(backend, [first]);
-  await until(() => backend.acting === 1);
-  assert.equal(backend.seen[0]!.body.toString(), LARGE);
-  backend.answer();
-  assert.equal(await statusFor(upload), 201);
-});
-
-test('a large body whose response comes while it waits for a slot needs none', async (t) => {
-  const { backend, gateway } = await startHeld(t, 1);
-  const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage, http.ServerResponse]>;
-  const upload = await beginLarge(gateway, backend);
-  const [, early] = await asked;
-  const first = send(gateway, 'first');
-  await until(() => backend.acting === 1);
-  upload.end(LARGE.slice(-1));
-  await settled(gateway);
+  assert.deepEqual(arrived(backend), ['first']);
   early.writeHead(400, { 'Content-Length': 2 }).end('{}');
-  assert.equal(await statusFor(upload), 400);
-  const second = send(gateway, 'second');
+  assert.equal(await statusFor(uploads[0]), 400);
   await settled(gateway);
-  assert.equal(backend.acting, 1);
-  await answerAll(backend, [first, second]);
+  assert.deepEqual([backend.acting, backend.seen[1]!.complete], [1, false]);
+  await answerAll(backend, sends);
+  await until(() => backend.acting === 1);
+  assert.equal(backend.seen[1]!.body.toString(), LARGE);
+  backend.answer();
+  assert.equal(await statusFor(uploads[1]), 201);
   assert.equal(backend.most, 1);
 });
 
@@ -6735,15 +6702,20 @@ test('WebSocket: a backend that is down, slow, redirects, breaks off or switches
   }
 });
 
-test('WebSocket: bytes that come together with the handshake are not lost, on either side', async (t) => {
+test('WebSocket: bytes that come with the handshake are not lost, nor those that come when the other side has ended its half', async (t) => {
   let got = '';
   const backend = await startUpgradeBackend(t, (socket, head) => {
     got += head;
-    socket.on('data', (chunk) => (got += chunk)).write(`${ACCEPTED}early from the backend`);
+    socket.on('data', (chunk) => (got += chunk)).on('end', () => socket.end('last words'));
+    socket.write(`${ACCEPTED}early from the backend, `);
   });
-  const { text } = openWebSocket(t, await startGateway(t, backend, RECEIVING), { more: 'early from the client' });
-  await until(() => got.endsWith('client') && text().endsWith('backend'));
-  assert.deepEqual([got, text().split('\r\n\r\n')[1]], ['early from the client', 'early from the backend']);
+  const gateway = await startGateway(t, backend, RECEIVING);
+  const { socket, text } = openWebSocket(t, gateway, { more: 'early from the client' });
+  await until(() => got.endsWith('client') && text().endsWith('backend, '));
+  socket.end(', bye');
+  await closed(socket);
+  assert.equal(got, 'early from the client, bye');
+  assert.equal(text().split('\r\n\r\n')[1], 'early from the backend, last words');
 });
 
 test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
@@ -6756,16 +6728,6 @@ test('WebSocket: bytes behind a handshake that is refused or declined never reac
   const more = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`;
   for (const at of [{}, NO_CREDENTIAL]) await declined(t, gateway, { ...at, more });
   assert.equal(backend.seen.length, 1);
-});
-
-test('WebSocket: a side that ends its half still gets what the other has left to say', async (t) => {
-  const backend = await startUpgradeBackend(t, (socket) => {
-    socket.on('data', () => {}).on('end', () => socket.end('last words')).write(ACCEPTED);
-  });
-  const { socket, text } = await accepted(t, await startGateway(t, backend, RECEIVING));
-  socket.end('bye');
-  await closed(socket);
-  assert.match(text(), /last words$/);
 });
 
 test('WebSocket: when the backend goes the client goes, and the other way round', async (t) => {
