@@ -5864,26 +5864,6 @@ test('WebSocket: a declining response that breaks off is seen to, and one that i
   }
 });
 
-test('a client that sends all of a refused upload before it reads still gets the response', async (t) => {
-  const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
-  const headers = { authorization: `Bearer ${OTHER}` };
-  assert.equal((await ask(gateway, { body: Buffer.alloc(5_000_000, 'x'), headers })).status, 401);
-  assert.equal((await ask(gateway, { body: Buffer.alloc(900_000, '['), headers: BEARER })).json.code, 'bad_json');
-  assert.equal(backend.seen.length, 0);
-});
-
-test('a connection is kept for the next request, after a refusal with a small body too', async (t) => {
-  const { gateway } = await startBoth(t);
-  const { socket, text } = open(t, gateway);
-  const statuses: string[] = [];
-  for (const credential of [`Bearer ${SECRET}`, `Bearer ${OTHER}`, basic(`api:${SECRET}`), 'x', `Bearer ${SECRET}`]) {
-    socket.write(SEND.replace(`Bearer ${SECRET}`, credential));
-    const before = statuses.length;
-    await until(() => statuses.push(...text().match(/(?<=HTTP\/1\.1 )\d+/g)?.slice(before) ?? []) > before);
-  }
-  assert.deepEqual(statuses, ['201', '401', '201', '401', '201']);
-});
-
 /** A request of each method, with and without a body. */
 const EACH_METHOD: Ask[] = [
   { path: RECEIVE },
@@ -6524,12 +6504,13 @@ test('a wait for the backend ends with its time, for all at once, with its clien
   const { backend, gateway, up, settings } = await startDown(t, '1s', { shutdown: '1h' });
   const startMs = performance.now();
   const late = [...sendMany(gateway, 24), ask(gateway, { body: LARGE, headers: BEARER })];
+  await Promise.race(late);
+  assert.ok(performance.now() - startMs > 900, 'one did not wait');
   for (const { status, json } of await Promise.all(late)) {
     assert.deepEqual([status, json.code], [502, 'backend_unreachable']);
     assert.match(json.error, /nothing was sent/);
   }
-  const ms = performance.now() - startMs;
-  assert.ok(ms > 900 && ms < 12_000, `they waited for ${ms} ms: not at all, or one after the other`);
+  assert.ok(performance.now() - startMs < 12_000, 'they waited one after the other');
   // The time of the backend holds too.
   gateway.reload(settings('1h', '200ms'));
   for (const body of [MESSAGE, LARGE]) {
