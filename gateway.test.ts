@@ -5949,6 +5949,29 @@ test("what the backend sends on an idle connection is nobody's response", async 
   assert.equal(backend.sockets.length, 5);
 });
 
+test('the log says what is wrong with a response, and why no connection came about', async (t) => {
+  const rows: [head: string, reason: string][] = [
+    ['204 No Content\r\nContent-Length: 5\r\n\r\nhello', 'bad_length'],
+    ['205 Reset Content\r\nContent-Length: 5\r\n\r\nhello', 'bad_length'],
+    ['302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n', 'redirect'],
+    ['200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}', 'compressed'],
+  ];
+  for (const [head, reason] of rows) {
+    const backend = await startRawBackend(t, (socket) => void socket.write(`HTTP/1.1 ${head}`));
+    const gateway = await startGateway(t, backend);
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).json.code, 'bad_backend_answer', head);
+    assert.equal(requests(gateway)[0].reason, reason, head);
+  }
+  for (
+    const [url, reason] of [['http://nowhere.invalid', /^(ENOTFOUND|EAI_AGAIN)$/], ['http://127.0.0.1:1', /^E[A-Z]+$/]]
+  ) {
+    const gateway = await startGateway(t, { url: String(url) });
+    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable'], String(url));
+    assert.match(String(requests(gateway)[0].reason), reason as RegExp);
+  }
+});
+
 test('attack: smuggling a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const inner = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n`;
@@ -6283,6 +6306,20 @@ test('a client that leaves while it waits for its slot was not sent; one that le
     const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
     assert.deepEqual(reasons, [...Array(41 - parallel).fill(undefined), ...Array(parallel).fill('answered_201')]);
   }
+});
+
+// A wish for a WebSocket made the slot free although the backend was at work.
+test('a request that asks for a WebSocket elsewhere than at receive keeps its slot when its client leaves', async (t) => {
+  const backend = await startUpgradeBackend(t, () => {}); // and says nothing
+  const gateway = await startGateway(t, backend, { ...slots(backend, 1), allow: ['messaging'] });
+  const { socket } = openWebSocket(t, gateway, { path: '/v1/search' });
+  await until(() => backend.seen.length === 1);
+  socket.destroy();
+  const next = send(gateway, 'next');
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  assert.equal(backend.seen.length, 1);
+  await gateway.close();
+  assert.equal((await next).json.code, 'shutting_down');
 });
 
 test('a request without a client is aborted when its slot is overdue, and at once where there are no slots', async (t) => {
