@@ -1190,7 +1190,8 @@ test('a request without Host, of a version that is not 1.0 or 1.1, framed wrongl
   await sendRefused(gateway, [400, 'bad_target'], 'CONNECT backend:80 HTTP/1.1 | Host: x | bearer');
   const lines = requests(gateway).map(({ level, status, code }) => `${level} ${status} ${code}`);
   assert.deepEqual([...new Set(lines)], ['warn 400 bad_request', 'warn 400 bad_target']);
-  assert.equal(lines.length, refused.trim().split('\n').length + 1);
+  // The parser of Bun 1.4.5 refuses some of them by itself.
+  if (!('Bun' in globalThis)) assert.equal(lines.length, refused.trim().split('\n').length + 1);
   assert.equal(requests(gateway).at(-1)!.method, 'CONNECT');
   assert.equal(backend.connections, 0);
   assert.equal(statusOf(await raw(gateway, bytesOf('GET /v1/about HTTP/1.0 | bearer'))), 200);
@@ -1257,6 +1258,7 @@ test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning on
 test('at limits.connections a new connection is accepted, and the one that has gone longest without a good token is closed', async (t) => {
   const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend, { limits: { connections: 4 } });
+  gateway.server.keepAliveTimeout = 0; // an idle connection is closed for nothing else
   const answered = async (bytes: string, on = open(t, gateway)): Promise<Connection> => {
     const before = on.text().length;
     on.socket.write(bytes);
@@ -1286,7 +1288,7 @@ test('at limits.connections a new connection is accepted, and the one that has g
 });
 
 // Over TLS it was read as the beginning of another handshake. Of Connection the whole header was dropped.
-test('an Upgrade to another protocol, or to WebSocket with a body, is an ordinary request, over TLS too', async (t) => {
+test('a wish for another protocol (Upgrade), or for a WebSocket with a body, is an ordinary request, over TLS too', async (t) => {
   const h2c = 'Connection: Upgrade, X-Hop, HTTP2-Settings | Upgrade: h2c | HTTP2-Settings: AAMAAABk | X-Hop: secret';
   const sends = [HELLO, sized(300_000)].map((body) => `201 send | ${h2c} | Content-Length: ${body.length} || ${body}`);
   const webSocket = sends[0]!.replace(h2c, 'Connection: Upgrade | Upgrade: websocket');
@@ -1294,7 +1296,8 @@ test('an Upgrade to another protocol, or to WebSocket with a body, is an ordinar
     const backend = await startUpgradeBackend(t);
     const gateway = await startGateway(t, backend, { ...RECEIVING, ...more });
     const refused = `401 GET /v1/about HTTP/1.1 | Host: x | ${h2c}`;
-    for (const row of [`200 about | ${h2c}`, ...sends, webSocket, refused]) {
+    const withBody = '200 about | Connection: Upgrade | Upgrade: websocket | Content-Length: 2 || {}';
+    for (const row of [`200 about | ${h2c}`, withBody, ...sends, webSocket, refused]) {
       const { socket, text } = open(t, gateway, bytesOf(row.slice(4)));
       await until(() => text().includes('\r\n\r\n'));
       assert.equal(statusOf(text()), Number(row.slice(0, 3)), row.slice(0, 60));
@@ -1302,12 +1305,12 @@ test('an Upgrade to another protocol, or to WebSocket with a body, is an ordinar
       const { upgrade, 'x-hop': hop, 'http2-settings': settings } = backend.seen.at(-1)!.headers;
       assert.deepEqual([upgrade, hop, settings], [undefined, undefined, undefined]);
     }
-    assert.deepEqual([backend.seen.length, backend.sent.length, backend.sockets.length], [4, 3, 0]);
+    assert.deepEqual([backend.seen.length, backend.sent.length, backend.sockets.length], [5, 3, 0]);
   }
 });
 
 // node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
-test('attack: hide a request in the body of a request behind one with Upgrade', async (t) => {
+test('attack: a request hidden in the body of one that follows a request with Upgrade', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const inner = `${post(SECRET, HELLO.length, 'Connection: close')}${HELLO}`;
   const first = bytesOf('about | Connection: Upgrade | Upgrade: h2c');
@@ -1392,28 +1395,36 @@ test('reload: tokens and rules change for the next request; a running request en
   assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
 });
 
-test('reload: by SIGHUP, of a file that is replaced, half-written, broken or gone, and of a secret file that disappears', async (t) => {
+// On Deno each of the broken certificates was put in force, and no connection worked from then on.
+test('reload: by SIGHUP or a changed file; a configuration, secret or certificate that is half-written, broken or gone changes nothing', async (t) => {
   const backend = await startBackend(t);
-  const dir = folder(t);
+  const [dir, tls] = [folder(t), certificate(t)];
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
-  const configOf = (tokens: object): string => JSON.stringify({ backend: { url: backend.url }, tokens });
+  const [third, fresh] = ['third-secret-of-some-length', 'fresh-secret-of-good-length'];
+  const configOf = (tokens: object): string => JSON.stringify({ backend: { url: backend.url }, tls, tokens });
   const write = (tokens: object): void => {
     writeFileSync(`${file}.new`, configOf(tokens));
     renameSync(`${file}.new`, file);
   };
-  const [third, fresh] = ['third-secret-of-some-length', 'fresh-secret-of-good-length'];
   writeFileSync(secretFile, SECRET);
   write({ a: { secretFile } });
   const gateway = await startProcess(t, { args: ['--config', file] });
   const logged = (message: string): LogLine[] =>
     logLines(gateway.log).filter((line) => line.message.startsWith(message));
+  const refused = async (damage: () => void): Promise<void> => {
+    const before = logged('not reloaded').length;
+    damage();
+    await until(() => logged('not reloaded').length > before);
+  };
   const signal = (): boolean => process.kill(gateway.child.pid!, 'SIGHUP');
   const statuses = (...secrets: string[]): Promise<number[]> =>
     statusesOf(
       gateway,
       ...secrets.map((secret) => ({ headers: { ...secret && { authorization: `Bearer ${secret}` } } })),
     );
+  const fingerprint = async (): Promise<string> => (await ask(gateway)).fingerprint;
   assert.deepEqual(await statuses(SECRET), [200]);
+  const first = await fingerprint();
 
   // The gateway compares a file with its first look at it, which comes soon after the start: a signal is later.
   signal();
@@ -1424,7 +1435,8 @@ test('reload: by SIGHUP, of a file that is replaced, half-written, broken or gon
   await until(() => logged('reloaded').length === 2);
   assert.deepEqual(await statuses(SECRET, OTHER), [200, 200]);
 
-  // Each of these is reported, quotes no secret, and changes nothing.
+  // Each of these is reported, quotes no secret, and changes nothing. The last certificate fits only the next key.
+  const broken = ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert];
   const bad = [
     () => writeFileSync(file, configOf({ c: { secret: third } }).slice(0, -9)),
     () => writeFileSync(file, ''),
@@ -1434,27 +1446,30 @@ test('reload: by SIGHUP, of a file that is replaced, half-written, broken or gon
       write({ a: { secretFile }, b: { secret: OTHER } });
       rmSync(secretFile);
     },
+    ...broken.map((text) => () => writeFileSync(tls.cert, text)),
   ];
-  for (const [i, damage] of bad.entries()) {
-    damage();
-    signal();
-    await until(() => logged('not reloaded').length > i);
+  for (const damage of bad) {
+    await refused(() => damage() ?? signal());
     assert.deepEqual(await statuses(SECRET, OTHER, ''), [200, 200, 401], String(damage));
+    assert.equal(await fingerprint(), first, String(damage));
   }
-  assert.match(logged('not reloaded').at(-1)!.problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
+  const problems = logged('not reloaded').map((line) => line.problems).join();
+  assert.match(problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
 
-  // The secret comes back changed, without a signal.
-  const reloaded = logged('reloaded').length;
-  writeFileSync(secretFile, fresh);
-  await until(() => logged('reloaded').length > reloaded);
+  // The secret comes back changed, and after it the key that fits the certificate, without a signal.
+  await refused(() => writeFileSync(secretFile, fresh));
+  writeFileSync(tls.key, CERTS[1].key);
+  await until(() => logged('reloaded').length > 2);
   assert.deepEqual(await statuses(SECRET, fresh), [401, 200]);
+  assert.equal(await fingerprint() === first, 'Bun' in globalThis);
 
   // What comes at once is one reload: two signals, as a signal and the change of a file.
+  const reloaded = logged('reloaded').length;
   for (const [i, signals] of [2, 1].entries()) {
     for (let n = 0; n < signals; n++) signal();
-    await until(() => logged('reloaded').length > reloaded + 1 + i);
+    await until(() => logged('reloaded').length > reloaded + i);
   }
-  assert.equal(logged('reloaded').length, reloaded + 3);
+  assert.equal(logged('reloaded').length, reloaded + 2);
   assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
   await gateway.close();
 });
@@ -1521,31 +1536,6 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
   await until(() => text().startsWith('HTTP/1.1 101'));
   backend.sockets[0]!.write('hello');
   await until(() => text().endsWith('hello'));
-});
-
-// On Deno each of these was put in force, and no connection worked from then on.
-test('a certificate and its key that are replaced one after the other lose no connection, nor does a broken one', async (t) => {
-  const backend = await startBackend(t);
-  const { cert: TLS_CERT, key: TLS_KEY } = certificate(t);
-  const gateway = await startProcess(t, { backend, env: { TLS_CERT, TLS_KEY } });
-  const logged = (message: string): number => gateway.log.filter((line) => line.includes(`"${message}`)).length;
-  const get = async (): Promise<string> => {
-    const { status, fingerprint } = await ask(gateway, { headers: BEARER });
-    assert.equal(status, 200);
-    return fingerprint;
-  };
-  const before = await get();
-  for (const text of ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert]) {
-    const refused = logged('not reloaded');
-    writeFileSync(TLS_CERT, text);
-    process.kill(gateway.child.pid!, 'SIGHUP');
-    await until(() => logged('not reloaded') > refused);
-    assert.equal(await get(), before, text);
-  }
-  writeFileSync(TLS_KEY, CERTS[1].key); // its watcher sees it, without a signal
-  await until(() => logged('reloaded') > 0);
-  assert.equal(await get() === before, 'Bun' in globalThis);
-  await gateway.close();
 });
 
 // Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
@@ -1638,10 +1628,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   const canary = 'CANARY0secret0that0must0not0show';
   const own = { ...ALL_FORMS, tokens: { test: { secret: canary } } };
   const { backend, gateway } = await startBoth(t, own);
-  const strict = await startGateway(t, backend, {
-    auth: { methods: ['bearer'] },
-    tokens: { other: { secret: OTHER, recipients: [STRANGER] } },
-  });
+  const other = { other: { secret: OTHER, recipients: [STRANGER] } };
+  const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: other });
   const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, own);
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
@@ -1697,9 +1685,9 @@ test('/healthz is 200 without a credential, needs no backend, and tells nothing 
   const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'] });
   const answer = await ask(gateway, { path: '/healthz' });
   assert.deepEqual([answer.status, answer.text], [200, 'ok\n']);
-  assert.equal((await ask(gateway, { path: '/healthz', method: 'HEAD' })).status, 200);
-  assert.equal((await ask(gateway, { path: '/healthz/' })).status, 403);
-  assert.equal((await ask(gateway, { path: '/healthz', body: '{}' })).status, 403);
+  const path = '/healthz';
+  const others = await statusesOf(gateway, { path, method: 'HEAD' }, { path: `${path}/` }, { path, body: '{}' });
+  assert.deepEqual(others, [200, 403, 403]);
   assert.equal(backend.connections, 0);
 });
 
@@ -2279,7 +2267,7 @@ table('a page of another site learns nothing of the endpoint, and a wrong passwo
 
 const PUBLIC_HOSTS = `evil.example evil.example:8880 EVIL.example. localhost.evil.example evil-localhost.example
   notlan.example:80 evil.xlan home.arpa x.notahome.arpa 127.0.0.1.nip.io 127.0.0.1.evil.example:8880 lan.
-  dash.example.evil.example other.dash.example`.split(/\s+/);
+  dash.example.evil.example other.dash.example ash.example`.split(/\s+/);
 const LOCAL_HOSTS = `127.0.0.1:8880 192.168.1.7 [::1]:8880 [fd00::7] localhost:8880 LOCALHOST pi pi.local:8880 PI.Local
   pi.lan pi.home pi.fritz.home pi.localdomain pi.intranet pi.internal host.docker.internal:8880 pi.home.arpa pi.test
   app.localhost:8880 dash.example DASH.example:8880`.split(/\s+/);
