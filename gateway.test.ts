@@ -1088,8 +1088,8 @@ async function checkRow(both: Both, row: Row): Promise<void> {
 
 section('PROBLEMS'); // ────────────────────────────────────────────────────────────────────────────
 
-test('a mistake of the gateway itself is a 500 that tells nothing of it, and its stack is in the log', async (t) => {
-  let calls = -1000; // of the clock; the second one of a request is made while the token is looked at
+test('an error of the gateway itself is 500 without details, and the log has its stack', async (t) => {
+  let calls = -1000; // of the clock; the second call of a request is made while the token is checked
   const now = (): number => {
     if (++calls === 2) throw new RangeError('the clock is broken');
     return Date.now();
@@ -1106,88 +1106,112 @@ test('a mistake of the gateway itself is a 500 that tells nothing of it, and its
 
 section('GATEWAY'); // ─────────────────────────────────────────────────────────────────────────────
 
-const REFUSED = [400, 'bad_request'] as const;
+/**
+ * A request in exact bytes: " | " separates its lines, " || " its head and its body. `about` and `send` begin a GET and
+ * a POST with the right token, which is `bearer`.
+ */
+function bytesOf(text: string): Buffer {
+  const lines = text.trim().replace(/^about/, 'GET /v1/about HTTP/1.1 | Host: x | bearer')
+    .replace(/^send/, 'POST /v2/send HTTP/1.1 | Host: x | bearer').replace('bearer', `Authorization: Bearer ${SECRET}`);
+  return unescaped(`${lines.replaceAll(' || ', '\r\n\r\n').replaceAll(' | ', '\r\n')}\r\n\r\n`);
+}
+/** Sends requests, one a line; each must be refused like this, in JSON, and its connection be closed. */
+async function sendRefused(to: Gateway, [status, code]: readonly [number, string], rows: string): Promise<void> {
+  for (const row of rows.trim().split(/\n\s*/)) {
+    const response = await raw(to, bytesOf(row));
+    const { json, headers } = parseAnswer(response);
+    const got = [response.split('\r\n')[0], json?.code, headers.connection, Object.keys(json ?? {}).join()];
+    const first = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}`;
+    assert.deepEqual(got, [first, code, 'close', 'error,code,requestId'], row.slice(0, 60));
+    if (code === 'bad_request') assert.match(json.error, /percent-encode URLs .* Content-Length or chunked/);
+  }
+}
+const HEALTH = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
+const AT_INFO: GatewayConfig = { log: { format: 'json', level: 'info' } };
+const AS_OTHER = { authorization: `Bearer ${OTHER}` };
+/** The statuses of requests that are sent at the same time. */
+async function statusesOf(to: Address, ...asked: Ask[]): Promise<number[]> {
+  return (await Promise.all(asked.map((request) => ask(to, request)))).map(({ status }) => status);
+}
+/** A backend that responds to a POST, and to a query with "hang", only once `finish` is called. */
+async function startHolding(t: TestContext): Promise<{ backend: Backend; finish: () => void }> {
+  const held: http.ServerResponse[] = [];
+  const backend = await startBackend(t, (req, res) => {
+    if (req.resume().url!.endsWith('begun')) res.write('first, ');
+    if (req.method === 'POST' || /hang/.test(req.url!)) held.push(res);
+    else res.end(req.url);
+  });
+  return { backend, finish: () => held.splice(0).forEach((res) => res.end('and last')) };
+}
 
 test('what the HTTP parser refuses is told in JSON, and logged once a minute for each kind', async (t) => {
   let now = Date.now();
-  const both = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
-  const [host, auth] = ['Host: x\r\n', `Authorization: Bearer ${SECRET}\r\n`];
-  const about = `GET /v1/about HTTP/1.1\r\n${host}${auth}`;
-  const lines = `POST /v2/send HTTP/1.1\r\n${host}${auth}`;
+  const { backend, gateway } = await startBoth(t, AT_INFO, { now: () => now });
+  const refused = literal`
+    rubbish
+    \x00\x00\x00\x00
+    GET /v1/about?a=b c HTTP/1.1 | Host: x | bearer
+    GET /v1/about?a=ü HTTP/1.1 | Host: x | bearer
+    GET /v1/about?a=\xfc HTTP/1.1 | Host: x | bearer
+    GET /v1/about HTTP/1.1\nHost: x\nAuthorization: Bearer ${SECRET}\n\n
+    about | Bad Header
+    send | Content-Length: 5 | Transfer-Encoding: chunked || 0
+    send | Content-Length: 5 | Content-Length: 6 || {}
+    GET / HTTP/9.9 | Host: x
+    PRI * HTTP/2.0 || SM`;
+  await sendRefused(gateway, [400, 'bad_request'], refused);
   const padding = 'x'.repeat(17_000);
-  const rows: (readonly [string, number, string])[] = [
-    ['rubbish\r\n\r\n', ...REFUSED],
-    ['\0\0\0\0', ...REFUSED],
-    [`GET /v1/about?a=b c HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
-    [`GET /v1/about?a=ü HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
-    [`GET /v1/about?a=\xfc HTTP/1.1\r\n${host}${auth}\r\n`, ...REFUSED],
-    [`GET /v1/about HTTP/1.1\nHost: x\nAuthorization: Bearer ${SECRET}\n\n`, ...REFUSED],
-    [`${about}Bad Header\r\n\r\n`, ...REFUSED],
-    [`${lines}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`, ...REFUSED],
-    [`${lines}Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   `, ...REFUSED],
-    [`GET / HTTP/9.9\r\n${host}\r\n`, ...REFUSED],
-    ['PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', ...REFUSED],
-    [`${about}X: ${padding}\r\n\r\n`, ...TOO_MANY],
-    [`GET /v1/about?${padding} HTTP/1.1\r\n${host}${auth}\r\n`, ...TOO_MANY],
-    [`${about}X: ${padding.repeat(20)}\r\n\r\n`, ...TOO_MANY],
-  ];
-  for (const [bytes, status, code] of rows) {
-    const response = await raw(both.gateway, Buffer.from(bytes, bytes.includes('ü') ? 'utf8' : 'latin1'));
-    assert.deepEqual([statusOf(response), codeOf(response)], [status, code], bytes.slice(0, 60));
-    const [head = '', body = ''] = response.split('\r\n\r\n');
-    assert.match(head, /\r\nConnection: close(\r\n|$)/i);
-    assert.deepEqual(Object.keys(JSON.parse(body)), ['error', 'code', 'requestId']);
-    if (status === 400) assert.match(body, /percent-encode URLs .* Content-Length or chunked/);
-  }
+  const large = `GET /v1/about?${padding} HTTP/1.1 | Host: x | bearer
+    about | X: ${padding.repeat(20)}
+    about | X: ${padding}`;
+  await sendRefused(gateway, TOO_MANY, large);
   const warnings = (): unknown[] =>
-    logLines(both.gateway.log).flatMap(({ level, code, client }) => level === 'warn' ? [[code, client]] : []);
+    logLines(gateway.log).flatMap(({ level, code, client }) => level === 'warn' ? [[code, client]] : []);
   const once = [['bad_request', '127.0.0.1'], ['too_many_headers', '127.0.0.1']];
   assert.deepEqual(warnings(), once);
   now += 60_001;
-  for (const [bytes] of rows.slice(-2)) await raw(both.gateway, bytes);
+  await sendRefused(gateway, TOO_MANY, large);
   assert.deepEqual(warnings(), [...once, once[1]]);
-  const { socket } = open(t, both.gateway);
+  const { socket } = open(t, gateway);
   socket.end();
   await closed(socket.resume());
-  assert.equal(both.backend.connections, 0);
-  assert.equal((await ask(both.gateway, { headers: BEARER })).status, 200);
-  assert.equal(requests(both.gateway).length, 1);
+  assert.equal(backend.connections, 0);
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }), [200]);
+  assert.equal(requests(gateway).length, 1);
 });
 
-// node:http itself answered the first with an empty 400, and let the versions pass.
-test('a request without Host, or of another version than 1.0 and 1.1, is 400, and the connection closes', async (t) => {
-  const both = await startBoth(t);
-  const auth = `Authorization: Bearer ${SECRET}\r\n`;
-  const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
-  for (
-    const head of [
-      `GET /v1/about HTTP/1.1\r\n${auth}`,
-      `GET /v1/about HTTP/1.1\r\n${auth}${upgrade}`,
-      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}`,
-      `GET /v1/about HTTP/2.0\r\nHost: x\r\n${auth}${upgrade}`,
-      `GET /v1/about HTTP/0.9\r\nHost: x\r\n${auth}`,
-      `GET /v1/about\r\nHost: x\r\n${auth}`,
-    ]
-  ) {
-    const response = await raw(both.gateway, `${head}\r\n`);
-    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, head);
-    assert.match(response, /\r\nConnection: close\r\n/i);
-  }
-  assert.equal(both.backend.connections, 0);
-  assert.equal(statusOf(await raw(both.gateway, `GET /v1/about HTTP/1.0\r\n${auth}\r\n`)), 200);
+// node:http itself sent an empty 400 for a missing Host, and let the versions pass.
+test('a request without Host, of a version that is not 1.0 or 1.1, framed wrongly or by CONNECT is 400, and its connection closes', async (t) => {
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
+  // Bun 1.4.5 serves a request without a length first, and then refuses its body.
+  const refused = literal`
+    GET /v1/about HTTP/1.1 | bearer
+    GET /v1/about HTTP/1.1 | bearer | Connection: Upgrade | Upgrade: h2c
+    GET /v1/about HTTP/2.0 | Host: x | bearer
+    GET /v1/about HTTP/2.0 | Host: x | bearer | Connection: Upgrade | Upgrade: h2c
+    GET /v1/about HTTP/0.9 | Host: x | bearer
+    GET /v1/about | Host: x | bearer
+    send | Transfer-Encoding: chunked || zz | {}
+    send | Transfer-Encoding: chunked || 2 | {}xx
+    send | Transfer-Encoding: gzip || {}
+    ${'Bun' in globalThis ? [] : [`send || ${HELLO}`, `POST /v2/send HTTP/1.1 | Host: x || ${AUTHED(SECRET)}`]}`;
+  await sendRefused(gateway, [400, 'bad_request'], refused);
+  await sendRefused(gateway, [400, 'bad_target'], 'CONNECT backend:80 HTTP/1.1 | Host: x | bearer');
+  const lines = requests(gateway).map(({ level, status, code }) => `${level} ${status} ${code}`);
+  assert.deepEqual([...new Set(lines)], ['warn 400 bad_request', 'warn 400 bad_target']);
+  // The parser of Bun 1.4.5 refuses some of them by itself.
+  if (!('Bun' in globalThis)) assert.equal(lines.length, refused.trim().split('\n').length + 1);
+  assert.equal(requests(gateway).at(-1)!.method, 'CONNECT');
+  assert.equal(backend.connections, 0);
+  assert.equal(statusOf(await raw(gateway, bytesOf('GET /v1/about HTTP/1.0 | bearer'))), 200);
 });
 
 // The 400 took the place of the response that was due, or of its rest.
 test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    if (req.url === '/v1/about?b') res.write('first, ');
-    finish = () => void res.end('and last');
-  });
+  const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend);
   for (const begins of [false, true]) {
-    const { socket, text } = open(t, gateway, ABOUT.replace('about', begins ? 'about?b' : 'about'));
+    const { socket, text } = open(t, gateway, ABOUT.replace('about', `about?hang${begins ? 'begun' : ''}`));
     await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
     for (const piece of [`${ABOUT}GET /a b HTTP/1.1\r\n`, '\r\n', 'more rubbish']) {
       socket.write(piece);
@@ -1200,173 +1224,147 @@ test('what the HTTP parser refuses behind a request that is being served does no
     assert.equal(backend.seen.splice(0).length, 1);
   }
   // A client that leaves after that is noticed.
-  const { socket } = open(t, gateway, ABOUT);
+  const { socket } = open(t, gateway, ABOUT.replace('about', 'about?hang'));
   await until(() => backend.seen.length === 1);
   socket.write('rubbish\r\n\r\n', () => socket.destroy());
   await until(() => requests(gateway).some((line) => line.code === 'client_left'));
 });
 
-test('a body that is framed wrongly is 400, and so is one without a length; one that breaks off is the client that left', async (t) => {
-  const both = await startBoth(t, {}, { stallTimeoutMs: 4000 });
-  const chunked =
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n`;
-  for (
-    const request of [
-      `${chunked}\r\nzz\r\n{}`,
-      `${chunked}\r\n2\r\n{}xx\r\n`,
-      `${chunked.replace('chunked', 'gzip')}\r\n{}`,
-      // Bun 1.4.5 serves the request first, and refuses its body then.
-      ...'Bun' in globalThis ? [] : [
-        `${chunked.replace(/Transfer.*/, '')}${JSON.stringify(MESSAGE)}`,
-        `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n${JSON.stringify({ ...MESSAGE, auth: SECRET })}`,
-      ],
-    ]
-  ) {
-    const response = await raw(both.gateway, request);
-    assert.deepEqual([statusOf(response), codeOf(response)], REFUSED, request);
-    assert.match(response, /\r\nConnection: close\r\n/i);
-    assert.equal(requests(both.gateway).at(-1)!.code, 'bad_request');
-  }
-  const { socket } = open(t, both.gateway);
+test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
+  const { socket } = open(t, gateway);
   socket.write(`${post(SECRET, 100)}{`, () => socket.destroy());
-  await until(() => requests(both.gateway).at(-1)!.code === 'client_left');
-  assert.equal(both.backend.connections, 0);
-});
-
-test('CONNECT is refused like every target that is no path, and its connection is closed', async (t) => {
-  const both = await startBoth(t);
-  const response = await raw(
-    both.gateway,
-    `CONNECT backend:80 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-  );
-  assert.match(response, /^HTTP\/1\.1 400 Bad Request\r\n[^]*Connection: close\r\n[^]*"code":"bad_target"/);
-  const [line] = requests(both.gateway);
-  assert.deepEqual([line.level, line.method, line.status, line.code], ['warn', 'CONNECT', 400, 'bad_target']);
-  assert.equal(both.backend.connections, 0);
-});
-
-test('TLS on the plain port is a warning, once a minute', async (t) => {
-  let now = Date.now();
-  const { gateway } = await startBoth(t, { log: { format: 'json', level: 'info' } }, { now: () => now });
-  const warnings = (): LogLine[] => logLines(gateway.log).filter((line) => line.level === 'warn');
-  const hello = async (): Promise<void> => {
-    await raw({ ...gateway, ca: [] }, '');
-  };
-  for (let i = 0; i < 3; i++) await hello();
-  assert.deepEqual(warnings().map((line) => [line.message, line.client]), [
-    ['a client speaks TLS, and this port speaks plain HTTP', '127.0.0.1'],
-  ]);
-  now += 60_001;
-  await hello();
-  assert.equal(warnings().length, 2);
-});
-
-test('a body that is not chunked as it says, while it is being relayed, leaves no document behind', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const piece = `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'A'.repeat(100_000)}`;
-  const response = await raw(
-    gateway,
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n${
-      piece.length.toString(16)
-    }\r\n${piece}\r\nxyz\r\n`,
-  );
+  await until(() => requests(gateway).at(-1)?.code === 'client_left');
+  assert.equal(backend.connections, 0);
+  const piece = `${HELLO.slice(0, -1)},"x":"${'A'.repeat(100_000)}`;
+  const response = await raw(gateway, `${post(SECRET, 'chunked')}${piece.length.toString(16)}\r\n${piece}\r\nxyz\r\n`);
   assert.ok(response === '' || statusOf(response) === 400, response);
   assert.deepEqual(backend.sent, []);
 });
 
-test('listen() rejects when the port is taken', async (t) => {
-  const backend = await startBackend(t);
-  await assert.rejects(startGateway(t, backend, { listen: `127.0.0.1:${backend.port}` }), { code: 'EADDRINUSE' });
+// Nothing else ended a TLS handshake, and a thousand of them kept everybody else out.
+test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning once a minute; a TLS handshake that stalls ends', async (t) => {
+  for (const tls of 'Bun' in globalThis ? [undefined] : [undefined, certificate(t)]) { // Bun 1.4.5 shows nothing of it
+    let now = Date.now();
+    const options = { now: () => now, headersTimeoutMs: 200 };
+    const { gateway } = await startBoth(t, { ...AT_INFO, ...tls && { tls } }, options);
+    const warnings = (): unknown[] =>
+      logLines(gateway.log).flatMap(({ level, message, client }) => level === 'warn' ? [`${client}: ${message}`] : []);
+    const mistake = (): Promise<string> => raw({ ...gateway, ca: tls ? undefined : [] } as Address, tls ? HEALTH : '');
+    for (const begun of tls ? ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03'] : []) {
+      await raw({ port: gateway.port }, Buffer.from(begun, 'latin1'));
+    }
+    for (let i = 0; i < 3; i++) await mistake();
+    const words = tls ? 'plain HTTP or the like, and this port speaks TLS' : 'TLS, and this port speaks plain HTTP';
+    assert.deepEqual(warnings(), [`127.0.0.1: a client speaks ${words}`]);
+    now += 60_001;
+    await mistake();
+    assert.equal(warnings().length, 2);
+  }
 });
 
 // A thousand idle connections of one client, which cost it nothing, locked everybody out.
-test('at limits.connections a new connection is taken, and the one that has gone longest without a good token makes room', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    if (req.method === 'GET') res.end('{}');
-    else finish = () => res.writeHead(201).end('[]');
-  });
+test('at limits.connections a new connection is accepted, and the one that has gone longest without a good token is closed', async (t) => {
+  const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend, { limits: { connections: 4 } });
-  const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
-  const answered = async (bytes: string, known = open(t, gateway)): Promise<Connection> => {
-    const before = known.text().length;
-    known.socket.write(bytes);
-    await until(() => known.text().length > before || known.socket.destroyed);
-    return known;
+  gateway.server.keepAliveTimeout = 0; // an idle connection is closed for nothing else
+  const answered = async (bytes: string, on = open(t, gateway)): Promise<Connection> => {
+    const before = on.text().length;
+    on.socket.write(bytes);
+    await until(() => on.text().length > before || on.socket.destroyed);
+    return on;
   };
   const served = open(t, gateway, SEND); // the oldest, and being served for its token
   await until(() => backend.seen.length === 1);
   const known = await answered(ABOUT);
   const wrong = await answered(ABOUT.replace(SECRET, OTHER));
-  const stranger = await answered(health);
-  await answered(ABOUT, known); // longer ago than wrong and stranger were opened, but for this
-  const next = await answered(health);
+  const unauthenticated = await answered(HEALTH);
+  await answered(ABOUT, known); // its token was shown before the last two were opened, but for this
+  const next = await answered(HEALTH);
   await closed(wrong.socket);
-  await answered(health);
-  await closed(stranger.socket);
-  await answered(health, next); // does not count: it shows no token
+  await answered(HEALTH);
+  await closed(unauthenticated.socket);
+  await answered(HEALTH, next); // does not count: it shows no token
   const another = await answered(ABOUT);
   await closed(known.socket);
-  await answered(health);
+  await answered(HEALTH);
   await closed(next.socket);
   assert.deepEqual([served.socket.destroyed, another.socket.destroyed], [false, false]);
   finish();
-  await until(() => served.text().includes('[]'));
+  await until(() => served.text().includes('and last'));
   const warnings = gateway.log.filter((line) => line.includes('limits.connections is reached'));
   assert.deepEqual(logLines(warnings).map((line) => line.level), ['warn']);
 });
 
-test('a wish for another protocol, or for a WebSocket with a body, is an ordinary request', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const gateway = await startGateway(t, backend, RECEIVING);
-  const h2c = ['Upgrade: h2c', 'HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA'];
-  assert.equal(
-    statusOf(await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, ...h2c] })),
-    200,
-  );
-  const body = JSON.stringify(MESSAGE);
-  for (
-    const [length, upgrade] of [[0, h2c], [300_000, h2c], [0, ['Upgrade: websocket']]] as const
-  ) {
-    const padded = body.padEnd(length);
-    const { socket, text } = open(
-      t,
-      gateway,
-      `POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n${
-        upgrade.join('\r\n')
-      }\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${padded.length}\r\n\r\n${padded}`,
-    );
-    await until(() => statusOf(text()) === 201);
-    socket.destroy();
+// Over TLS it was read as the beginning of another handshake. Of Connection the whole header was dropped.
+test('a wish for another protocol (Upgrade), or for a WebSocket with a body, is an ordinary request, over TLS too', async (t) => {
+  const h2c = 'Connection: Upgrade, X-Hop, HTTP2-Settings | Upgrade: h2c | HTTP2-Settings: AAMAAABk | X-Hop: secret';
+  const sends = [HELLO, sized(300_000)].map((body) => `201 send | ${h2c} | Content-Length: ${body.length} || ${body}`);
+  const webSocket = sends[0]!.replace(h2c, 'Connection: Upgrade | Upgrade: websocket');
+  for (const more of [{}, { tls: certificate(t) }]) {
+    const backend = await startUpgradeBackend(t);
+    const gateway = await startGateway(t, backend, { ...RECEIVING, ...more });
+    const refused = `401 GET /v1/about HTTP/1.1 | Host: x | ${h2c}`;
+    const withBody = '200 about | Connection: Upgrade | Upgrade: websocket | Content-Length: 2 || {}';
+    for (const row of [`200 about | ${h2c}`, withBody, ...sends, webSocket, refused]) {
+      const { socket, text } = open(t, gateway, bytesOf(row.slice(4)));
+      await until(() => text().includes('\r\n\r\n'));
+      assert.equal(statusOf(text()), Number(row.slice(0, 3)), row.slice(0, 60));
+      socket.destroy();
+      const { upgrade, 'x-hop': hop, 'http2-settings': settings } = backend.seen.at(-1)!.headers;
+      assert.deepEqual([upgrade, hop, settings], [undefined, undefined, undefined]);
+    }
+    assert.deepEqual([backend.seen.length, backend.sent.length, backend.sockets.length], [5, 3, 0]);
   }
-  assert.equal(backend.sent.length, 3);
-  assert.equal(backend.sockets.length, 0);
-  assert.equal(statusOf(await rawRequest(gateway, '/v1/about', { headers: h2c })), 401);
+});
+
+// node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
+test('attack: a request hidden in the body of one that follows a request with Upgrade', async (t) => {
+  const { backend, gateway } = await startBoth(t);
+  const inner = `${post(SECRET, HELLO.length, 'Connection: close')}${HELLO}`;
+  const first = bytesOf('about | Connection: Upgrade | Upgrade: h2c');
+  const { socket, text } = open(t, gateway, `${first}${post(SECRET, inner.length)}`);
+  await until(() => backend.seen.length === 1 && statusOf(text()) === 200);
+  socket.end(inner);
+  await closed(socket);
+  assert.deepEqual(backend.seen.map((seen) => seen.url), ['/v1/about']);
+  assert.deepEqual(backend.sent, []);
+});
+
+// The first response landed among the bytes of the WebSocket. Bun 1.4.5 reads nothing before it has responded, so that
+// the client waits for ever.
+test('an Upgrade behind a request without a response yet ends the connection', async (t) => {
+  for (const protocol of 'Bun' in globalThis ? [] : ['websocket', 'h2c']) {
+    const { backend } = await startHolding(t);
+    const gateway = await startGateway(t, backend, RECEIVING);
+    const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang'));
+    await until(() => backend.seen.length === 1);
+    socket.write(bytesOf(`GET ${RECEIVE} HTTP/1.1 | Host: x | bearer | Connection: Upgrade | Upgrade: ${protocol}`));
+    if (protocol === 'h2c') socket.destroy(); // from Node 24.9 on, h2c waits like any other pipelined request
+    await closed(socket);
+    await until(() => requests(gateway).some((line) => line.status === 499));
+    assert.equal(text(), '');
+    assert.equal(backend.seen.length, 1);
+  }
 });
 
 // One byte every nine seconds, on a thousand connections, and nobody else was served.
-test('where there are several tokens, one is served on half of limits.connections at most, in whatever way it holds them', async (t) => {
-  const tokens = { test: { secret: SECRET }, other: { secret: OTHER } };
-  const hold: [name: string, arrived: number, bytes: string][] = [
-    ['a send that waits for its answer', 4, SEND],
+test('where there are several tokens, one token holds at most half of limits.connections, by whatever requests', async (t) => {
+  const wish = bytesOf(`GET ${RECEIVE} HTTP/1.1 | Host: x | bearer | Connection: Upgrade | Upgrade: websocket`);
+  const hold: [name: string, arrived: number, bytes: string | Buffer][] = [
+    ['a send that waits for its response', 4, SEND],
     ['a body that does not end', 0, `${post(SECRET, 1000)}{"message":"`],
     ['a refused request that goes on sending', 0, `${post(SECRET, 1_000_000_000)}{`],
-    [
-      'a WebSocket',
-      4,
-      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n` +
-      'Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
-    ],
+    ['a WebSocket', 4, wish],
   ];
   for (const [name, arrived, bytes] of hold) {
     for (const several of [true, false]) {
       const backend = await startUpgradeBackend(t);
       backend.server.prependListener('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
-        if (req.url === '/v2/send') res.writeHead = res.end = () => res; // it never answers
+        if (req.url === '/v2/send') res.writeHead = res.end = () => res; // no response ever
       });
       const config = { ...RECEIVING, limits: { connections: 8 }, backend: { url: backend.url, parallel: 0 } };
-      const gateway = await startGateway(t, backend, { ...config, tokens: several ? tokens : { test: tokens.test } });
+      const gateway = await startGateway(t, backend, { ...config, ...tokens({}, several ? {} : undefined) });
       let met = 0;
       for (const event of ['request', 'upgrade']) gateway.server.on(event, () => met++);
       const held = Array.from({ length: 4 }, () => open(t, gateway, bytes));
@@ -1376,8 +1374,8 @@ test('where there are several tokens, one is served on half of limits.connection
         assert.deepEqual([next.status, next.json.code, next.headers['retry-after']], [503, 'busy', '10'], name);
         assert.equal(requests(gateway).at(-1)!.reason, 'half_of_connections');
         assert.equal(backend.seen.length, arrived);
-        assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-        held[0]!.socket.destroy(); // and its place is free again
+        assert.deepEqual(await statusesOf(gateway, { headers: AS_OTHER }), [200]);
+        held[0]!.socket.destroy(); // its place is free again
         for (let status = 503; status !== 200;) ({ status } = await ask(gateway, { headers: BEARER }));
       } else assert.equal(next.status, 200, name);
       for (const { socket } of held.slice(1)) assert.ok(!socket.destroyed, name);
@@ -1385,108 +1383,111 @@ test('where there are several tokens, one is served on half of limits.connection
   }
 });
 
-test('reload: tokens and rules change for the next request; the running one ends under the old', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    if (req.url === '/v2/send') finish = () => res.end('{}');
-    else res.end('{}');
-  });
+test('reload: tokens and rules change for the next request; a running request ends under the old ones', async (t) => {
+  const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend);
-  const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+  const other = { headers: AS_OTHER };
+  const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
   await until(() => backend.seen.length === 1);
   gateway.reload({ tokens: { new: { secret: OTHER, allow: ['info'] } } });
-  assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } })).status, 403);
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, other, { ...other, body: MESSAGE }), [401, 200, 403]);
   finish();
-  assert.equal((await running).status, 200);
+  assert.deepEqual(await running, [200]);
   const before = gateway.log.length;
-  assert.deepEqual(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
+  assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
   assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), [
     'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
   ]);
   assert.equal(gateway.log.length, before);
-  assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${OTHER}` } })).status, 200);
-  assert.equal((await ask(gateway, {})).status, 401);
+  assert.deepEqual(await statusesOf(gateway, other, {}), [200, 401]);
   gateway.reload({ listen: '127.0.0.1:1', tokens: { new: { secret: OTHER } } });
   assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
 });
 
-test('reload: SIGHUP, a file that is replaced, half-written, broken or gone, and a secret file that disappears', async (t) => {
+// On Deno each of the broken certificates was put in force, and no connection worked from then on.
+test('reload: by SIGHUP or a changed file; a configuration, secret or certificate that is half-written, broken or gone changes nothing', async (t) => {
   const backend = await startBackend(t);
-  const dir = folder(t);
+  const [dir, tls] = [folder(t), certificate(t)];
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
-  const write = (config: object): void => {
-    writeFileSync(`${file}.new`, JSON.stringify(config));
+  const [third, fresh] = ['third-secret-of-some-length', 'fresh-secret-of-good-length'];
+  const configOf = (tokens: object): string => JSON.stringify({ backend: { url: backend.url }, tls, tokens });
+  const write = (tokens: object): void => {
+    writeFileSync(`${file}.new`, configOf(tokens));
     renameSync(`${file}.new`, file);
   };
-  const base = { backend: { url: backend.url } };
   writeFileSync(secretFile, SECRET);
-  write({ ...base, tokens: { a: { secretFile } } });
+  write({ a: { secretFile } });
   const gateway = await startProcess(t, { args: ['--config', file] });
   const logged = (message: string): LogLine[] =>
     logLines(gateway.log).filter((line) => line.message.startsWith(message));
-  const statusWith = async (secret: string): Promise<number> =>
-    (await ask(gateway, { headers: { authorization: `Bearer ${secret}` } })).status;
-  assert.equal(await statusWith(SECRET), 200);
+  const refused = async (damage: () => void): Promise<void> => {
+    const before = logged('not reloaded').length;
+    damage();
+    await until(() => logged('not reloaded').length > before);
+  };
+  const signal = (): boolean => process.kill(gateway.child.pid!, 'SIGHUP');
+  const statuses = (...secrets: string[]): Promise<number[]> =>
+    statusesOf(
+      gateway,
+      ...secrets.map((secret) => ({ headers: { ...secret && { authorization: `Bearer ${secret}` } } })),
+    );
+  const fingerprint = async (): Promise<string> => (await ask(gateway)).fingerprint;
+  assert.deepEqual(await statuses(SECRET), [200]);
+  const first = await fingerprint();
 
-  // The gateway compares a file with how it was at its first look, which comes soon after the start: a signal is later.
-  process.kill(gateway.child.pid!, 'SIGHUP');
+  // The gateway compares a file with its first look at it, which comes soon after the start: a signal is later.
+  signal();
   await until(() => logged('reloaded').length === 1);
 
   // An editor replaces the file: nobody sends a signal.
-  write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
+  write({ a: { secretFile }, b: { secret: OTHER } });
   await until(() => logged('reloaded').length === 2);
-  assert.deepEqual([await statusWith(SECRET), await statusWith(OTHER)], [200, 200]);
+  assert.deepEqual(await statuses(SECRET, OTHER), [200, 200]);
 
-  // Each of these is reported, quotes no secret, and changes nothing.
-  const bad: (() => void)[] = [
-    () =>
-      writeFileSync(
-        file,
-        JSON.stringify({ ...base, tokens: { c: { secret: 'third-secret-of-some-length' } } }).slice(0, -9),
-      ),
+  // Each of these is reported, quotes no secret, and changes nothing. The last certificate fits only the next key.
+  const broken = ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert];
+  const bad = [
+    () => writeFileSync(file, configOf({ c: { secret: third } }).slice(0, -9)),
     () => writeFileSync(file, ''),
     () => writeFileSync(file, '{}'),
     () => rmSync(file),
     () => {
-      write({ ...base, tokens: { a: { secretFile }, b: { secret: OTHER } } });
+      write({ a: { secretFile }, b: { secret: OTHER } });
       rmSync(secretFile);
     },
+    ...broken.map((text) => () => writeFileSync(tls.cert, text)),
   ];
-  for (const [i, damage] of bad.entries()) {
-    damage();
-    process.kill(gateway.child.pid!, 'SIGHUP');
-    await until(() => logged('not reloaded').length > i);
-    assert.deepEqual(
-      [await statusWith(SECRET), await statusWith(OTHER), (await ask(gateway, {})).status],
-      [200, 200, 401],
-      String(damage),
-    );
+  for (const damage of bad) {
+    await refused(() => damage() ?? signal());
+    assert.deepEqual(await statuses(SECRET, OTHER, ''), [200, 200, 401], String(damage));
+    assert.equal(await fingerprint(), first, String(damage));
   }
-  assert.match(logged('not reloaded').at(-1)!.problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
+  const problems = logged('not reloaded').map((line) => line.problems).join();
+  assert.match(problems, /tokens\.a\.secretFile: \S+ cannot be read.* \(ENOENT\)/);
 
-  // The secret comes back changed, without a signal.
-  const reloaded = logged('reloaded').length;
-  writeFileSync(secretFile, 'fresh-secret-of-good-length');
-  await until(() => logged('reloaded').length > reloaded);
-  assert.deepEqual([await statusWith(SECRET), await statusWith('fresh-secret-of-good-length')], [401, 200]);
+  // The secret comes back changed, and after it the key that fits the certificate, without a signal.
+  await refused(() => writeFileSync(secretFile, fresh));
+  writeFileSync(tls.key, CERTS[1].key);
+  await until(() => logged('reloaded').length > 2);
+  assert.deepEqual(await statuses(SECRET, fresh), [401, 200]);
+  assert.equal(await fingerprint() === first, 'Bun' in globalThis);
 
   // What comes at once is one reload: two signals, as a signal and the change of a file.
+  const reloaded = logged('reloaded').length;
   for (const [i, signals] of [2, 1].entries()) {
-    for (let n = 0; n < signals; n++) process.kill(gateway.child.pid!, 'SIGHUP');
-    await until(() => logged('reloaded').length > reloaded + 1 + i);
+    for (let n = 0; n < signals; n++) signal();
+    await until(() => logged('reloaded').length > reloaded + i);
   }
-  assert.equal(logged('reloaded').length, reloaded + 3);
-  assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|third-secret|fresh-secret`));
+  assert.equal(logged('reloaded').length, reloaded + 2);
+  assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
   await gateway.close();
 });
 
-test('it listens on a unix socket, replaces one that a killed gateway has left, and not one in use', async (t) => {
+// A setting that needs a restart was taken over all the same, and then mistaken for what is in force.
+test('the gateway listens on a unix socket, a reload does not move it, and it replaces the file of a killed gateway only', async (t) => {
   const backend = await startBackend(t);
   const path = join(folder(t), 'gateway.sock');
-  // A server that was killed leaves its file: this one is told to.
+  // A server that was killed leaves its file.
   const leave = `net.createServer().listen(${JSON.stringify(path)}, () => process.kill(process.pid, 'SIGKILL'))`;
   await runProcess([], { program: script(t, `import net from 'node:net'; ${leave};`) });
   assert.ok(statSync(path).isSocket(), path);
@@ -1496,110 +1497,71 @@ test('it listens on a unix socket, replaces one that a killed gateway has left, 
   assert.equal(backend.seen[0]!.headers['x-forwarded-for'], '127.0.0.1');
   await assert.rejects(startGateway(t, backend, { listen: `unix:${path}` }), { code: 'EADDRINUSE' });
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  for (let i = 0; i < 2; i++) {
+    gateway.reload({ listen: '127.0.0.1:0' });
+    assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
+    assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+  }
   await gateway.close();
   assert.equal(statSync(path, { throwIfNoEntry: false }), undefined);
 });
 
-test('it listens on IPv6, and a client there has an IPv6 address', async (t) => {
-  const { gateway } = await startBoth(t, { listen: '[::1]:0', clients: ['::1'] });
+test('the gateway listens on IPv6, a client there has an IPv6 address, and listen() rejects when the port is taken', async (t) => {
+  const { backend, gateway } = await startBoth(t, { listen: '[::1]:0', clients: ['::1'] });
   assert.match(gateway.url, /^http:\/\/\[::1\]:\d+$/);
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
   assert.equal(requests(gateway)[0].client, '::1');
+  await assert.rejects(startGateway(t, backend, { listen: `127.0.0.1:${backend.port}` }), { code: 'EADDRINUSE' });
 });
 
-test('it speaks TLS, and a reload brings a new certificate without dropping a connection', async (t) => {
+test('the gateway speaks TLS, and a reload brings a new certificate without dropping a connection', async (t) => {
   const backend = await startUpgradeBackend(t);
-  const dir = folder(t);
-  const [cert, key] = [join(dir, 'cert.pem'), join(dir, 'key.pem')];
-  const write = (i: 0 | 1): void => {
-    writeFileSync(cert, CERTS[i].cert);
-    writeFileSync(key, CERTS[i].key);
-  };
-  write(0);
-  const config: GatewayConfig = { ...RECEIVING, tls: { cert, key } };
-  const gateway = await startGateway(t, backend, config);
+  const tls = certificate(t);
+  const gateway = await startGateway(t, backend, { ...RECEIVING, tls });
   assert.match(gateway.url, /^https:/);
   const agent = new https.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
   const before = await ask(gateway, { body: MESSAGE, headers: BEARER, agent });
   assert.equal(before.status, 201);
-  assert.deepEqual([backend.seen[0]!.headers['x-forwarded-proto'], backend.seen[0]!.headers['x-forwarded-for']], [
-    'https',
-    '127.0.0.1',
-  ]);
-  write(1);
-  gateway.reload(config);
-  assert.equal(
-    (await ask(gateway, { headers: BEARER, agent })).fingerprint,
-    before.fingerprint,
-    'the open connection lives on',
-  );
+  const { 'x-forwarded-proto': scheme, 'x-forwarded-for': client } = backend.seen[0]!.headers;
+  assert.deepEqual([scheme, client], ['https', '127.0.0.1']);
+  writeFileSync(tls.cert, CERTS[1].cert);
+  writeFileSync(tls.key, CERTS[1].key);
+  gateway.reload({ ...RECEIVING, tls });
+  const { fingerprint } = await ask(gateway, { headers: BEARER, agent });
+  assert.equal(fingerprint, before.fingerprint, 'the open connection lives on');
   const after = await ask(gateway, { headers: BEARER });
   assert.equal(after.status, 200);
-  assert.equal(
-    JSON.parse(gateway.log[0]!).note,
-    'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined,
-  );
-  // Bun 1.4.5 keeps the certificate that it began with. Where this fails, the exemption, its note at start and the
-  // README's line can go.
+  const note = 'Bun' in globalThis ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
+  assert.equal(JSON.parse(gateway.log[0]!).note, note);
+  // Bun 1.4.5 keeps its first certificate. Where this fails, the exemption, its note at start and the README's line can
+  // go.
   assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
   // Rubbish and plain HTTP end their connection, and nothing else.
   await raw({ port: gateway.port }, ABOUT);
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
   assert.equal(backend.seen.length, 4);
-  // A WebSocket too.
   const { text } = openWebSocket(t, gateway);
   await until(() => text().startsWith('HTTP/1.1 101'));
   backend.sockets[0]!.write('hello');
   await until(() => text().endsWith('hello'));
 });
 
-// On Deno each of these was put in force, and no connection worked from then on.
-test('a certificate and its key that are replaced one after the other lose no connection, nor does a broken one', async (t) => {
-  const backend = await startBackend(t);
-  const dir = folder(t);
-  const [TLS_CERT, TLS_KEY] = [join(dir, 'cert.pem'), join(dir, 'key.pem')];
-  writeFileSync(TLS_CERT, CERTS[0].cert);
-  writeFileSync(TLS_KEY, CERTS[0].key);
-  const gateway = await startProcess(t, { backend, env: { TLS_CERT, TLS_KEY } });
-  const logged = (message: string): number => gateway.log.filter((line) => line.includes(`"${message}`)).length;
-  const get = async (): Promise<string> => {
-    const { status, fingerprint } = await ask(gateway, { headers: BEARER });
-    assert.equal(status, 200);
-    return fingerprint;
-  };
-  const before = await get();
-  for (const text of ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert]) {
-    const refused = logged('not reloaded');
-    writeFileSync(TLS_CERT, text);
-    process.kill(gateway.child.pid!, 'SIGHUP');
-    await until(() => logged('not reloaded') > refused);
-    assert.equal(await get(), before, text);
-  }
-  writeFileSync(TLS_KEY, CERTS[1].key); // its watcher sees it, without a signal
-  await until(() => logged('reloaded') > 0);
-  assert.equal(await get() === before, 'Bun' in globalThis);
-  await gateway.close();
-});
-
 // Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
 test('closing ends a connection on which no request has begun at once', async (t) => {
-  for (const tls of [false, true]) {
-    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, {
-      shutdown: '1h',
-      ...tls && { tls: certificate(t) },
-    });
-    const { socket: kept } = open(t, gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+  for (const more of [{}, { tls: certificate(t) }]) {
+    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { shutdown: '1h', ...more });
+    const { socket: kept } = open(t, gateway, HEALTH);
     await once(kept, 'data');
     const sockets = [kept, open(t, { port: gateway.port }).socket];
-    if (tls) {
+    if ('tls' in more) {
       const { socket: silent } = open(t, gateway);
       await once(silent, 'secureConnect');
       sockets.push(silent);
     }
     await Promise.all(sockets.map((socket) => socket.connecting && once(socket, 'connect')));
     // One that was accepted after all of these is known to the gateway, and so are they.
-    await raw(gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
+    await raw(gateway, bytesOf('GET /healthz HTTP/1.1 | Host: x | Connection: close'));
     await gateway.close();
     // Bun 1.4.5 says nothing of a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
@@ -1608,46 +1570,14 @@ test('closing ends a connection on which no request has begun at once', async (t
   }
 });
 
-// It was read as the beginning of another TLS handshake.
-test('a wish for another protocol over TLS is an ordinary request', async (t) => {
-  const { backend, gateway } = await startBoth(t, { tls: certificate(t) });
-  const wish =
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n`;
-  const { text } = open(t, gateway, wish);
-  await until(() => text().includes('\r\n\r\n'));
-  assert.deepEqual([statusOf(text()), backend.seen[0]?.headers.upgrade], [200, undefined]);
-});
-
-// Nothing else ended it, and a thousand of them kept everybody else out.
-test('a TLS handshake that is never finished ends, and plain HTTP on the TLS port is a warning', {
-  skip: 'Bun' in globalThis && 'Bun 1.4.5 shows neither; it ends the first by itself, after 12 s',
-}, async (t) => {
-  const { gateway } = await startBoth(t, { tls: certificate(t) }, { headersTimeoutMs: 200 });
-  const plain = { port: gateway.port };
-  for (const begun of ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03']) {
-    await raw(plain, Buffer.from(begun, 'latin1'));
-  }
-  for (let i = 0; i < 3; i++) await raw(plain, 'GET / HTTP/1.1\r\nHost: x\r\n\r\n');
-  const warnings = logLines(gateway.log).filter((line) => line.level === 'warn');
-  assert.deepEqual(warnings.map((line) => line.message), [
-    'a client speaks plain HTTP or the like, and this port speaks TLS',
-  ]);
-});
-
 // Linux delivers what a reset connection had sent, but not its address: the peer counted as loopback.
 test('a client that resets its connection has no address, and so is nobody', async (t) => {
-  const { backend, gateway } = await startBoth(t, {
-    clients: ['127.0.0.1', '10.9.9.9'],
-    trustedProxies: ['127.0.0.1'],
-  });
-  const body = JSON.stringify(MESSAGE);
+  const own = { clients: ['127.0.0.1', '10.9.9.9'], trustedProxies: ['127.0.0.1'] };
+  const { backend, gateway } = await startBoth(t, own);
   for (let i = 0; i < 20; i++) {
     const socket = net.connect({ port: gateway.port, host: '127.0.0.1', localAddress: '127.0.0.2' });
-    socket.on('error', () => {});
-    socket.write(
-      `${post(SECRET, body.length, 'X-Forwarded-For: 10.9.9.9')}${body}`,
-      () => socket.resetAndDestroy(),
-    );
+    const send = `${post(SECRET, HELLO.length, 'X-Forwarded-For: 10.9.9.9')}${HELLO}`;
+    socket.on('error', () => {}).write(send, () => socket.resetAndDestroy());
     await closed(socket);
   }
   assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
@@ -1655,11 +1585,10 @@ test('a client that resets its connection has no address, and so is nobody', asy
   for (const line of requests(gateway)) if (line.route !== '/healthz') assert.equal(line.client, '127.0.0.2');
 });
 
-// node pauses a socket whose answers are not taken, and nothing ended that.
-test('a client that sends requests and never takes its answers loses its connection', async (t) => {
+// node pauses a socket whose responses are not read, and nothing ended that.
+test('a client that sends requests and never reads a response loses its connection', async (t) => {
   const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 200 });
-  const socket = net.connect(gateway.port, '127.0.0.1');
-  socket.on('error', () => {});
+  const { socket } = open(t, gateway);
   socket.pause();
   const request = 'GET /x HTTP/1.1\r\nHost: g\r\n\r\n'.repeat(1000);
   const more = (): void => {
@@ -1668,126 +1597,49 @@ test('a client that sends requests and never takes its answers loses its connect
   socket.on('drain', more);
   more();
   await closed(socket);
-  assert.equal(socket.bytesRead < socket.bytesWritten, true, 'it took no answer, and was closed');
+  assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
 });
 
-test('a client that takes a large answer slowly but steadily keeps its connection', async (t) => {
-  const size = 12 * 1024 * 1024;
+test('a client that reads a large response slowly but steadily keeps its connection', async (t) => {
+  const size = 12 * MIB;
   const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
   const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   let got = 0;
   for await (const chunk of res) {
-    got += (chunk as Buffer).length;
-    // More in all than it may stall.
-    if (got % (1 << 20) < (chunk as Buffer).length) await new Promise((resolve) => setTimeout(resolve, 100));
+    got += chunk.length;
+    // All pauses together are longer than it may stall.
+    if (got % MIB < chunk.length) await new Promise((resolve) => setTimeout(resolve, 100));
   }
   assert.equal(got, size);
 });
 
-// A queued answer never emitted "close", so its request was never aborted, nor logged.
-test('pipelined requests are answered one at a time and in order, and all are aborted when the client leaves', async (t) => {
-  const order: string[] = [];
-  const backend = await startBackend(t, (req, res) => {
-    order.push(req.url!);
-    if (!req.url!.includes('hang')) setImmediate(() => res.end(req.url));
-  });
+// A queued response never emitted "close", so its request was never aborted, nor logged.
+test('pipelined requests are served one at a time and in order, and all are aborted when the client leaves', async (t) => {
+  const { backend } = await startHolding(t);
   const gateway = await startGateway(t, backend);
-  const request = (x: string): string =>
-    `GET /v1/about?${x} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-  const { socket, text } = open(t, gateway, ['a', 'b', 'c', 'hang', 'd'].map(request).join(''));
-  await until(() => order.length === 4);
-  assert.deepEqual(order, ['/v1/about?a', '/v1/about?b', '/v1/about?c', '/v1/about?hang']);
-  assert.equal(text().match(/HTTP\/1\.1 200/g)?.length, 3);
+  const names = ['a', 'b', 'c', 'hang', 'd'];
+  const { socket, text } = open(t, gateway, names.map((name) => ABOUT.replace('about', `about?${name}`)).join(''));
+  await until(() => backend.seen.length === 4 && text().includes('about?c'));
+  assert.deepEqual(backend.seen.map(({ url }) => url), names.slice(0, 4).map((name) => `/v1/about?${name}`));
+  const served = ['a', 'b', 'c'].flatMap((name) => ['HTTP/1.1 200', `about?${name}`]);
+  assert.deepEqual(text().match(/HTTP\/1\.1 200|about\?./g)?.map(String), served);
   socket.destroy();
   await until(() => requests(gateway).length === 4);
   assert.equal(requests(gateway)[3]!.status, 499);
-  assert.equal(order.length, 4);
-});
-
-// A setting that needs a restart was taken over all the same, and then mistaken for what is.
-test('a reload that moves a gateway on a unix socket elsewhere leaves it where it is', async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startGateway(t, backend, { listen: `unix:${join(folder(t), 'gateway.sock')}` });
-  for (let i = 0; i < 2; i++) {
-    gateway.reload({ listen: '127.0.0.1:0' });
-    assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
-    assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-  }
-});
-
-// The header went as a whole, and with it what it said of others.
-test('a request whose wish to be upgraded is not heard keeps the rest of its Connection header', async (t) => {
-  const backend = await startBackend(t, (_, res) => res.end('{}'));
-  const gateway = await startGateway(t, backend);
-  const response = await raw(
-    gateway,
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, X-Hop, close\r\nUpgrade: h2c\r\nX-Hop: secret\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-  );
-  assert.equal(statusOf(response), 200);
-  assert.equal(backend.seen[0]!.headers['x-hop'], undefined);
-});
-
-// node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
-test('attack: a request hidden in the body of one that follows a wish to be upgraded', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const message = JSON.stringify(MESSAGE);
-  const inner = `${post(SECRET, message.length, 'Connection: close')}${message}`;
-  const { socket, text } = open(
-    t,
-    gateway,
-    `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n` +
-      post(SECRET, inner.length),
-  );
-  await until(() => backend.seen.length === 1 && statusOf(text()) === 200);
-  socket.end(inner);
-  await closed(socket);
-  assert.deepEqual(backend.seen.map((seen) => seen.url), ['/v1/about']);
-  assert.deepEqual(backend.sent, []);
-});
-
-// The first answer landed among the bytes of the WebSocket. (Skipped on Bun 1.4.5, which reads no further before it has
-// answered: there the client waits for ever.)
-test('a wish to be upgraded behind a request that is not answered yet ends the connection', {
-  skip: 'Bun' in globalThis,
-}, async (t) => {
-  for (const protocol of ['websocket', 'h2c']) {
-    const backend = await startBackend(t, (req) => {
-      req.resume();
-    });
-    const gateway = await startGateway(t, backend, RECEIVING);
-    const { socket, text } = open(
-      t,
-      gateway,
-      ABOUT,
-    );
-    await until(() => backend.seen.length === 1);
-    socket.write(
-      `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: ${protocol}\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`,
-    );
-    // Where node:http itself hears of h2c, it waits for its turn like any other request.
-    if (protocol === 'h2c') socket.destroy();
-    await closed(socket);
-    await until(() => requests(gateway).some((line) => line.status === 499));
-    assert.equal(text(), '');
-    assert.equal(backend.seen.length, 1);
-  }
+  assert.equal(backend.seen.length, 4);
 });
 
 section('PIPELINE'); // ────────────────────────────────────────────────────────────────────────────
 
 test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
   const canary = 'CANARY0secret0that0must0not0show';
-  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret: canary } } });
-  const strict = await startGateway(t, backend, {
-    auth: { methods: ['bearer'] },
-    tokens: { other: { secret: OTHER, recipients: ['+15559999999'] } },
-  });
-  const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, {
-    ...ALL_FORMS,
-    tokens: { test: { secret: canary } },
-  });
+  const own = { ...ALL_FORMS, tokens: { test: { secret: canary } } };
+  const { backend, gateway } = await startBoth(t, own);
+  const other = { other: { secret: OTHER, recipients: [STRANGER] } };
+  const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: other });
+  const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, own);
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
     for (const { ask: make } of FORMS) {
@@ -1796,46 +1648,32 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
         const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
         const { body, path, headers } = request;
         const json = typeof body === 'string' ? body : JSON.stringify(body);
-        const echoed = {
-          'x-forwarded-for': token,
-          'x-request-id': token,
-          'proxy-authorization': token,
-          forwarded: token,
-        };
-        for (
-          const variant of [
-            request,
-            { ...request, method: 'PUT' },
-            { ...request, method: 'POST', path: path.replace('/v2/send', `/v1/register/${FROM}`) },
-            { ...request, path: path.replace('/v2/send', `/v2/send/@auth=${token}`) },
-            { ...request, body: json.slice(0, -1) },
-            { ...request, headers: { ...echoed, ...headers } },
-            // What browsers, proxies and mistakes make copies of.
-            ...copiesOf(token).map((copy) => ({ ...request, headers: { ...copy, ...headers } })),
-            { ...request, headers: { ...BEARER, authorization: `Bearer ${OTHER}` } },
-          ]
-        ) {
-          if (/["\\]/.test(variant.path)) continue; // node's own client refuses to send these; raw ones follow
+        const echoed = ['x-forwarded-for', 'x-request-id', 'proxy-authorization', 'forwarded'];
+        const variants = [
+          request,
+          { ...request, method: 'PUT' },
+          { ...request, method: 'POST', path: path.replace('/v2/send', `/v1/register/${FROM}`) },
+          { ...request, path: path.replace('/v2/send', `/v2/send/@auth=${token}`) },
+          { ...request, body: json.slice(0, -1) },
+          { ...request, headers: { ...Object.fromEntries(echoed.map((name) => [name, token])), ...headers } },
+          // What browsers, proxies and mistakes make copies of.
+          ...copiesOf(token).map((copy) => ({ ...request, headers: { ...copy, ...headers } })),
+          { ...request, headers: { authorization: `Bearer ${OTHER}` } },
+        ];
+        // node's own client refuses to send the others; raw ones follow
+        for (const variant of variants.filter((variant) => !/["\\]/.test(variant.path))) {
           const answer = await ask(to, variant);
           emitted.push(answer.text, answer.rawHeaders.join('\n'));
         }
       }
     }
     for (
-      const target of [
-        `/@auth=${canary}"/v2/send`,
-        `/@auth=${canary}\\/v2/send`,
-        `http://x/@auth=${canary}/v1/about`,
-        `/v1/about?@auth=${canary}"`,
-        `/v1/about#@auth=${canary}`,
-      ]
-    ) {
-      emitted.push(await rawRequest(to, target));
-    }
-    emitted.push(
-      await raw(to, `${canary} rubbish\r\n\r\n`),
-      await raw(to, `GET /@auth=${canary}/ HTTP/1.1\r\n${canary}\r\n\r\n`),
-    );
+      const line of [
+        ...[`/@auth=${canary}"/v2/send`, `/@auth=${canary}\\/v2/send`, `http://x/@auth=${canary}/v1/about`],
+        ...[`/v1/about?@auth=${canary}"`, `/v1/about#@auth=${canary}`],
+      ].map((target) => `GET ${target} HTTP/1.1\r\nHost: gateway\r\nConnection: close`)
+        .concat(`${canary} rubbish`, `GET /@auth=${canary}/ HTTP/1.1\r\n${canary}`)
+    ) emitted.push(await raw(to, `${line}\r\n\r\n`));
     emitted.push(...to.log);
   }
   for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
@@ -1847,9 +1685,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   );
   const encoded = Array.from(Buffer.from(canary), (byte) => `%${byte.toString(16)}`).join('');
   for (const text of emitted) {
-    for (const form of [canary, digest, encoded, ...base64]) {
-      assert.ok(!text.includes(form), `found in: ${text.slice(0, 500)}`);
-    }
+    const found = [canary, digest, encoded, ...base64].filter((form) => text.includes(form));
+    assert.deepEqual(found, [], `found in: ${text.slice(0, 500)}`);
   }
 });
 
@@ -1857,55 +1694,35 @@ test('/healthz is 200 without a credential, needs no backend, and tells nothing 
   const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'] });
   const answer = await ask(gateway, { path: '/healthz' });
   assert.deepEqual([answer.status, answer.text], [200, 'ok\n']);
-  assert.equal((await ask(gateway, { path: '/healthz', method: 'HEAD' })).status, 200);
-  assert.equal((await ask(gateway, { path: '/healthz/' })).status, 403);
-  assert.equal((await ask(gateway, { path: '/healthz', body: '{}' })).status, 403);
+  const path = '/healthz';
+  const others = await statusesOf(gateway, { path, method: 'HEAD' }, { path: `${path}/` }, { path, body: '{}' });
+  assert.deepEqual(others, [200, 403, 403]);
   assert.equal(backend.connections, 0);
 });
 
-test("one line per request, with the route's template and without numbers, tokens or forged lines", async (t) => {
+test("one log line per request, with the route's template and without numbers, tokens or forged lines", async (t) => {
   const { gateway } = await startBoth(t, { allow: ['receive', 'send'] });
-  await ask(gateway, { path: `/v1/receive/${FROM}?timeout=1`, headers: BEARER });
-  await ask(gateway, { path: '/v1/devices/+15550100001/%22%20status=200%20x', headers: BEARER });
-  await ask(gateway, {
-    body: MESSAGE,
-    headers: { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' } as http.OutgoingHttpHeaders,
-  }).catch(() => {});
-  const lines = requests(gateway);
-  const { time, requestId, ms, bytesOut, ...first } = lines[0];
+  await ask(gateway, { path: `${RECEIVE}?timeout=1`, headers: BEARER });
+  await ask(gateway, { path: `/v1/devices/${FROM}/%22%20status=200%20x`, headers: BEARER });
+  const forged = { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' };
+  await ask(gateway, { body: MESSAGE, headers: forged }).catch(() => {});
+  const [{ time, requestId, ms, bytesOut, ...first }, second] = requests(gateway);
   assert.match(time, /^\d{4}-\d\d-\d\dT/);
   assert.match(requestId, /^[0-9a-f-]{36}$/);
   assert.ok(ms >= 0 && bytesOut > 0, `${ms} ms, ${bytesOut} bytes`);
-  assert.deepEqual(first, {
-    level: 'info',
-    message: 'request',
-    client: '127.0.0.1',
-    method: 'GET',
-    route: '/v1/receive/:number',
-    token: 'test',
-    form: 'bearer',
-    status: 200,
-    bytesIn: 0,
-  });
-  assert.deepEqual([lines[1]!.level, lines[1]!.status, lines[1]!.code, lines[1]!.route], [
-    'warn',
-    403,
-    'setup_blocked',
-    '/v1/devices/*/*',
-  ]);
+  const common = { message: 'request', client: '127.0.0.1', method: 'GET', token: 'test', form: 'bearer', bytesIn: 0 };
+  assert.deepEqual(first, { ...common, level: 'info', route: '/v1/receive/:number', status: 200 });
+  const { level, status, code, route } = second!;
+  assert.deepEqual([level, status, code, route], ['warn', 403, 'setup_blocked', '/v1/devices/*/*']);
   assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
 test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
-  let finish = (): void => {};
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    finish = () => res.end('{}');
-  });
+  const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend, { shutdown: '1h' });
   // The second connection is open and busy with its headers when closing begins.
   const { socket: late, text } = open(t, gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
-  const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+  const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
   await until(() => backend.seen.length === 1);
   const closing = gateway.close();
   late.write('\r\n');
@@ -1913,22 +1730,20 @@ test('closing lets running requests finish, refuses new ones, and takes no longe
   assert.deepEqual([statusOf(text()), codeOf(text())], [503, 'shutting_down']);
   await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
   finish();
-  assert.equal((await running).status, 200);
+  assert.deepEqual(await running, [200]);
   await closing;
   await gateway.close(); // twice does no harm
   assert.equal(backend.seen.length, 1);
 });
 
-test('at the deadline a request that the backend has is 504, any other is 503, and nobody is waited for any longer', async (t) => {
-  const backend = await startBackend(t, (req) => {
-    req.resume();
-  });
+test('at the deadline a request that the backend has is 504, any other is 503, and the gateway waits for nobody', async (t) => {
+  const { backend } = await startHolding(t);
   const gateway = await startGateway(t, backend, { shutdown: '1s' });
   const cases = [
     [SEND, 504, 'backend_timeout'],
-    [ABOUT, 504, 'backend_timeout'],
-    [post(SECRET, 200_000) + JSON.stringify(MESSAGE).slice(0, -1).padEnd(100_000), 503, 'shutting_down'],
-    [post(SECRET, 100) + '{', 503, 'shutting_down'],
+    [ABOUT.replace('about', 'about?hang'), 504, 'backend_timeout'],
+    [post(SECRET, 200_000) + HELLO.slice(0, -1).padEnd(100_000), 503, 'shutting_down'],
+    [`${post(SECRET, 100)}{`, 503, 'shutting_down'],
     ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{', 503, 'shutting_down'],
   ] as const;
   const clients = cases.map(([bytes]) => open(t, gateway, bytes));
@@ -1937,137 +1752,67 @@ test('at the deadline a request that the backend has is 504, any other is 503, a
   t.after(() => clearInterval(dribble));
   await until(() => backend.seen.length === 3 && refused.text() !== '');
   await gateway.close();
-  for (const [i, [, status, code]] of cases.entries()) {
-    await closed(clients[i]!.socket);
-    assert.deepEqual([statusOf(clients[i]!.text()), codeOf(clients[i]!.text())], [status, code]);
-    assert.match(clients[i]!.text(), /^connection: close\r$/im);
+  for (const [i, { socket, text }] of clients.entries()) {
+    await closed(socket);
+    assert.deepEqual([statusOf(text()), codeOf(text())], cases[i]!.slice(1));
+    assert.match(text(), /^connection: close\r$/im);
   }
   await closed(refused.socket);
-  const told = requests(gateway).map((line) => line.status).sort();
-  assert.deepEqual(told, [401, 503, 503, 503, 504, 504]);
+  assert.deepEqual(requests(gateway).map((line) => line.status).sort(), [401, 503, 503, 503, 504, 504]);
 });
 
 test('every response has a new X-Request-Id, which is in the log and in the request to the backend', async (t) => {
-  const { backend, gateway } = await startBoth(t, { cors: ['https://dash.example'] });
-  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
+  const { backend, gateway } = await startBoth(t, { cors: [DASHBOARD] });
+  const rows = `bearer ;; bearer | X-Request-Id: forged ;; bearer | ${HELLO} ;; /healthz ;; /.. ;; /v1/about ;;
+    OPTIONS /v1/about | Origin: ${DASHBOARD} | ${ASKED}`.split(' ;;');
   const ids: unknown[] = [];
-  for (
-    const request of [
-      { headers: BEARER },
-      { headers: { ...BEARER, 'x-request-id': 'forged' } },
-      { headers: BEARER, body: MESSAGE },
-      { path: '/healthz' },
-      { path: '/..' },
-      { method: 'OPTIONS', headers: preflight },
-      {},
-    ]
-  ) ids.push((await ask(gateway, request)).headers['x-request-id']);
+  for (const row of rows) ids.push((await sendRow(gateway, parseRow(row.trim()))).headers['x-request-id']);
   assert.deepEqual(ids, requests(gateway).map((line) => line.requestId));
   assert.equal(new Set(ids).size, 7);
   assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
 });
 
 randomTest('random targets and headers: only allowed routes ever arrive at the backend', async (random, t) => {
-  const pick = <V>(values: V[]): V => values[random(values.length)]!;
+  const pick = <V>(values: readonly V[]): V => values[random(values.length)]!;
   const { backend, gateway } = await startBoth(t, {
     auth: { methods: ['bearer', 'basic', 'path', 'query'] },
     allow: ['send', 'info', '* /v1/groups/*', 'GET /*'],
     tokens: { a: { secret: SECRET, senders: [FROM] } },
   });
-  const parts = [
-    'v1',
-    'v2',
-    'V1',
-    'send',
-    'about',
-    'health',
-    'register',
-    'accounts',
-    'groups',
-    'devices',
-    'receive',
-    'configuration',
-    'swagger',
-    'plugins',
-    'qrcodelink',
-    FROM,
-    STRANGER,
-    '%2B15550100001',
-    '%2B15559999999',
-    '%252B15559999999',
-    '..',
-    '.',
-    '%2e%2e',
-    '..;',
-    '%2f',
-    '%5c',
-    '\\',
-    '',
-    '',
-    'local-data',
-    '@auth=x',
-    `@auth=${SECRET}`,
-    `%40auth%3D${SECRET}`,
-    '-x',
-    '%00',
-    '%',
-    'x#y',
-    'a;b',
-    ' ',
-    '*',
-    'http:',
-    'evil.example',
-  ];
-  const allowed = (method: string, url: string): boolean => {
-    const [path] = url.split('?') as [string];
-    return (method === 'POST' && /^\/v[12]\/send$/.test(path)) ||
-      (method === 'GET' && /^\/v1\/(about|health)$/.test(path)) ||
-      (['GET', 'POST'].includes(method) && path === `/v1/groups/${FROM}`) ||
-      (method === 'GET' && [`/v1/receive/${FROM}`, `/v1/search/${FROM}`].includes(path)) ||
-      (new RegExp(
-        `^/v1/groups/${FROM.replace('+', '\\+')}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?$`,
-      ).test(path));
-  };
+  const methods = ['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS'];
+  const parts = literal`v1 v2 V1 send about health register accounts groups devices receive configuration swagger
+    plugins qrcodelink ${FROM} ${STRANGER} %2B15550100001 %2B15559999999 %252B15559999999 .. . %2e%2e ..; %2f %5c \ ''
+    '' local-data @auth=x @auth=${SECRET} %40auth%3D${SECRET} -x %00 % x#y a;b ' ' * http: evil.example`
+    .match(/'.*?'|\S+/g)!.map((part) => part.replaceAll("'", ''));
+  const bearer = `Authorization: Bearer ${SECRET}`;
+  const credentials = [[bearer], [bearer], ['Authorization: Bearer nope'], [], [bearer, 'Authorization: Bearer x']];
+  credentials.push([`Authorization: ${basic(`api:${SECRET}`)}`]);
+  const others = ['', 'X-Original-URL: /v1/accounts', 'X-Rewrite-URL: /v1/accounts', 'X-HTTP-Method-Override: DELETE'];
+  others.push('Connection: Authorization', 'Host: backend', 'Content-Type: text/plain');
+  const bodies = [HELLO, HELLO, '', '{}', `{"number":"${STRANGER}"}`, '{', '{"Number":"x"}'];
+  const goodPaths = ['/v1/about', RECEIVE, `/v1/groups/${FROM}`];
+  const groups = `/v1/groups/\\${FROM}`;
+  const allowed = [
+    'POST /v[12]/send',
+    'GET /v1/(about|health)',
+    `(GET|POST) ${groups}`,
+    `GET /v1/(receive|search)/\\${FROM}`,
+    `[A-Z]+ ${groups}/[^/]+(/(avatar|members|admins|block|join|quit|pin-message))?`,
+  ].map((pattern) => new RegExp(`^${pattern}$`));
   const drawAny = (): [method: string, target: string, headers: string[], body: string] => {
-    const method = pick(['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS']);
+    const method = pick(methods);
     const target = random(2) === 0
-      ? pick(['/v1/about', '/v2/send', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]) +
-        pick(['', '/', '?x=1', '?', '/..', '/%2e', `/${STRANGER}`])
-      : pick(['/', '/', '/', '//', '', 'http://evil.example/']) + Array.from({ length: 1 + random(5) }, () =>
-        pick(parts)).join('/') +
+      ? pick([...goodPaths, '/v2/send']) + pick(['', '/', '?x=1', '?', '/..', '/%2e', `/${STRANGER}`])
+      : pick(['/', '/', '/', '//', '', 'http://evil.example/']) +
+        Array.from({ length: 1 + random(5) }, () => pick(parts)).join('/') +
         pick(['', '', '?', '?x=/v2/send', `?@auth=${SECRET}`, '?a=%zz']);
-    const header = pick([
-      [`Authorization: Bearer ${SECRET}`],
-      [`Authorization: Bearer ${SECRET}`],
-      ['Authorization: Bearer nope'],
-      [`Authorization: ${basic(`api:${SECRET}`)}`],
-      [],
-      [`Authorization: Bearer ${SECRET}`, 'Authorization: Bearer x'],
-    ]);
-    const more = pick([
-      [],
-      ['X-Original-URL: /v1/accounts'],
-      ['X-Rewrite-URL: /v1/accounts'],
-      ['X-HTTP-Method-Override: DELETE'],
-      ['Connection: Authorization'],
-      ['Host: backend'],
-      ['Content-Type: text/plain'],
-    ]);
-    const body = method === 'GET' || method === 'HEAD' ? '' : pick([
-      JSON.stringify(MESSAGE),
-      JSON.stringify(MESSAGE),
-      '',
-      '{}',
-      '{"number":"+15559999999"}',
-      '{',
-      '{"Number":"x"}',
-    ]);
-    return [method, target, [...header, ...more], body];
+    const headers = [...pick(credentials), pick(others)].filter(Boolean);
+    return [method, target, headers, /GET|HEAD/.test(method) ? '' : pick(bodies)];
   };
   const drawGood = (): ReturnType<typeof drawAny> => {
-    const authorization = pick([`Authorization: Bearer ${SECRET}`, `Authorization: ${basic(`api:${SECRET}`)}`]);
-    if (random(2) === 0) return ['POST', '/v2/send', [authorization], JSON.stringify(MESSAGE)];
-    return ['GET', pick(['/v1/about', `/v1/receive/${FROM}`, `/v1/groups/${FROM}`]), [authorization], ''];
+    const authorization = pick([bearer, `Authorization: ${basic(`api:${SECRET}`)}`]);
+    if (random(2) === 0) return ['POST', '/v2/send', [authorization], HELLO];
+    return ['GET', pick(goodPaths), [authorization], ''];
   };
   for (let round = 0; round < 1000; round++) {
     const isGood = round % 10 === 0;
@@ -2076,7 +1821,8 @@ randomTest('random targets and headers: only allowed routes ever arrive at the b
     await rawRequest(gateway, target, { method, headers, body });
     if (isGood) assert.equal(backend.seen.length, before + 1, `${method} ${target} did not arrive`);
     for (const seen of backend.seen.slice(before)) {
-      assert.ok(allowed(seen.method, seen.url), `${method} ${target} arrived as ${seen.method} ${seen.url}`);
+      const line = `${seen.method} ${seen.url.split('?')[0]}`;
+      assert.ok(allowed.some((pattern) => pattern.test(line)), `${method} ${target} arrived as ${line}`);
       assert.doesNotMatch(JSON.stringify([seen.url, seen.rawHeaders]), SECRETS);
       if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
     }
@@ -2419,585 +2165,312 @@ test('a long Authorization header is looked at in one pass', async (t) => {
 
 section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
 
-const OPEN: GatewayConfig = { ...NO_TOKENS, cors: ['https://dash.example:8443'] };
+const DASHBOARD = 'https://dash.example:8443';
+const CHROME = `User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0`;
+const EVIL = 'Origin: http://evil.example:9000';
+const CROSS_SITE = `${EVIL} | Sec-Fetch-Mode: no-cors | Sec-Fetch-Site: cross-site`;
+const ASKED = 'Access-Control-Request-Method: POST';
+const SWITCHED: GatewayConfig = { ...ALL_FORMS, allow: ['messaging', 'info', 'setup'], cors: [DASHBOARD] };
+const OPEN: GatewayConfig = { ...SWITCHED, ...NO_TOKENS };
+/** What a browser adds to a request by itself: a password that it remembers, or nothing where no token is needed. */
+const BY_ITSELF = [
+  ['with the password that it remembers', SWITCHED, 'basic'],
+  ['where no token is needed', OPEN, 'none'],
+] as const;
+/** The headers of a row, as they are sent, and as the client of node:http takes them. */
+const linesIn = (row: string): string[] => parseRow(row).headers.map((pair) => pair.join(': '));
+const fieldsIn = (row: string): http.OutgoingHttpHeaders =>
+  Object.fromEntries(parseRow(row).headers.map(([name, value]) => [name.toLowerCase(), value]));
 
-const CHROME = {
-  'user-agent':
-    'Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/156.0.0.0 Safari/537.36',
-};
+for (const [how, config, credential] of BY_ITSELF) {
+  // The Host of a row is "gateway".
+  const acting = `${RECEIVE} /v2/send?message=x /v1/qrcodelink?device_name=x /v1/accounts /@auth=/v1/accounts`;
+  table(`attack: have a browser send by itself, from a page of another site, ${how}`, config)`
+    * ${credential} | ${HELLO} → 403 cross_site
+    # fetch with no-cors and sendBeacon, also over plain http; a form in a frame with a data: URL
+    ${CROSS_SITE} | Content-Type: text/plain;charset=UTF-8 ;; ${EVIL} | Content-Type: text/plain;charset=UTF-8
+    ${EVIL} | Sec-Fetch-Mode: no-cors | Sec-Fetch-Site: same-site ;; Origin: null | Content-Type: text/plain
+    Sec-Fetch-Site: cross-site ;; Sec-Fetch-Site: same-origin, cross-site
+    # another port is another origin
+    Origin: http://gateway:8880 ;; Origin: http://gateway0 ;; Origin: http://a.gateway
+    Origin: http://evil.example/gateway ;; Origin: http://evil.example:9000, http://gateway
+    # like an origin on cors; and X-Forwarded-Host that no proxy sent
+    Origin: https://dash.example ;; ${EVIL} | X-Forwarded-Host: evil.example:9000
+    ${acting.split(' ').map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
+    # <img>, and fetch with no-cors over plain http
+    Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors ;; ${CHROME} ;; ${CHROME} | ${EVIL}
+    # speculation rules of any page, and a typed address that another site redirects
+    ${CHROME} | Sec-Fetch-Site: none | Sec-Purpose: prefetch;anonymous-client-ip
+    Sec-Fetch-Site: none | Sec-Fetch-Mode: navigate ;; ${CHROME} | Origin: http://gateway | Sec-Fetch-Site: none`;
 
-/** The headers of a raw answer, sorted, less what is about the connection and the time, and the request's id. */
-function fieldsOf(response: string): string[] {
-  const lines = response.split('\r\n\r\n')[0]!.split('\r\n').slice(1);
-  return lines.map((line) => line.replace(/^[^:]+/, (name) => name.toLowerCase()))
-    .filter((line) => !/^(?:date|connection|keep-alive|transfer-encoding|x-request-id):/.test(line)).sort();
+  const served =
+    `its own page, an origin on cors and a program are served, and the address bar what only reads, ${how}`;
+  table(served, { ...config, allow: ['messaging', 'info'] })`
+    * ${credential} | ${HELLO} → 201
+    * ${credential} | GET ${RECEIVE} → 200
+    Accept: text/html ;; User-Agent: curl/8.14.1 ;; User-Agent: node | Sec-Fetch-Mode: cors
+    # where Sec-Fetch-Site is sent, it decides
+    ${CHROME} | Sec-Fetch-Site: same-origin ;; ${EVIL} | Sec-Fetch-Site: same-origin
+    ${CHROME} | Origin: ${DASHBOARD} ;; ${CHROME} | Origin: ${DASHBOARD} | Sec-Fetch-Site: cross-site
+    # else Origin must equal Host, whatever the scheme: TLS may end before the gateway
+    * ${credential} | ${CHROME} → 201
+    ${HELLO} | Origin: http://gateway ;; ${HELLO} | Origin: https://gateway
+    * ${credential} | GET /v1/about → 200
+    ${CHROME} ;; ${CHROME} | Sec-Fetch-Site: none`;
+
+  const proxied = 'X-Forwarded-Host: signal.example.org';
+  const behindProxy = { ...config, trustedProxies: ['127.0.0.1'] };
+  table(`behind a trusted proxy X-Forwarded-Host decides, or else Host, ${how}`, behindProxy)`
+    * ${credential} | ${HELLO} → 403 cross_site
+    ${proxied} | ${EVIL} ;; ${proxied} | Origin: http://gateway ;; ${EVIL} ;; X-Forwarded-Host: null | Origin: null
+    * ${credential} | ${HELLO} → 201
+    ${proxied} | Origin: https://signal.example.org ;; ${proxied}:8880 | Origin: http://signal.example.org:8880
+    Origin: https://gateway ;; Accept: */*`;
+
+  test(`WebSocket: a page of another site opens none ${how}; others do, until a reload takes their origin off cors`, async (t) => {
+    const backend = await startUpgradeBackend(t);
+    const own = { ...config, allow: ['receive'] };
+    const gateway = await startGateway(t, backend, own);
+    const openFrom = (row: string): Connection =>
+      openWebSocket(t, gateway, { headers: linesIn(`${credential} | ${row}`) });
+    const wss = 'Sec-Fetch-Mode: websocket | Sec-Fetch-Site: cross-site';
+    for (const row of [`${CHROME} | ${EVIL}`, `${CHROME} | ${EVIL} | ${wss}`, `${CHROME} | Origin: null`, CHROME]) {
+      const { socket, text } = openFrom(row);
+      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
+      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], row);
+    }
+    assert.equal(backend.connections, 0);
+    const opened = [
+      `${CHROME} | Origin: http://gateway`, // Chromium sends no Sec-Fetch-Site with a WebSocket
+      `${CHROME} | Origin: http://gateway | Sec-Fetch-Mode: websocket | Sec-Fetch-Site: same-origin`, // Firefox
+      'User-Agent: Python/3.13 websockets/15.0 | Origin: http://gateway',
+      'Accept: */*',
+      `${CHROME} | ${wss} | Origin: ${DASHBOARD}`,
+    ].map(openFrom);
+    for (const { text } of opened) {
+      await until(() => text().includes('\r\n\r\n'));
+      assert.match(text(), /^HTTP\/1\.1 101 [^]*^x-request-id: [\w-]{36}\r$/im);
+    }
+    gateway.reload({ ...own, cors: ['https://other.example'] });
+    await closed(opened.pop()!.socket);
+    await until(() => linesOf(gateway, /^websocket closed$/)[0]?.reason === 'no_longer_allowed');
+    for (const { socket } of opened) assert.equal(socket.destroyed, false);
+  });
 }
 
-const SWITCHED: GatewayConfig = {
-  allow: ['messaging', 'info', 'setup'],
-  cors: ['https://dash.example:8443'],
-  tokens: { test: { secret: SECRET, methods: ['bearer', 'basic', 'path', 'query', 'body'] } },
-};
-const REMEMBERED = { authorization: basic(`api:${SECRET}`) };
-
-const TEXT = { 'content-type': 'text/plain;charset=UTF-8' };
-const STRANGE_PAGE = { origin: 'http://evil.example:9000' };
-const CROSS_SITE = { ...STRANGE_PAGE, 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' };
-
-/** What a page of another site can have a browser send to a gateway on `gateway.lan:8880`. */
-const FROM_ELSEWHERE: Ask[] = [
-  { body: MESSAGE, headers: { ...CROSS_SITE, ...TEXT } }, // fetch with no-cors, sendBeacon
-  { body: MESSAGE, headers: { ...CROSS_SITE, 'sec-fetch-site': 'same-site' } },
-  { body: MESSAGE, headers: { 'sec-fetch-site': 'cross-site' } },
-  { body: MESSAGE, headers: { 'sec-fetch-site': 'same-origin, cross-site' } },
-  { body: MESSAGE, headers: { ...STRANGE_PAGE, ...TEXT } }, // the same over plain http
-  { body: MESSAGE, headers: { origin: 'null', 'content-type': 'text/plain' } }, // a form in a frame with a data: URL
-  { body: MESSAGE, headers: { origin: 'null', host: 'null' } },
-  { body: MESSAGE, headers: { origin: 'http://gateway.lan' } }, // another port is another origin
-  { body: MESSAGE, headers: { origin: 'http://gateway.lan:88800' } },
-  { body: MESSAGE, headers: { origin: 'http://evil.example/gateway.lan:8880' } },
-  { body: MESSAGE, headers: { origin: 'http://evil.example:9000, http://gateway.lan:8880' } },
-  { body: MESSAGE, headers: { origin: 'https://dash.example' } }, // like one on `cors`, and is not
-  { body: MESSAGE, headers: { ...STRANGE_PAGE, 'x-forwarded-host': 'evil.example:9000' } }, // no proxy said so
-  { path: `/v1/receive/${FROM}`, headers: { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' } }, // <img>
-  { path: `/v1/receive/${FROM}`, headers: CHROME }, // <img>, or fetch with no-cors, over plain http
-  { path: '/v2/send?message=x', headers: CHROME },
-  { path: '/v1/qrcodelink?device_name=x', headers: CHROME },
-  { path: '/v1/accounts', headers: CHROME },
-  // Speculation rules of any page, and a typed address that another site redirects.
-  ...[RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/@auth=/v1/accounts'].flatMap((path): Ask[] => [
-    { path, headers: { ...CHROME, 'sec-fetch-site': 'none', 'sec-purpose': 'prefetch;anonymous-client-ip' } },
-    { path, headers: { 'sec-fetch-site': 'none', 'sec-fetch-mode': 'navigate' } },
-    { path, headers: { ...CHROME, ...STRANGE_PAGE } },
-    { path, headers: { ...CHROME, 'origin': 'http://gateway.lan:8880', 'sec-fetch-site': 'none' } },
-  ]),
-];
-const withHost = (ask: Ask): Ask => ({ ...ask, headers: { host: 'gateway.lan:8880', ...ask.headers } });
-
-attack(
-  'have a browser send by itself, from a page of another site, with the password that it remembers',
-  SWITCHED,
-  403,
-  'cross_site',
-  FROM_ELSEWHERE.map(withHost).map((ask) => ({ ...ask, headers: { ...REMEMBERED, ...ask.headers } })),
-);
-attack(
-  'have a browser send by itself, from a page of another site, where no token is needed',
-  { ...OPEN, allow: ['messaging', 'info', 'setup'] },
-  403,
-  'cross_site',
-  FROM_ELSEWHERE.map(withHost),
-);
-
-test('a page of the gateway itself, an origin on cors and a program are served, and the address bar what does nothing', async (t) => {
-  const backend = await startBackend(t);
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const gateway = await startGateway(t, backend, { ...config, allow: ['messaging', 'info'] });
-    for (
-      const headers of [
-        {},
-        { 'user-agent': 'curl/8.14.1' },
-        { 'user-agent': 'node', 'sec-fetch-mode': 'cors' }, // Node's fetch
-        { ...CHROME, 'sec-fetch-site': 'same-origin' },
-        { ...STRANGE_PAGE, 'sec-fetch-site': 'same-origin' }, // it decides where it is there
-        { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' },
-        { ...CHROME, 'origin': 'https://dash.example:8443' },
-      ]
-    ) {
-      for (const [status, request] of [[201, { body: MESSAGE }], [200, { path: `/v1/receive/${FROM}` }]] as const) {
-        const answer = await ask(gateway, withHost({ ...request, headers: { ...credential, ...headers } }));
-        assert.equal(answer.status, status, `${JSON.stringify(headers)}: ${answer.text}`);
-      }
-    }
-    // Without Sec-Fetch-Site an Origin must equal Host, whatever the scheme: TLS may end before the gateway.
-    for (const origin of ['http://gateway.lan:8880', 'https://gateway.lan:8880']) {
-      const answer = await ask(gateway, withHost({ body: MESSAGE, headers: { ...credential, ...CHROME, origin } }));
-      assert.equal(answer.status, 201, answer.text);
-    }
-    for (const headers of [CHROME, { ...CHROME, 'sec-fetch-site': 'none' }]) {
-      const request = { path: '/v1/about', headers: { ...credential, ...headers } };
-      assert.equal((await ask(gateway, withHost(request))).status, 200);
-    }
-  }
-});
-
-test('a credential that a page has to know is taken from any page, whatever else it asks for', async (t) => {
+test('a credential that a page has to know is accepted from any page', async (t) => {
   const { gateway } = await startBoth(t, SWITCHED);
   for (const { form, ask: make } of FORMS.filter(({ form }) => form !== 'basic')) {
-    const request = { body: MESSAGE as object | string, ...make(SECRET) };
-    const answer = await ask(gateway, { ...request, headers: { ...request.headers, ...CHROME, ...CROSS_SITE } });
+    const { headers, ...request } = make(SECRET);
+    const foreign = { ...headers, ...fieldsIn(`${CHROME} | ${CROSS_SITE}`) };
+    const answer = await ask(gateway, { body: MESSAGE, ...request, headers: foreign });
     assert.equal(answer.status, 201, `${form} ${answer.text}`);
   }
-  const headers = { ...BEARER, ...CHROME };
-  assert.equal((await ask(gateway, { path: `/v1/receive/${FROM}`, headers })).status, 200);
+  assert.equal((await ask(gateway, { path: RECEIVE, headers: fieldsIn(`bearer | ${CHROME}`) })).status, 200);
 });
 
-test('a page of another site is told nothing of the endpoint, and a wrong password from there is a 401', async (t) => {
-  const both = await startBoth(t, { ...SWITCHED, allow: ['send'] });
-  const headers = { ...REMEMBERED, ...CROSS_SITE };
-  for (const path of ['/v1/about', '/v1/accounts', '/no/such/thing', '/v2/send']) {
-    assertDenied(await ask(both.gateway, { path, headers }), 403, 'cross_site', both);
-  }
-  const authorization = basic(`api:${OTHER}`);
-  assertDenied(await ask(both.gateway, { headers: { ...headers, authorization } }), 401, 'unauthorized', both);
-});
+const ONLY_SEND = { ...SWITCHED, allow: ['send'] };
+table('a page of another site learns nothing of the endpoint, and a wrong password from there is 401', ONLY_SEND)`
+  * basic | ${CROSS_SITE} → 403 cross_site
+  /v1/about ;; /v1/accounts ;; /no/such/thing ;; GET /v2/send ;; basic api:${OTHER} → 401 unauthorized`;
 
-test('WebSocket: a page of another site opens none with what the browser adds', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  const wss = { 'sec-fetch-mode': 'websocket', 'sec-fetch-site': 'cross-site' };
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
-    const open = (headers: object): Connection =>
-      openWebSocket(t, gateway, {
-        headers: Object.entries({ ...credential, ...CHROME, ...headers }).map(([name, value]) => `${name}: ${value}`),
-      });
-    const before = backend.connections;
-    for (const headers of [STRANGE_PAGE, { ...STRANGE_PAGE, ...wss }, { origin: 'null' }, {}]) {
-      const { socket, text } = open(headers);
-      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
-      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], JSON.stringify(headers));
-    }
-    assert.equal(backend.connections, before);
-    for (
-      const headers of [
-        { origin: 'http://gateway' }, // of the gateway's own page: Chromium sends no Sec-Fetch-Site with a WebSocket
-        { ...wss, 'origin': 'http://gateway', 'sec-fetch-site': 'same-origin' }, // the same from Firefox
-        { ...wss, origin: 'https://dash.example:8443' },
-        { 'user-agent': 'Python/3.13 websockets/15.0', 'origin': 'http://gateway' },
-      ]
-    ) {
-      const { text } = open(headers);
-      await until(() => text().includes('\r\n\r\n'));
-      assert.equal(statusOf(text()), 101, JSON.stringify(headers));
-      assert.match(text(), /^x-request-id: [\w-]{36}\r$/im);
-    }
-  }
-});
-
-test('behind a trusted proxy, the host that it was asked for decides', async (t) => {
-  const proxied = { 'host': '127.0.0.1:8880', 'x-forwarded-host': 'signal.example.org' };
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const both = await startBoth(t, { ...config, trustedProxies: ['127.0.0.1'] });
-    const send = (headers: http.OutgoingHttpHeaders): Promise<Answer> =>
-      ask(both.gateway, { body: MESSAGE, headers: { ...credential, ...headers } });
-    for (
-      const headers of [
-        { ...proxied, ...STRANGE_PAGE },
-        { ...proxied, origin: 'http://127.0.0.1:8880' },
-        { host: 'signal.example.org', ...STRANGE_PAGE },
-      ]
-    ) assertDenied(await send(headers), 403, 'cross_site', both);
-    for (
-      const headers of [
-        { ...proxied, origin: 'https://signal.example.org' },
-        { host: 'signal.example.org', origin: 'https://signal.example.org' },
-        { host: 'signal.example.org' }, // it answers for the name
-      ]
-    ) assert.equal((await send(headers)).status, 201, JSON.stringify(headers));
-  }
-});
-
-const PUBLIC_HOSTS = [
-  'evil.example',
-  'evil.example:8880',
-  'EVIL.example.',
-  'localhost.evil.example',
-  'evil-localhost.example',
-  'notlan.example:80',
-  'evil.xlan',
-  'home.arpa',
-  'x.notahome.arpa',
-  '127.0.0.1.nip.io',
-  '127.0.0.1.evil.example:8880',
-  'lan.',
-  'dash.example.evil.example',
-  'other.dash.example',
-];
-attack(
-  'give a page of its own this address (DNS rebinding), where no token is needed',
-  OPEN,
-  403,
-  'cross_site',
-  PUBLIC_HOSTS.flatMap((host): Ask[] => [
-    { headers: { host } },
-    { body: MESSAGE, headers: { host, ...CHROME, 'origin': `http://${host}`, 'sec-fetch-site': 'same-origin' } },
-  ]),
-);
-
-test('without tokens a Host that public DNS cannot hold is served, or one on cors, or none; with tokens any is', async (t) => {
-  const { gateway, backend } = await startBoth(t, OPEN);
-  for (
-    const host of [
-      '127.0.0.1:8880',
-      '192.168.1.7',
-      '[::1]:8880',
-      '[fd00::7]',
-      'localhost:8880',
-      'LOCALHOST',
-      'pi',
-      'pi.local:8880',
-      'PI.Local',
-      'pi.lan',
-      'pi.home',
-      'pi.fritz.home',
-      'pi.localdomain',
-      'pi.intranet',
-      'pi.internal',
-      'host.docker.internal:8880',
-      'pi.home.arpa',
-      'pi.test',
-      'app.localhost:8880',
-      'dash.example',
-      'DASH.example:8880',
-    ]
-  ) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
-  assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
-  assert.equal(backend.seen.length, 22);
-  const receiving = await startGateway(t, backend, { ...OPEN, allow: ['receive'] });
+const PUBLIC_HOSTS = `evil.example evil.example:8880 EVIL.example. localhost.evil.example evil-localhost.example
+  notlan.example:80 evil.xlan home.arpa x.notahome.arpa 127.0.0.1.nip.io 127.0.0.1.evil.example:8880 lan.
+  dash.example.evil.example other.dash.example ash.example`.split(/\s+/);
+const LOCAL_HOSTS = `127.0.0.1:8880 192.168.1.7 [::1]:8880 [fd00::7] localhost:8880 LOCALHOST pi pi.local:8880 PI.Local
+  pi.lan pi.home pi.fritz.home pi.localdomain pi.intranet pi.internal host.docker.internal:8880 pi.home.arpa pi.test
+  app.localhost:8880 dash.example DASH.example:8880`.split(/\s+/);
+test('attack: point a public name at the gateway (DNS rebinding); without tokens only a local name, one on cors or none is served, with tokens any', async (t) => {
+  const both = await startBoth(t, OPEN);
+  const { backend, gateway } = both;
   for (const host of PUBLIC_HOSTS) {
-    const response = await raw(
-      receiving,
-      `GET /v1/receive/${FROM} HTTP/1.1\r\nHost: ${host}\r\nOrigin: http://${host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
-    );
+    const own = fieldsIn(`Host: ${host} | ${CHROME} | Origin: http://${host} | Sec-Fetch-Site: same-origin`);
+    for (const request of [{ headers: { host } }, { body: MESSAGE, headers: own }]) {
+      assertDenied(await ask(gateway, request), 403, 'cross_site', both);
+    }
+    const wish = `Host: ${host} | Origin: http://${host} | Connection: Upgrade | Upgrade: websocket`;
+    const response = await raw(gateway, bytesOf(`GET ${RECEIVE} HTTP/1.1 | ${wish}`));
     assert.deepEqual([statusOf(response), codeOf(response)], [403, 'cross_site'], host);
   }
-  assert.equal(backend.seen.length, 22);
+  assert.equal(backend.connections, 0);
+  for (const host of LOCAL_HOSTS) assert.equal((await ask(gateway, { headers: { host } })).status, 200, host);
+  assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
+  assert.equal(backend.seen.length, LOCAL_HOSTS.length + 1);
   const kept = await startGateway(t, backend);
   for (const host of PUBLIC_HOSTS) {
-    assert.equal((await ask(kept, { headers: { ...REMEMBERED, host } })).status, 200, host);
+    assert.equal((await ask(kept, { headers: { ...fieldsIn('basic'), host } })).status, 200, host);
   }
 });
 
-test('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', async (t) => {
-  const both = await startBoth(t);
-  const challenges = (answer: Answer): string[] =>
-    answer.rawHeaders.filter((_, i, all) => i % 2 === 1 && all[i - 1]!.toLowerCase() === 'www-authenticate');
-  for (const headers of [CHROME, { 'sec-fetch-mode': 'cors' }, { 'upgrade-insecure-requests': '1' }]) {
-    for (const request of [{}, { body: MESSAGE }, { path: '/v1/accounts' }]) {
-      const answer = await ask(both.gateway, { ...request, headers });
-      assertDenied(answer, 401, 'unauthorized', both);
-      assert.deepEqual(challenges(answer), ['Bearer']);
-    }
-  }
-  for (const headers of [{}, { 'user-agent': 'Wget/1.25.0' }, { 'user-agent': 'like Mozilla/5.0' }]) {
-    assert.deepEqual(challenges(await ask(both.gateway, { headers })), ['Basic realm="signal"', 'Bearer']);
-  }
-  const { socket, text } = openWebSocket(t, both.gateway, { headers: ['User-Agent: Mozilla/5.0'] });
-  await closed(socket);
-  assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nWWW-Authenticate: Bearer\r\n/);
-  assert.doesNotMatch(text(), /Basic/);
-});
+table('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', {})`
+  * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer
+  * GET /v1/accounts → 401 unauthorized | WWW-Authenticate: Bearer
+  * ${HELLO} → 401 unauthorized | WWW-Authenticate: Bearer
+  ${CHROME} ;; Sec-Fetch-Mode: cors ;; Upgrade-Insecure-Requests: 1
+  GET ${RECEIVE} | User-Agent: Mozilla/5.0 | Connection: Upgrade | Upgrade: websocket
+  * GET /v1/about → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
+  Accept: */* ;; User-Agent: Wget/1.25.0 ;; User-Agent: like Mozilla/5.0`;
 
-const DASHBOARD = 'https://dash.example:8443';
-/** What is on `cors`, written as it is not, and what else says nothing of where it comes from. */
-const NOT_LISTED = [
-  [],
-  ['Origin: http://evil.example:9000'],
-  ['Origin: null'],
-  ['Origin:'],
-  ['Origin: *'],
-  ['Origin: https://DASH.example:8443'],
-  ['Origin: http://dash.example:8443'],
-  ['Origin: https://dash.example'],
-  ['Origin: https://dash.example:8443/'],
-  ['Origin: https://dash.example:8443.evil.example'],
-  ['Origin: https://plain.example:443'],
-  [`Origin: ${DASHBOARD}`, `Origin: ${DASHBOARD}`],
-  [`Origin: ${DASHBOARD}`, 'Origin: http://evil.example:9000'],
-  [`Origin: ${DASHBOARD}, http://evil.example:9000`],
-];
-const FOR_PAGES = [
-  `access-control-allow-origin: ${DASHBOARD}`,
-  'access-control-expose-headers: Retry-After, X-Request-Id',
-  'vary: Origin',
-];
+/** The response to a row, and its headers less those of the connection, the time, and the request's id. */
+async function fieldsFor(to: Gateway, row: string): Promise<Answer & { fields: Record<string, unknown> }> {
+  const answer = await sendRow(to, parseRow(row));
+  const others = /^(?:date|connection|keep-alive|transfer-encoding|x-request-id)$/;
+  const fields = Object.entries(answer.headers).filter(([name]) => !others.test(name));
+  return { ...answer, fields: Object.fromEntries(fields) };
+}
+const CORS = [DASHBOARD, 'https://plain.example'];
+/** No Origin, and the one on `cors` as it is not written there. */
+const NOT_LISTED = `Accept: */* ;; ${EVIL} ;; Origin: null ;; Origin: ;; Origin: * ;;
+  Origin: https://DASH.example:8443 ;; Origin: http://dash.example:8443 ;; Origin: https://dash.example ;;
+  Origin: https://dash.example:8443/ ;;
+  Origin: https://dash.example:8443.evil.example ;; Origin: https://plain.example:443 ;;
+  Origin: ${DASHBOARD} | Origin: ${DASHBOARD} ;; Origin: ${DASHBOARD} | ${EVIL} ;;
+  Origin: ${DASHBOARD}, http://evil.example:9000`.split(/ ;;\s+/);
+const FOR_PAGES = {
+  'access-control-allow-origin': DASHBOARD,
+  'access-control-expose-headers': 'Retry-After, X-Request-Id',
+  'vary': 'Origin',
+};
 
-test('a page of an origin on cors may read every answer, refusals included, and no other page any', async (t) => {
+test('a page of an origin on cors may read every response, refusals included, and no other page any', async (t) => {
   const backend = await startBackend(t);
-  const config: GatewayConfig = {
-    cors: [DASHBOARD, 'https://plain.example'],
-    tokens: { test: { secret: SECRET, rate: '3/1h' }, other: { secret: OTHER } },
-    allow: ['send', 'info'],
-    limits: { body: '1KiB' },
-  };
-  const bearer = [`Authorization: Bearer ${OTHER}`];
-  const post = { method: 'POST', headers: bearer };
-  const cases: [status: number, target: string, request: { method?: string; headers?: string[]; body?: string }][] = [
-    [200, '/healthz', {}],
-    [400, '/..', {}],
-    [400, '/v1/about', { headers: [...bearer, ...bearer] }],
-    [401, '/v1/about', {}],
-    [401, '/v1/about', { headers: ['Authorization: Bearer wrong'] }],
-    [401, '/v2/send', { method: 'OPTIONS' }],
-    [200, '/v1/about', { headers: bearer }],
-    [204, '/v1/health', { headers: bearer }],
-    [201, '/v2/send', { ...post, body: JSON.stringify(MESSAGE) }],
-    [400, '/v2/send', { ...post, body: '{}' }], // the backend's
-    [400, '/v2/send', { ...post, body: '{' }],
-    [403, '/v1/accounts', { headers: bearer }],
-    [404, '/no/such/thing', { headers: bearer }],
-    [405, '/v2/send', { headers: bearer }],
-    [405, '/v2/send', { method: 'OPTIONS', headers: bearer }],
-    [413, '/v2/send', { ...post, body: JSON.stringify({ ...MESSAGE, message: 'x'.repeat(1024) }) }],
-    [415, '/v2/send', { ...post, headers: [...bearer, 'Content-Encoding: gzip'], body: '{}' }],
-  ];
-  const [page, gateway] = [await startGateway(t, backend, config), await startGateway(t, backend, config)];
-  for (const [status, target, { headers = [], ...request }] of cases) {
-    const plain = await rawRequest(gateway, target, { ...request, headers });
-    const answer = await rawRequest(page, target, { ...request, headers: [...headers, `Origin: ${DASHBOARD}`] });
-    assert.deepEqual([statusOf(plain), statusOf(answer)], [status, status], target);
-    assert.deepEqual(fieldsOf(answer), [...fieldsOf(plain), ...FOR_PAGES].sort(), target);
-    assert.ok(!/access-control|vary/i.test(plain), plain);
+  const own = { ...tokens({ rate: '3/1h' }, {}), cors: CORS, allow: ['send', 'info'], limits: { body: '1KiB' } };
+  const [page, gateway] = [await startGateway(t, backend, own), await startGateway(t, backend, own)];
+  const good = `bearer ${OTHER}`;
+  const rows = `200 /healthz ;; 204 /v1/health | ${good} ;; 201 ${HELLO} | ${good} ;; 200 /v1/about | ${good}
+    400 /.. ;; 400 /v1/about | ${good} | ${good} ;; 400 {} | ${good} ;; 400 { | ${good}
+    401 /v1/about ;; 401 /v1/about | bearer wrong ;; 401 OPTIONS /v2/send ;; 403 /v1/accounts | ${good}
+    404 /no/such/thing | ${good} ;; 405 GET /v2/send | ${good} ;; 405 OPTIONS /v2/send | ${good}
+    413 ${sized(1100)} | ${good} ;; 415 {} | ${good} | Content-Encoding: gzip`.split(/\n\s*| ;; /);
+  for (const row of rows) {
+    const [status, request] = [Number(row.slice(0, 3)), row.slice(4)];
+    const plain = await fieldsFor(gateway, request);
+    const answer = await fieldsFor(page, `${request} | Origin: ${DASHBOARD}`);
+    assert.deepEqual([plain.status, answer.status], [status, status], row);
+    assert.deepEqual(answer.fields, { ...plain.fields, ...FOR_PAGES }, row);
+    assert.doesNotMatch(Object.keys(plain.fields).join(), /access-control|vary/);
   }
-  for (const origin of NOT_LISTED) {
-    for (const credential of [bearer, []]) {
-      const answer = await rawRequest(gateway, '/v1/about', { headers: [...credential, ...origin] });
-      assert.equal(statusOf(answer), credential.length > 0 ? 200 : 401);
-      assert.ok(!/access-control|vary/i.test(answer), answer);
-    }
+  for (const row of NOT_LISTED.flatMap((origin) => [`200 ${good} | ${origin}`, `401 none | ${origin}`])) {
+    const { status, fields } = await fieldsFor(gateway, row.slice(4));
+    assert.equal(status, Number(row.slice(0, 3)), row);
+    assert.doesNotMatch(Object.keys(fields).join(), /access-control|vary/, row);
   }
-  const ofToken = (): Promise<string> =>
-    rawRequest(page, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`] });
-  for (let i = 0; i < 3; i++) assert.equal(statusOf(await ofToken()), 200);
-  const limited = await ofToken();
-  assert.equal(statusOf(limited), 429);
-  assert.match(limited, /\r\nRetry-After: \d+\r\n/i);
-  assert.deepEqual(fieldsOf(limited).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
+  for (let i = 0; i < 3; i++) assert.equal((await ask(page, { headers: BEARER })).status, 200);
   backend.server.close();
   backend.server.closeAllConnections();
-  const down = await rawRequest(page, '/v1/about', { headers: [...bearer, `Origin: ${DASHBOARD}`] });
-  assert.equal(statusOf(down), 502);
-  assert.deepEqual(fieldsOf(down).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
-});
-
-test('what the backend says of pages reaches nobody; the rest of its answer does, its Vary too', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    req.resume();
-    res.writeHead(200, [
-      ...['Access-Control-Allow-Origin', '*', 'Access-Control-Allow-Credentials', 'true'],
-      ...['access-control-expose-headers', '*', 'Access-Control-Allow-Private-Network', 'true'],
-      ...['Access-Control-Allow-Methods', '*', 'Access-Control-Allow-Headers', '*', 'Access-Control-Max-Age', '9'],
-      ...['Vary', 'Accept', 'X-Request-Id', 'of the backend', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'],
-      ...['Content-Length', '2'],
-    ]).end('[]');
-  });
-  const gateway = await startGateway(t, backend, { cors: [DASHBOARD] });
-  const own = [
-    'content-length: 2',
-    'set-cookie: a=1',
-    'set-cookie: b=2',
-    'vary: Accept',
-    ...INERT,
-  ].sort();
-  const bearer = `Authorization: Bearer ${SECRET}`;
-  for (const origin of NOT_LISTED) {
-    const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, ...origin] });
-    assert.deepEqual(fieldsOf(answer), own, JSON.stringify(origin));
-    assert.doesNotMatch(answer, /of the backend/);
+  const wish = `403 GET ${RECEIVE} | ${good} | Connection: Upgrade | Upgrade: websocket`;
+  for (const row of ['429 bearer', `502 ${good}`, wish]) {
+    const { status, fields } = await fieldsFor(page, `${row.slice(4)} | Origin: ${DASHBOARD}`);
+    assert.equal(status, Number(row.slice(0, 3)), row);
+    assert.deepEqual({ ...fields, ...FOR_PAGES }, fields);
+    if (status === 429) assert.match(String(fields['retry-after']), /^\d+$/);
   }
-  const answer = await rawRequest(gateway, '/v1/about', { headers: [bearer, `Origin: ${DASHBOARD}`] });
-  assert.deepEqual(fieldsOf(answer), [...own, ...FOR_PAGES].sort());
 });
 
-/** What a relayed response to a GET says besides, so that what it holds does nothing and is kept nowhere. */
-const CSP = "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; sandbox";
-const INERT = ['cache-control: no-store', CSP, 'x-content-type-options: nosniff'];
+/** What a relayed response to a GET says besides, so that its content does nothing and is kept nowhere. */
+const CSP = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
+const INERT = { 'cache-control': 'no-store', 'content-security-policy': CSP, 'x-content-type-options': 'nosniff' };
 
-test(
-  'what the backend answers to a GET runs no script, asks for nothing and is kept nowhere, but for swagger',
-  async (t) => {
-    const own: Record<string, string[]> = {
-      'html': ['Content-Type', 'text/html; charset=utf-8'],
-      'svg': ['content-type', 'image/svg+xml'],
-      'nothing': [],
-      'sound': ['Content-Type', 'audio/aac'],
-      'film': ['content-type', 'Video/mp4; codecs="avc1"'],
-      'both': ['Content-Type', 'audio/aac, text/html'],
-      'like': ['Content-Type', 'text/html; audio/aac'],
-      'kept': ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
-      'sniffed': ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
-    };
-    const backend = await startBackend(t, (req, res) => {
-      const name = req.url!.split('/').at(-1)!;
-      req.resume().on(
-        'end',
-        () => res.writeHead(name === 'html' ? 404 : 200, [...own[name] ?? [], 'Content-Length', '2']).end('hi'),
-      );
-    });
-    const gateway = await startGateway(t, backend, {
-      ...ALL_FORMS,
-      allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
-      tokens: { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } },
-    });
-    const [caching, csp, sniffing] = INERT as [string, string, string];
-    const cases: [request: { method?: string; body?: string; secret?: string }, path: string, added: string[]][] = [
-      ...['html', 'svg', 'nothing', 'both', 'like'].flatMap((name): typeof cases => [
-        [{}, `/v1/attachments/${name}`, INERT],
-        [{}, `/v3/${name}`, INERT],
-      ]),
-      [{}, `/v1/groups/${FROM}/${GROUP}/avatar`, INERT],
-      [{}, `/v1/plugins/x`, INERT],
-      [{ secret: OTHER }, '/v2/send?message=x', INERT],
-      [{}, '/v1/attachments/sound', [caching, sniffing]],
-      [{}, '/v1/attachments/film', [caching, sniffing]],
-      [{}, '/v1/attachments/kept', [csp, sniffing]],
-      [{}, '/swagger/index.html', []],
-      [{ method: 'DELETE' }, '/v1/attachments/html', []],
-      [{ method: 'POST', body: JSON.stringify(MESSAGE) }, '/v2/send', []],
-    ];
-    for (const [{ secret = SECRET, ...request }, path, added] of cases) {
-      const answer = await rawRequest(gateway, `/@auth=${secret}${path}`, request);
-      const pairs = own[path.split('/').at(-1)!] ?? [];
-      const passed = pairs.flatMap((name, i) => i % 2 === 0 ? [`${name.toLowerCase()}: ${pairs[i + 1]}`] : []);
-      assert.deepEqual(fieldsOf(answer), [...passed, ...added, 'content-length: 2'].sort(), path);
-    }
-    // Of several X-Content-Type-Options browsers obey the first, and of policies all.
-    const sniffed = await rawRequest(gateway, `/@auth=${SECRET}/v1/attachments/sniffed`);
-    assert.match(sniffed, /nosniff[^]*none\r\n/);
-    assert.doesNotMatch(sniffed.split('nosniff')[0]!, /none\r\n/);
-    assert.equal(fieldsOf(sniffed).includes(csp), true);
-  },
+test('what the backend says of pages reaches nobody; the rest of its response does, its Vary too', async (t) => {
+  const names = ['Allow-Origin', 'Allow-Private-Network', 'Allow-Methods', 'Allow-Headers', 'expose-headers'];
+  const dropped = names.flatMap((name) => [`access-Control-${name}`, '*']);
+  dropped.push('Access-Control-Allow-Credentials', 'true', 'Access-Control-Max-Age', '9', 'X-Request-Id', 'its own');
+  const kept = ['Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2', 'Content-Length', '2'];
+  const backend = await startBackend(t, (_, res) => res.writeHead(200, [...dropped, ...kept]).end('[]'));
+  const gateway = await startGateway(t, backend, { cors: [DASHBOARD] });
+  const own = { ...INERT, 'vary': 'Accept', 'set-cookie': 'a=1, b=2', 'content-length': '2' };
+  for (const origin of [...NOT_LISTED, `Origin: ${DASHBOARD}`]) {
+    const { fields, headers } = await fieldsFor(gateway, `bearer | ${origin}`);
+    const forPage = { ...FOR_PAGES, vary: 'Origin, Accept' };
+    assert.deepEqual(fields, NOT_LISTED.includes(origin) ? own : { ...own, ...forPage }, origin);
+    assert.notEqual(headers['x-request-id'], 'its own');
+  }
+});
+
+/** The headers of the backend's response, by the end of the target. */
+const OF_BACKEND: Record<string, string[]> = {
+  html: ['Content-Type', 'text/html; charset=utf-8'],
+  svg: ['content-type', 'image/svg+xml'],
+  sound: ['Content-Type', 'audio/aac'],
+  film: ['content-type', 'Video/mp4; codecs="avc1"'],
+  both: ['Content-Type', 'audio/aac, text/html'],
+  like: ['Content-Type', 'text/html; audio/aac'],
+  kept: ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
+  sniffed: ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
+};
+const FILES: Handler = (req, res) => {
+  const own = OF_BACKEND[req.url!.split('/').at(-1)!] ?? [];
+  req.resume().on('end', () => res.writeHead(req.url!.endsWith('html') ? 404 : 200, own).end('hi'));
+};
+const ACTIVE = ['html', 'svg', 'both', 'like'].flatMap((name) =>
+  ['v1/attachments', 'v3'].map((path) => `GET /${path}/${name} → Content-Type: ${OF_BACKEND[name]![1]}`)
 );
+table('what the backend responds to a GET runs no script, asks for nothing and is kept nowhere, but for swagger', {
+  ...tokens({}, { defaults: { number: FROM, recipients: [TO] } }),
+  allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
+}, { handler: FILES })`
+  * bearer → passes | Cache-Control: no-store | Content-Security-Policy: ${CSP} | X-Content-Type-Options: nosniff
+  ${ACTIVE}
+  GET /v1/attachments/nothing ;; GET /v3/nothing ;; GET /v1/groups/${FROM}/${GROUP}/avatar ;; GET /v1/plugins/x
+  bearer ${OTHER} | GET /v2/send?message=x ;; GET /v1/attachments/kept → Cache-Control: max-age=60
+  GET /v1/attachments/sound → Content-Security-Policy: ;; GET /v1/attachments/film → Content-Security-Policy:
+  # of several X-Content-Type-Options browsers obey the first, and of policies all
+  GET /v1/attachments/sniffed → X-Content-Type-Options: nosniff, none | Content-Security-Policy: ${CSP}, default-src *
+  * bearer → passes | Cache-Control: | Content-Security-Policy: | X-Content-Type-Options:
+  GET /swagger/index.html ;; DELETE /v1/attachments/html ;; ${HELLO}`;
 
-test('a preflight of an origin on cors is answered without a credential, and reaches neither backend nor rate', async (t) => {
-  for (
-    const config of [OPEN, { ...OPEN, tokens: { test: { secret: SECRET, rate: '1/1h' } } }] as GatewayConfig[]
-  ) {
+test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
+  const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
+  const limited = { ...OPEN, ...tokens({ rate: '1/1h' }) };
+  const names = 'Access-Control-Request-Headers';
+  for (const [config, ofSend] of [[OPEN, 201], [limited, 201], [elsewhere, 403]] as const) {
     const { backend, gateway } = await startBoth(t, config);
-    const preflight = (target: string, ...headers: string[]): Promise<string> =>
-      rawRequest(gateway, target, {
-        method: 'OPTIONS',
-        headers: [`Origin: ${DASHBOARD}`, 'Access-Control-Request-Method: POST', ...headers],
-      });
-    const cases: [asked: string[], allowed: string][] = [
-      [['authorization,content-type'], 'authorization, content-type'],
-      [['X-Request-Id, Authorization ,accept'], 'authorization, accept, x-request-id'],
-      [['accept-language', 'content-language'], 'accept-language, content-language'],
-      [['authorization,x-forwarded-for,cookie,*'], 'authorization'],
-      [['x-other'], ''],
-      [[], ''],
-    ];
-    for (const [asked, allowed] of cases) {
-      const names = asked.map((name) => `Access-Control-Request-Headers: ${name}`);
-      const response = await preflight('/v2/send', ...names);
-      assert.match(response, /^HTTP\/1\.1 204 No Content\r\n[^]*\r\n\r\n$/);
-      assert.deepEqual(
-        fieldsOf(response),
-        [
-          `access-control-allow-headers: ${allowed}`,
-          'access-control-allow-methods: GET, POST, PUT, PATCH, DELETE',
-          'access-control-max-age: 60',
-          ...FOR_PAGES,
-        ].sort(),
-      );
-    }
-    // Of what is no route, or no target, it says the same: a page can read the refusal that follows.
-    const first = await preflight('/v2/send');
-    for (
-      const target of [
-        ...['/no/such/thing', '/v1/accounts', RECEIVE, `/@auth=${OTHER}/v2/send`, `/@auth=${OTHER}/@auth=x/`],
-        ...['/../v2/send', '/v1/groups/--help', '/v1/receive/1', '/%zz', '/v1%2Fabout', 'http://x/v2/send'],
-      ]
-    ) assert.deepEqual(fieldsOf(await preflight(target)), fieldsOf(first), target);
+    const preflight = async (row: string, allowed: string): Promise<void> => {
+      const answer = await fieldsFor(gateway, `OPTIONS ${row} | Origin: ${DASHBOARD} | ${ASKED}`);
+      const own = { 'access-control-allow-methods': 'GET, POST, PUT, PATCH, DELETE', 'access-control-max-age': '60' };
+      assert.deepEqual([answer.status, answer.text], [204, ''], row);
+      assert.deepEqual(answer.fields, { ...FOR_PAGES, ...own, 'access-control-allow-headers': allowed }, row);
+    };
+    await preflight(`/v2/send | ${names}: authorization,content-type`, 'authorization, content-type');
+    await preflight(`/v2/send | ${names}: X-Request-Id, Authorization ,accept`, 'authorization, accept, x-request-id');
+    const languages = `${names}: accept-language | ${names}: content-language`;
+    await preflight(`/v2/send | ${languages}`, 'accept-language, content-language');
+    await preflight(`/v2/send | ${names}: authorization,x-forwarded-for,cookie,*`, 'authorization');
+    await preflight(`/v2/send | ${names}: x-other`, '');
+    // Of what is no route, or no target, the gateway says the same: a page can read the refusal that follows.
+    const targets = `/v2/send /no/such/thing /v1/accounts ${RECEIVE} /@auth=${OTHER}/v2/send /@auth=${OTHER}/@auth=x/
+      /../v2/send /v1/groups/--help /v1/receive/1 /%zz /v1%2Fabout http://x/v2/send`.split(/\s+/);
+    for (const target of targets) await preflight(target, '');
     assert.equal(backend.connections, 0);
     assert.doesNotMatch(gateway.log.join(), SECRETS);
     const { method, token, status, level } = requests(gateway)[0];
     assert.deepEqual([method, token, status, level], ['OPTIONS', undefined, 204, 'debug']);
-    const headers = { ...BEARER, origin: DASHBOARD };
-    assert.equal((await ask(gateway, { body: MESSAGE, headers })).status, 201);
+    const send = await ask(gateway, { body: MESSAGE, headers: { ...BEARER, origin: DASHBOARD } });
+    assert.deepEqual([send.status, send.headers['access-control-allow-origin']], [ofSend, DASHBOARD]);
   }
 });
 
-test('a page of an origin on cors can read why its address is refused', async (t) => {
-  const both = await startBoth(t, { cors: [DASHBOARD], clients: ['10.0.0.0/8'] });
-  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assert.equal((await ask(both.gateway, { method: 'OPTIONS', headers })).status, 204);
-  const refused = await ask(both.gateway, { body: MESSAGE, headers: { ...BEARER, origin: DASHBOARD } });
-  assertDenied(refused, 403, 'client_not_allowed', both);
-  assert.equal(refused.headers['access-control-allow-origin'], DASHBOARD);
-  assertDenied(
-    await ask(both.gateway, { method: 'OPTIONS', headers: { ...headers, origin: 'https://x.example' } }),
-    403,
-    'client_not_allowed',
-    both,
-  );
-});
+const NAMED_ORIGIN =
+  'an origin that is not on cors is named in the log where a credential is missing, and forges no line';
+table(NAMED_ORIGIN, { cors: [DASHBOARD] })([
+  `* OPTIONS /v1/about → 401 unauthorized\n* GET /v1/about → 401 unauthorized\n* ${HELLO} → 401 unauthorized`,
+  ...[DASHBOARD, `http://api:${OTHER}@new.example`, 'https://a\x9b2J.example', 'a"b level=info \x9b2J\t\xe0', '']
+    .map((origin) => `Origin: ${origin} → reason=no_credential | origin=undefined`),
+  'Accept: */* → reason=no_credential | origin=undefined',
+  ...['https://new.example:8443', 'null', 'https://a"b,level=info', `https://${'x'.repeat(200)}`].flatMap((origin) => [
+    `Origin: ${origin} → reason=origin_not_listed | origin=${origin.slice(0, 100)}`,
+    `OPTIONS /v1/about | ${ASKED} | Origin: ${origin} → reason=origin_not_listed | origin=${origin.slice(0, 100)}`,
+    `GET /v1/about | bearer ${OTHER} | Origin: ${origin} → reason=unknown_token | origin=undefined`,
+  ]),
+]);
 
-test('an origin that is not on cors is named in the log where a credential is missing, and forges no line there', async (t) => {
-  const both = await startBoth(t, { cors: [DASHBOARD] });
-  const asked = { 'access-control-request-method': 'POST' };
-  const cases: [origin: string | undefined, reason: string, logged?: string][] = [
-    ['https://new.example:8443', 'origin_not_listed', 'https://new.example:8443'],
-    ['null', 'origin_not_listed', 'null'],
-    [`https://${'x'.repeat(200)}`, 'origin_not_listed', `https://${'x'.repeat(92)}`],
-    [`http://api:${OTHER}@new.example`, 'no_credential'], // and no credential gets into the log
-    ['https://a\x9b2J.example', 'no_credential'],
-    ['https://a"b,level=info', 'origin_not_listed', 'https://a"b,level=info'],
-    ['a"b level=info \x9b2J\t\xe0', 'no_credential'], // nothing that a browser sends
-    [DASHBOARD, 'no_credential'],
-    [undefined, 'no_credential'],
-  ];
-  for (const [origin, reason, logged] of cases) {
-    const own = origin === undefined ? {} : { origin };
-    for (const request of [{ method: 'OPTIONS', headers: own }, { headers: own }, { body: MESSAGE, headers: own }]) {
-      const answer = await ask(both.gateway, request);
-      assertDenied(answer, 401, 'unauthorized', both);
-      const line = requests(both.gateway).at(-1)!;
-      assert.deepEqual([line.reason, line.origin], [reason, logged]);
-    }
-    if (logged === undefined) continue;
-    const preflight = await ask(both.gateway, { method: 'OPTIONS', headers: { ...own, ...asked } });
-    assertDenied(preflight, 401, 'unauthorized', both);
-    const answer = await ask(both.gateway, { headers: { ...own, authorization: `Bearer ${OTHER}` } });
-    assertDenied(answer, 401, 'unauthorized', both);
-    const [before, after] = requests(both.gateway).slice(-2);
-    assert.deepEqual([before!.reason, after!.reason, after!.origin], ['origin_not_listed', 'unknown_token', undefined]);
-  }
-});
-
-test('an OPTIONS that is no preflight of an origin on cors is a request like others', async (t) => {
-  const both = await startBoth(t, { cors: [DASHBOARD, 'https://plain.example'] });
-  const asked = 'Access-Control-Request-Method: POST';
-  for (const headers of [...NOT_LISTED.map((origin) => [...origin, asked]), [`Origin: ${DASHBOARD}`]]) {
-    for (const [status, credential] of [[401, []], [405, [`Authorization: Bearer ${SECRET}`]]] as const) {
-      const response = await rawRequest(both.gateway, '/v2/send', {
-        method: 'OPTIONS',
-        headers: [...headers, ...credential],
-      });
-      assert.equal(statusOf(response), status, JSON.stringify(headers));
-      assert.equal(response.includes('Access-Control-Allow-Methods'), false);
-    }
-  }
-  const headers = { 'origin': DASHBOARD, 'access-control-request-method': 'POST' };
-  assertDenied(await ask(both.gateway, { method: 'POST', headers }), 401, 'unauthorized', both);
-});
-
-test('WebSocket: one that a page of an origin on cors opened with what the browser adds is closed by a reload without it', async (t) => {
-  const backend = await startUpgradeBackend(t);
-  for (const [config, credential] of [[SWITCHED, REMEMBERED], [OPEN, {}]] as [GatewayConfig, object][]) {
-    const gateway = await startGateway(t, backend, { ...config, allow: ['receive'] });
-    const openFrom = (headers: object): Connection =>
-      openWebSocket(t, gateway, {
-        headers: Object.entries({ ...credential, ...headers }).map(([name, value]) => `${name}: ${value}`),
-      });
-    const [page, program] = [openFrom({ origin: 'https://dash.example:8443' }), openFrom({})];
-    for (const { text } of [page, program]) await until(() => text().startsWith('HTTP/1.1 101'));
-    gateway.reload({ ...config, allow: ['receive'], cors: ['https://other.example'] });
-    await closed(page.socket);
-    await until(() => linesOf(gateway, /^websocket closed$/)[0]?.reason === 'no_longer_allowed');
-    assert.equal(program.socket.destroyed, false);
-  }
-});
-
-test('WebSocket: a refusal says to a page of an origin on cors that it may read it', async (t) => {
-  const { gateway } = await startBoth(t, { cors: [DASHBOARD] });
-  const { socket, text } = openWebSocket(t, gateway, {
-    headers: [`Authorization: Bearer ${SECRET}`, `Origin: ${DASHBOARD}`],
-  });
-  await closed(socket);
-  assert.equal(statusOf(text()), 403);
-  assert.deepEqual(fieldsOf(text()).filter((line) => FOR_PAGES.includes(line)), FOR_PAGES);
-});
+table('an OPTIONS that is no preflight of an origin on cors is a request like others', { cors: CORS })([
+  '* OPTIONS /v2/send → 401 unauthorized | Access-Control-Allow-Methods:',
+  '* OPTIONS /v2/send | bearer → 405 method_not_allowed | Access-Control-Allow-Methods:',
+  ...NOT_LISTED.map((origin) => `${origin} | ${ASKED}`),
+  `Origin: ${DASHBOARD}`,
+  `POST /v2/send | none | Origin: ${DASHBOARD} | ${ASKED} → 401 unauthorized`,
+]);
 
 section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
 /** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
