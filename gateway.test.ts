@@ -7442,347 +7442,280 @@ test('the start-up line tells what the tokens may do, not what they might have',
 
 section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
 
-/** Who could not read a file; Deno 2.9 tells that only with a permission of its own. */
+/** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
-
-function nest(path: readonly string[], value: unknown): object {
-  return path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
-}
-
-const NO_PERSON = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*';
+const UNREAD = (code: string): string => `cannot be read${BY_USER} (${code})`;
+const NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*';
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE = 'is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"';
-const NO_RULES = ['snd', 'get /v1/about', 'GET v1/about', 'HEAD /v1/about', 'GET /v1/a%62', 'GET /v1/x?y'];
-const NO_RANGES = ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'];
-const NO_PERSONS = ['--x', '', '4915551234567', '+49 1555'];
+const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
-function tokenA(settings: object): object {
-  return { tokens: { a: settings } };
+/**
+ * Loads the configuration of each row. Behind the arrow stand all its problems, separated by " | ".
+ *   {…}        what createGateway is given          @ {…}      settings of a token that has a secret
+ *   env {…}    variables of the environment         load {…}   sources for loadSettings
+ *   file TEXT  a configuration file, FILE in messages
+ * DIR is the folder of these files.
+ */
+function checkProblems(dir: string, rows: string): void {
+  const file = join(dir, 'gateway.json');
+  for (const row of rows.split('\n').map((line) => line.trim()).filter((line) => line !== '' && line[0] !== '#')) {
+    const [, kind = '', text = '', problems = ''] = /^(@ |env |load |file )?(.*?) →(?: (.*))?$/.exec(row)!;
+    if (kind === 'file ') writeFileSync(file, unescaped(text));
+    const value = kind === 'file ' ? { file } : JSON.parse(text.replaceAll('DIR', dir));
+    const found = problemsOf(() => {
+      if (kind === '' || kind === '@ ') createGateway(kind ? tokens(value) : value);
+      else loadSettings(kind === 'env ' ? { env: value } : value);
+    }).join(' | ');
+    assert.equal(found.replaceAll(file, 'FILE').replaceAll(dir, 'DIR'), problems, row);
+    assert.doesNotMatch(found, SECRETS);
+  }
 }
 
-const BAD_CONFIGS: [config: unknown, ...problems: string[]][] = [
-  [{ lisen: ':1', ...tokenA({ secret: SECRET }) }, 'lisen: is not a setting; did you mean "listen"?'],
-  [{ zzz: 1 }, 'zzz: is not a setting'],
-  // A key is shown as one word, so that none forges a second line or setting.
-  [{ 'zz z': 1, 'z\n': 1, 'z\x1b': 1, 'a:b': 1 }, ...[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`)],
-  [{ backend: { ulr: 'x' } }, 'backend.ulr: is not a setting; did you mean "url"?'],
-  [{ backend: 'http://x' }, 'backend: must be an object'],
-  [[], 'the file: must be an object'],
-  [null, 'the file: must be an object'],
-  [
-    { tokens: { grafana: { secret: SECRET, methods: ['paht'] } } },
-    'tokens.grafana.methods[0]: "paht" is not one of bearer, basic, query, path, body',
-  ],
-  [{ tokens: {} }, 'tokens: holds no token; leave it out to run without tokens'],
-  [{ tokens: [] }, 'tokens: must be an object, name to settings'],
-  [
-    { tokens: null, clients: null, backend: null, tls: { cert: null } },
-    ...['tokens', 'clients', 'backend', 'tls.cert'].map((at) => `${at}: null is no value; leave the line out`),
-  ],
-  [
-    { tokens: { a: null, b: { secret: null }, c: { secret: SECRET, rate: null, defaults: { number: null } } } },
-    ...['[0]', '.b.secret', '.c.rate', '.c.defaults.number'].map((at) =>
-      `tokens${at}: null is no value; leave the line out`
-    ),
-  ],
-  // A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
-  [
-    { 'a b': 1, 'a\n': 1, log: { '\u001b[2J': 1 }, ...tokenA({ secret: SECRET, 'ü': 1 }) },
-    ...['the file[0]', 'the file[1]', 'log[0]', 'tokens.a[0]'].map((at) => `${at}: is not a setting`),
-  ],
-  [{ tokens: { a: SECRET } }, 'tokens[0]: must be an object with "secret" or "secretFile"'],
-  [tokenA({}), 'tokens.a: needs either "secret" or "secretFile"'],
-  [tokenA({ secret: SECRET, secretFile: '/x' }), 'tokens.a: needs either "secret" or "secretFile"'],
-  [
-    tokenA({ secret: 'short' }),
-    'tokens.a.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
-  ],
-  [tokenA({ secret: 17 }), 'tokens.a.secret: must be a string'],
-  [tokenA({ secret: 'sha256:12' }), 'tokens.a.secret: after "sha256:" there must be 64 hexadecimal digits'],
-  [tokenA({ secret: `${SECRET}\n` }), 'tokens.a.secret: holds a control character'],
-  [tokenA({ secretFile: '/no/such/file' }), `tokens.a.secretFile: /no/such/file cannot be read${BY_USER} (ENOENT)`],
-  [{ tokens: { a: { secret: SECRET }, b: { secret: SECRET } } }, 'tokens: "a" and "b" have the same secret'],
-  [
-    { tokens: { 'a b': { secret: SECRET } } },
-    'tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most',
-  ],
-  [tokenA({ secret: SECRET, expires: '2027-02-30' }), `tokens.a.expires: "2027-02-30" ${NO_DATE}`],
-  [
-    tokenA({ secret: SECRET, senders: ['0664123'], recipients: NO_PERSONS }),
-    'tokens.a.senders[0]: "0664123" is not "+" and 5 to 15 digits',
-    ...NO_PERSONS.map((text, i) => `tokens.a.recipients[${i}]: "${text}" ${NO_PERSON}`),
-  ],
-  [tokenA({ secret: SECRET, recipients: [] }), 'tokens.a.recipients: must be a list with at least one entry'],
-  [
-    tokenA({ secret: SECRET, clients: NO_RANGES }),
-    ...NO_RANGES.map((text, i) => `tokens.a.clients[${i}]: "${text}" is not an address or a CIDR range`),
-  ],
-  [
-    tokenA({ secret: SECRET, allow: NO_RULES }),
-    ...NO_RULES.map((text, i) => `tokens.a.allow[${i}]: "${text}" ${NO_RULE}`),
-  ],
-  [
-    tokenA({ secret: SECRET, recipient: ['+1'] }),
-    'tokens.a.recipient: is not a setting; did you mean "recipients"?',
-  ],
-  [
-    { rate: '30', 'shutdown': '10', limits: { body: '150', connections: 0 }, log: { level: 'trace' } },
-    'rate: "30" is not a rate such as 30/1m',
-    'limits.body: "150" is not a size such as 150MiB',
-    'limits.connections: 0 is not a whole number of at least 1',
-    'shutdown: "10" is not a duration such as 10s',
-    'log.level: "trace" is not one of debug, info, warn, error',
-  ],
-  [
-    { backend: { url: 'ftp://x', timeout: '1w' } },
-    'backend.url: must be an http or https URL without a query',
-    'backend.timeout: "1w" is not a duration such as 150s',
-  ],
-  [{ backend: { url: `http://user:${SECRET}@x/?q` } }, 'backend.url: must be an http or https URL without a query'],
-  [{ listen: '8880' }, 'listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock'],
-  [
-    { listen: '0.0.0.0:8880' },
-    'tokens: there is none, and other machines can reach the address to listen on: ' +
-    'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in',
-  ],
-  [
-    { auth: { methods: [], anonymous: 'yes' } },
-    'auth.methods: must be a list with at least one entry',
-    'auth.anonymous: "yes" is not true or false',
-  ],
-];
-
-for (const [config, ...problems] of BAD_CONFIGS) {
-  test(`configuration ${JSON.stringify(config).replaceAll(SECRET, '…').slice(0, 90)}: every mistake is reported, and no secret`, () => {
-    const found = problemsOf(() => createGateway(config as GatewayConfig));
-    assert.deepEqual(found, problems);
-    assert.doesNotMatch(found.join(''), SECRETS);
-  });
-}
-
-test('without tokens the gateway starts only where nobody else can reach it, or when asked to', () => {
-  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) {
-    assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
-  }
-  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
-    assert.equal(problemsOf(() => createGateway({ listen })).length, 1, listen);
-    assert.deepEqual(problemsOf(() => createGateway({ listen, auth: { anonymous: true } })), [], listen);
-    assert.deepEqual(problemsOf(() => createGateway({ listen, tokens: { a: { secret: SECRET } } })), [], listen);
-  }
-});
-
-test('file, environment, flags: of two, the later wins', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(
-    file,
-    JSON.stringify({
-      listen: '127.0.0.1:1',
-      backend: { url: 'http://file:1', timeout: '1s' },
-      rate: '1/1s',
-      tokens: { file: { secret: SECRET } },
-    }),
+test('every mistake of a configuration is reported by its place, and no secret is shown', (t) => {
+  const url = 'must be an http or https URL without a query';
+  const isNull = 'null is no value; leave the line out';
+  checkProblems(
+    folder(t),
+    literal`
+    {"lisen":":1","tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"?
+    {"zzz":1} → zzz: is not a setting
+    # A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
+    {"zz z":1,"z\n":1,"z\u001b":1,"a:b":1} → ${[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`).join(' | ')}
+    {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
+    {"backend":{"ulr":"x"}} → backend.ulr: is not a setting; did you mean "url"?
+    {"backend":"http://x"} → backend: must be an object
+    [] → the file: must be an object
+    null → the file: must be an object
+    {"tokens":{}} → tokens: holds no token; leave it out to run without tokens
+    {"tokens":[]} → tokens: must be an object, name to settings
+    {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
+    {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
+    @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
+    {"tokens":{"a":"${SECRET}"}} → tokens[0]: must be an object with "secret" or "secretFile"
+    {"tokens":{"${SECRET}":"grafana"}} → tokens[0]: must be an object with "secret" or "secretFile"
+    {"tokens":{"a":{}}} → tokens.a: needs either "secret" or "secretFile"
+    @ {"secretFile":"/x"} → tokens.test: needs either "secret" or "secretFile"
+    @ {"secret":"short"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one
+    @ {"secret":17} → tokens.test.secret: must be a string
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
+    @ {"secret":"${SECRET}\n"} → tokens.test.secret: holds a control character
+    # In JSON nobody quotes a secret by mistake.
+    ${['\\"S\\"', '{S}', `S;${OTHER}`, `S ${OTHER}`].map((text) => `@ {"secret":"${text.replace('S', SECRET)}"} →`)}
+    ${
+      [' S', 'S ', '\\u00a0S'].map((text) =>
+        `@ {"secret":"${text.replace('S', SECRET)}"} → tokens.test.secret: begins or ends with white space`
+      )
+    }
+    {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${UNREAD('ENOENT')}
+    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
+    {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
+    # Every line of the log would show the name.
+    ${
+      [SECRET, `sha256:${hashOf(SECRET)}`].map((secret) =>
+        `{"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"${secret}"}}} → tokens[1]: has a secret as its name`
+      )
+    }
+    @ {"methods":["paht"]} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body
+    ${
+      ['2027-02-30', '2027-02-31T00:00:00Z'].map((date) =>
+        `@ {"expires":"${date}"} → tokens.test.expires: ${date.length < 16 ? `"${date}"` : 'the value'} ${NO_DATE}`
+      )
+    }
+    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits | tokens.test.recipient: is not a setting; did you mean "recipients"?
+    @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
+    ${
+      ['--x', '', '4915551234567', '+49 1555'].map((text) =>
+        `@ {"recipients":["${TO}","${text}"]} → tokens.test.recipients[1]: "${text}" ${NO_RECIPIENT}`
+      )
+    }
+    ${
+      ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text) =>
+        `@ {"clients":["${text}"]} → tokens.test.clients[0]: "${text}" is not an address or a CIDR range`
+      )
+    }
+    ${
+      'snd,get /v1/about,GET v1/about,HEAD /v1/about,GET /v1/a%62,GET /v1/x?y,constructor,toString,__proto__'.split(',')
+        .map(
+          (rule) => `{"allow":["info","${rule}"]} → allow[1]: "${rule}" ${NO_RULE}`,
+        )
+    }
+    {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
+    {"limits":{"connections":0},"shutdown":"10"} → limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
+    {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
+    ${
+      [`http://user:${SECRET}@x/?q`, `http://api:${SECRET}/x@backend:1`, `api:${SECRET}@backend:1`].map((text) =>
+        `{"backend":{"url":"${text}"}} → backend.url: ${url}`
+      )
+    }
+    {"backend":{"url":"http://api:100%${SECRET}@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25"
+    {"listen":"8880"} → listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock
+    {"listen":"0.0.0.0:8880"} → tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in
+    {"auth":{"methods":[],"anonymous":"yes"}} → auth.methods: must be a list with at least one entry | auth.anonymous: "yes" is not true or false
+    {"cors":[]} → cors: must be a list with at least one entry`,
   );
-  const settings = loadSettings({
-    file,
-    env: { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' },
-    flags: { listen: '127.0.0.1:3' },
-  });
-  assert.equal(settings.listen.port, 3);
-  assert.equal(settings['backend.url'].origin, 'http://env:2');
-  assert.equal(settings['backend.timeout'], 1000);
-  assert.equal(settings.rate?.count, 2);
-  assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
-  assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
 });
 
-test('API_TOKENS takes secrets and names, API_TOKENS_FILE one per line with comments', (t) => {
-  const digest = createHash('sha256').update(OTHER).digest('hex');
-  const path = join(folder(t), 'tokens');
-  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
-  for (
-    const env of [{ API_TOKENS: `ha=${SECRET}, sha256:${digest}` }, {
-      API_TOKENS: `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`,
-    }, { API_TOKENS_FILE: path }]
-  ) {
-    const { tokens } = loadSettings({ env });
-    assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
-    assert.deepEqual(tokens.map((token) => token.digest), [createHash('sha256').update(SECRET).digest('hex'), digest]);
-  }
-});
-
-test('the environment never leaves the gateway open by mistake, and no message holds a secret', (t) => {
+test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
   const dir = folder(t);
-  const empty = join(dir, 'empty');
-  writeFileSync(empty, '# nothing here\n\n');
-  const cases: [env: Record<string, string>, ...problems: string[]][] = [
-    [{ API_TOKENS: '' }, 'API_TOKENS: is set but empty; unset it, or give it a value'],
-    [{ API_TOKENS: ' , ' }, 'API_TOKENS: holds no token; leave it out to run without tokens'],
-    [{ API_TOKENS_FILE: '' }, 'API_TOKENS_FILE: is set but empty; unset it, or give it a value'],
-    [{ API_TOKENS_FILE: empty }, 'API_TOKENS_FILE: holds no token; leave it out to run without tokens'],
-    [
-      { API_TOKENS_FILE: join(dir, 'none') },
-      `API_TOKENS_FILE: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
-    ],
-    [{ API_TOKENS_FILE: dir }, `API_TOKENS_FILE: ${dir} cannot be read${BY_USER} (EISDIR)`],
-    [
-      { API_TOKENS: SECRET, API_TOKENS_FILE: empty },
-      'API_TOKENS_FILE: is set, and API_TOKENS too; use one of them',
-      'API_TOKENS_FILE: holds no token; leave it out to run without tokens',
-    ],
-    [{ API_TOKEN: SECRET }, 'API_TOKEN: is not a setting; did you mean "API_TOKENS"?'],
-    [
-      { API_TOKENS: `${SECRET} tooshort a=${OTHER} a=${OTHER}x` },
-      'API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
-      'API_TOKENS[3]: has the name of an earlier one',
-    ],
-    [
-      { API_TOKENS: 'c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=' },
-      ...[0, 1].map((i) =>
-        `API_TOKENS[${i}]: is either a name without a secret, or a secret that ends in "=": write name=SECRET`
-      ),
-    ],
-    [
-      { API_TOKENS: SECRET, ALLOW_CLIENTS: '', ALLOW: ',' },
-      'ALLOW_CLIENTS: is set but empty; unset it, or give it a value',
-      'ALLOW: must be a list with at least one entry',
-    ],
-    [
-      { API_TOKENS: SECRET, AUTH_METHODS: 'bearer, digest', AUTH_ANONYMOUS: '1', RATE: '0/1m', LOG_FORMAT: 'xml' },
-      'AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body',
-      'AUTH_ANONYMOUS: "1" is not true or false',
-      'RATE: "0/1m" is not a rate such as 30/1m',
-      'LOG_FORMAT: "xml" is not text or json',
-    ],
-  ];
-  for (const [env, ...problems] of cases) {
-    const found = problemsOf(() => loadSettings({ env }));
-    assert.deepEqual(found, problems);
-    assert.doesNotMatch(found.join(''), new RegExp(`${SECRETS.source}|tooshort`));
+  for (const [name, text] of [['empty', '# nothing here\n\n'], ['half', '{'], ['typo', '{"token":{}}']] as const) {
+    writeFileSync(join(dir, name), text);
   }
+  const none = 'holds no token; leave it out to run without tokens';
+  const empty = 'is set but empty; unset it, or give it a value';
+  const unclear = 'is either a name without a secret, or a secret that ends in "=": write name=SECRET';
+  const open = '"LISTEN":"0.0.0.0:8880"';
+  const API = `"API_TOKENS":"${SECRET}"`;
+  checkProblems(
+    dir,
+    literal`
+    env {"API_TOKENS":""} → API_TOKENS: ${empty}
+    env {"API_TOKENS":" , "} → API_TOKENS: ${none}
+    env {"API_TOKENS_FILE":""} → API_TOKENS_FILE: ${empty}
+    env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
+    env {${API},"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: is set, and API_TOKENS too; use one of them | API_TOKENS_FILE: ${none}
+    env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | API_TOKENS[3]: has the name of an earlier one
+    env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
+    env {"API_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → API_TOKENS[0]: has a secret as its name | API_TOKENS[1]: has a secret as its name
+    env {${API},"ALLOW_CLIENTS":"","ALLOW":","} → ALLOW_CLIENTS: ${empty} | ALLOW: must be a list with at least one entry
+    env {${API},"AUTH_METHODS":"bearer, digest","RATE":"0/1m"} → AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | RATE: "0/1m" is not a rate such as 30/1m
+    env {${API},"AUTH_ANONYMOUS":"1","LOG_FORMAT":"xml"} → AUTH_ANONYMOUS: "1" is not true or false | LOG_FORMAT: "xml" is not text or json
+    # What may be a secret is not shown as a path: its first folder is not there.
+    env {"API_TOKENS_FILE":"DIR"} → API_TOKENS_FILE: DIR ${UNREAD('EISDIR')}
+    ${
+      ['DIR/none', '/no/such', 'DIR/no-such-folder/tokens', './some-file-that-is-not-here'].map((path) =>
+        `env {"API_TOKENS_FILE":"${path}"} → API_TOKENS_FILE: ${path} ${UNREAD('ENOENT')}`
+      )
+    }
+    ${
+      ['/no-such-folder-anywhere/tokens', SECRET].map((path) =>
+        `env {"API_TOKENS_FILE":"${path}"} → API_TOKENS_FILE: the file ${UNREAD('ENOENT')}`
+      )
+    }
+    # Where a source of tokens could not be read, nobody is told to let everybody in.
+    env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${UNREAD('ENOENT')}
+    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${UNREAD('ENOENT')}
+    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends too early
+    load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
+    env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "API_TOKENS"?
+    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`,
+  );
 });
 
-test('a configuration file that is missing, empty, half-written or not an object is refused, and is not quoted', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
-    `configuration: ${file} cannot be read${BY_USER} (ENOENT)`,
-  ]);
-  const whole = JSON.stringify(
-    { tokens: { a: { secret: SECRET } }, listen: '0.0.0.0:8880', auth: { anonymous: true } },
-    null,
-    2,
+test('a configuration file that is cut, is no object, or has a key twice is refused by line and column, and is not quoted', (t) => {
+  const dir = folder(t);
+  const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
+  checkProblems(
+    dir,
+    literal`
+    file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string holds a control character
+    ${['[]', 'null', '5'].map((text) => `file ${text} → FILE: is not a JSON object`)}
+    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
+    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
+    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
+    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object
+    file {"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"} →
+    file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`,
   );
+  const whole = `{\n  "tokens": {\n    "a": ${token}\n  },\n  "listen": "0.0.0.0:8880"\n}`;
+  const file = join(dir, 'cut.json');
   for (let length = 0; length < whole.length; length++) {
     writeFileSync(file, whole.slice(0, length));
     const [problem, ...more] = problemsOf(() => loadSettings({ file }));
     assert.match(problem!, /: is not a JSON object: line \d+, column \d+: it ends too early$/);
     assert.deepEqual(more, []);
   }
-  writeFileSync(file, whole.replace(`"${SECRET}"`, `"${SECRET}`));
-  assert.deepEqual(problemsOf(() => loadSettings({ file })), [
-    `${file}: is not a JSON object: line 4, column 46: a string holds a control character`,
-  ]);
-  for (const text of ['[]', 'null', '5']) {
-    writeFileSync(file, text);
-    assert.deepEqual(problemsOf(() => loadSettings({ file })), [`${file}: is not a JSON object`]);
-  }
 });
 
-test('a token in a file takes its secret from another, and settings of its own', (t) => {
-  const dir = folder(t);
-  writeFileSync(join(dir, 'secret'), `${SECRET}\n`);
-  const file = join(dir, 'gateway.json');
+test('without tokens the gateway starts only where no other machine can reach it, or when asked to', () => {
+  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) {
+    assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
+  }
+  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
+    // In a program, a setting that is undefined is absent.
+    for (const none of [{}, NO_TOKENS]) {
+      assert.equal(problemsOf(() => createGateway({ listen, ...none })).length, 1, listen);
+    }
+    for (const more of [{ auth: { anonymous: true } }, tokens({})]) {
+      assert.deepEqual(problemsOf(() => createGateway({ listen, ...more })), [], listen);
+    }
+  }
+  const absent = { ...NO_TOKENS, allow: undefined, limits: { body: undefined } } as unknown as GatewayConfig;
+  assert.deepEqual(problemsOf(() => createGateway({ listen: '127.0.0.1:0', ...absent })), []);
+});
+
+test('flags replace the environment, the environment replaces the file, and tokens are not merged', (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const backend = { url: 'http://file:1', timeout: '1s' };
   writeFileSync(
     file,
-    JSON.stringify({
-      tokens: {
-        grafana: {
-          secretFile: join(dir, 'secret'),
-          methods: ['path'],
-          clients: ['172.18.0.0/16'],
-          expires: '2027-06-30',
-        },
-      },
-    }),
+    JSON.stringify({ listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } }),
   );
-  const [token] = loadSettings({ file }).tokens;
-  assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
+  const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
+  const settings = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
+  assert.equal(settings.listen.port, 3);
+  assert.equal(settings['backend.url'].origin, 'http://env:2');
+  assert.equal(settings['backend.timeout'], 1000);
+  assert.equal(settings.rate?.count, 2);
+  assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
+  assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
+  const [without, less] = [loadSettings({}), loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } })];
+  assert.deepEqual([without.shutdown, less.shutdown, without.cors], [8000, 3000, undefined]);
+});
+
+test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file', (t) => {
+  const digest = hashOf(OTHER);
+  const [path, secretFile] = ['tokens', 'secret'].map((name) => join(folder(t), name)) as [string, string];
+  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+  const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
+  for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: path }]) {
+    const { tokens } = loadSettings({ env });
+    assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
+    assert.deepEqual(tokens.map((token) => token.digest), [hashOf(SECRET), digest]);
+  }
+  writeFileSync(secretFile, `${SECRET}\n`);
+  writeFileSync(path, JSON.stringify({ tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } }));
+  const [token] = loadSettings({ file: path }).tokens;
+  assert.equal(token!.digest, hashOf(SECRET));
   assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
   assert.deepEqual([...token!.methods!], ['path']);
 });
 
-for (
-  const [place, load] of [
-    ['API_TOKENS', (_, text) => loadSettings({ env: { API_TOKENS: text } })],
-    ['API_TOKENS_FILE', (path, text) => {
-      writeFileSync(path, `${text}\n`);
-      return loadSettings({ env: { API_TOKENS_FILE: path } });
-    }],
-    ['a secretFile', (path, text) => {
-      writeFileSync(path, `${text}\n`);
-      return createGateway({ tokens: { a: { secretFile: path } } });
-    }],
-  ] as [string, (path: string, text: string) => unknown][]
-) {
-  test(`a secret in ${place} with the quotes, brackets or separators of another format is refused, and not shown`, (t) => {
-    const path = join(folder(t), 'secret');
-    const [S, T] = [SECRET, OTHER];
-    for (
-      const text of [
-        ...['""', "''", '``', '“”', '[]', '<>', '{}', ' "', " '", ' ]', ' >', ' }'].map(([open = '', close = '']) =>
-          `${open.trim()}${S}${close}`
-        ),
-        `"home=${S}"`,
-        `home="${S}"`,
-        `{home=${S}}`,
-        `home=${S};phone=${T}`,
-        `["${S}","${T}"]`,
-        `{"home":"${S}"}`,
-        `"sha256:${'0'.repeat(64)}"`,
-      ]
-    ) {
-      const found = problemsOf(() => load(path, text)).join('\n');
-      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
-      assert.ok(!found.includes(S) && !found.includes(T), found);
-    }
-    for (const text of [`${S}"${T}`, `${S}(${T})`, `/${S}+`]) {
-      assert.deepEqual(problemsOf(() => load(path, text)), [], text);
-    }
-  });
-}
-
-test('in the JSON file a secret may begin or end with anything but white space', () => {
-  const load = (secret: string) => problemsOf(() => createGateway({ tokens: { a: { secret } } }));
-  for (const secret of [`"${SECRET}"`, `{${SECRET}}`, `${SECRET};${OTHER}`, `${SECRET} ${OTHER}`]) {
-    assert.deepEqual(load(secret), []);
-  }
-  for (const secret of [` ${SECRET}`, `${SECRET} `, `\u00a0${SECRET}`]) {
-    assert.deepEqual(load(secret), ['tokens.a.secret: begins or ends with white space']);
-  }
-});
-
-test('the digest of nothing is refused wherever a digest may stand', (t) => {
+test('outside the JSON file a secret in the quotes, brackets or separators of another format is refused, and not shown; a digest of nothing is refused everywhere', (t) => {
   const path = join(folder(t), 'secret');
-  for (const nothing of ['', '\n', '\r\n']) {
-    const digest = `sha256:${createHash('sha256').update(nothing).digest('hex').toUpperCase()}`;
-    writeFileSync(path, digest);
-    for (
-      const load of [
-        () => createGateway({ tokens: { a: { secret: digest } } }),
-        () => createGateway({ tokens: { a: { secretFile: path } } }),
-        () => loadSettings({ env: { API_TOKENS: `a=${digest}` } }),
-        () => loadSettings({ env: { API_TOKENS_FILE: path } }),
-      ]
-    ) assert.match(problemsOf(load).join(), /^\S+: is the digest of nothing: there was no secret to hash$/);
+  const inFile = (text: string): string => {
+    writeFileSync(path, `${text}\n`);
+    return path;
+  };
+  const places: ((text: string) => unknown)[] = [
+    (text) => loadSettings({ env: { API_TOKENS: text } }),
+    (text) => loadSettings({ env: { API_TOKENS_FILE: inFile(text) } }),
+    (text) => createGateway({ tokens: { a: { secretFile: inFile(text) } } }),
+    (text) => createGateway({ tokens: { a: { secret: text } } }),
+  ];
+  const bad =
+    `"S" 'S' ${'`S`'} “S” [S] <S> {S} S" S' S] S> S} "home=S" home="S" {home=S} home=S;phone=T ["S","T"] {"home":"S"}`;
+  const fill = (text: string): string => text.replaceAll('S', SECRET).replaceAll('T', OTHER);
+  for (const load of places.slice(0, 3)) {
+    for (const text of [...bad.split(' ').map(fill), `"sha256:${'0'.repeat(64)}"`]) {
+      const found = problemsOf(() => load(text)).join('\n');
+      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
+      assert.doesNotMatch(found, SECRETS);
+    }
+    for (const text of ['S"T', 'S(T)', '/S+']) assert.deepEqual(problemsOf(() => load(fill(text))), [], text);
+  }
+  for (const load of places) {
+    for (const nothing of ['', '\n', '\r\n']) {
+      const found = problemsOf(() => load(`sha256:${hashOf(nothing).toUpperCase()}`)).join();
+      assert.match(found, /^\S+: is the digest of nothing: there was no secret to hash$/);
+    }
   }
 });
 
 /** A secret in many shapes, each of them in every place that a configuration has. */
-const CANARIES = [
-  SECRET,
-  'sixteen-chars-ok',
-  'q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4=',
-  '/9j-canary/of/some_length',
-];
+const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4= /9j-canary/of/some_length`
+  .split(' ');
 /** Paths and variables of all settings, as the README has them. */
 const SETTING_ROWS = Array.from(
   README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
@@ -7790,8 +7723,7 @@ const SETTING_ROWS = Array.from(
 );
 
 test('the canary: a secret in any wrong place of a configuration is in no message, at start or on reload', async (t) => {
-  const dir = folder(t);
-  const file = join(dir, 'gateway.json');
+  const file = join(folder(t), 'gateway.json');
   let texts = 0;
   const assertSilent = (canary: string, load: () => unknown): void => {
     const found = problemsOf(load).join('\n');
@@ -7802,31 +7734,25 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     writeFileSync(file, text);
     return loadSettings({ file });
   };
+  const nest = (path: readonly string[], value: unknown): object =>
+    path.reduceRight((inner, key) => ({ [key]: inner }), value) as object;
   assert.ok(SETTING_ROWS.length >= 18, `only ${SETTING_ROWS.length} settings`);
   for (const S of CANARIES) {
     const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
     const parents = ['backend', 'tls', 'auth', 'limits', 'log', 'tokens'].map((key) => [key]);
-    const tokens: unknown[] = [
-      ...TOKEN_SETTINGS,
-      ...['defaults.number', 'defaults.recipients', 'defaults.text_mode', `defaults.${S}`, S],
-    ].flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } })));
-    const configs = [
-      ...[...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])].flatMap((
-        path,
-      ) => values.map((value) => nest(path, value))),
-      ...[
-        ...tokens,
-        ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
-        ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((token) => ({
-          [S]: token,
-        })),
-        { [S]: { secret: OTHER }, a: { secret: OTHER } },
-        { [`${S} `]: { secret: OTHER } },
-        { a: { secret: `${S} ` } },
-      ].map((value) => ({ tokens: value })),
+    const inToken = [...TOKEN_SETTINGS, ...['number', 'recipients', 'text_mode', S].map((key) => `defaults.${key}`), S];
+    const tokens = [
+      ...inToken.flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } }))),
+      ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
+      ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((it) => ({ [S]: it })),
+      ...[{ [S]: { secret: OTHER }, a: { secret: OTHER } }, { [`${S} `]: { secret: OTHER } }, {
+        a: { secret: `${S} ` },
+      }],
     ];
-    for (const config of configs) {
+    const paths = [...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])];
+    const wrong = paths.flatMap((path) => values.map((value) => nest(path, value)));
+    for (const config of [...wrong, ...tokens.map((value) => ({ tokens: value }) as object)]) {
       // Where a secret passes for what it is not, nothing is wrong and nothing is said.
       assertSilent(S, () => createGateway(config));
       if (S !== CANARIES[0]) continue; // what is read of a file is read like that
@@ -7844,22 +7770,13 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   }
   assert.ok(texts > 1500, String(texts));
 
-  const [S] = CANARIES as [string];
-  const lines = [
-    `--${S}`,
-    `--config x --${S}`,
-    `--${S}=x`,
-    `-${S}`,
-    `--check=${S}`,
-    `--config=${S}`,
-    `--listen ${S} --backend ${S}`,
-  ];
-  for (const args of [...lines.map((line) => line.split(' ')), ['token', `${S} `]]) {
-    const { code, stdout, stderr } = await cli(args);
+  const lines = '--S|--config x --S|--S=x|-S|--check=S|--config=S|--listen S --backend S|token S\u00a0'.split('|');
+  for (const line of lines) {
+    const { code, stdout, stderr } = await cli(line.replaceAll('S', SECRET).split(' '));
     assert.deepEqual([code, stdout], [2, ''], stderr);
-    assert.ok(!stderr.includes(S.slice(0, 12)), stderr);
+    assert.ok(!stderr.includes(SECRET.slice(0, 12)), stderr);
   }
-  const config: GatewayConfig = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } };
+  const config: GatewayConfig = { listen: '127.0.0.1:0', ...tokens({}) };
   writeFileSync(file, JSON.stringify(config));
   const { child, output, ...to } = await startProcess(t, { args: ['--config', file] });
   assert.equal((await ask(to)).status, 401); // it is up, and so are its handlers of signals
@@ -7870,392 +7787,163 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   assert.doesNotMatch(output(), SECRETS);
 });
 
-test('a token that has a secret as its name is refused: every log line would show it', () => {
-  for (const secret of [SECRET, `sha256:${createHash('sha256').update(SECRET).digest('hex')}`]) {
-    assert.deepEqual(problemsOf(() => createGateway({ tokens: { a: { secret: OTHER }, [SECRET]: { secret } } })), [
-      'tokens[1]: has a secret as its name',
-    ]);
-  }
-  assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: `${OTHER}=${SECRET} ${SECRET}=${OTHER}` } })), [
-    'API_TOKENS[0]: has a secret as its name',
-    'API_TOKENS[1]: has a secret as its name',
-  ]);
-});
-
-test('what names a file is shown as a path only if it can be one', (t) => {
-  const dir = folder(t);
-  for (
-    const [path, shown] of [
-      ['/no/such', '/no/such'],
-      [join(dir, 'no-such-folder', 'tokens'), join(dir, 'no-such-folder', 'tokens')],
-      [dir, dir],
-      ['./some-file-that-is-not-here', './some-file-that-is-not-here'],
-      ['/no-such-folder-anywhere/tokens', 'the file'],
-      [SECRET, 'the file'],
-    ] as const
-  ) {
-    const code = path === dir ? 'EISDIR' : 'ENOENT';
-    assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS_FILE: path } })), [
-      `API_TOKENS_FILE: ${shown} cannot be read${BY_USER} (${code})`,
-    ]);
-  }
-});
-
-test('when a source of tokens could not be read, nobody is told to let everybody in', (t) => {
-  const dir = folder(t);
-  const file = join(dir, 'gateway.json');
-  const open = { LISTEN: '0.0.0.0:8880' };
-  const none = join(dir, 'none');
-  for (
-    const [sources, problem] of [
-      [{ env: { ...open, API_TOKENS_FILE: none } }, /^API_TOKENS_FILE: .*none cannot be read/],
-      [{ env: open, file: none }, /^configuration: .*none cannot be read/],
-      [{ env: open, file }, /gateway\.json: is not a JSON object: line 1, column 2: it ends too early$/],
-      [{ env: { ...open, API_TOKEN: SECRET } }, /^API_TOKEN: is not a setting; did you mean "API_TOKENS"\?$/],
-      [{ env: { ...open, GATEWAY_CONF: file } }, /^GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"\?$/],
-    ] as [Parameters<typeof loadSettings>[0], RegExp][]
-  ) {
-    writeFileSync(file, '{');
-    const [first, ...more] = problemsOf(() => loadSettings(sources));
-    assert.match(first!, problem);
-    assert.deepEqual(more, []);
-  }
-  writeFileSync(file, `{"token":{"a":{"secret":"${SECRET}"}}}`);
-  assert.deepEqual(problemsOf(() => loadSettings({ env: open, file })), [
-    'token: is not a setting; did you mean "tokens"?',
-  ]);
-});
-
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
-const RESTRICTIONS = [
-  'API_TOKENS',
-  'API_TOKENS_FILE',
-  'ALLOW_CLIENTS',
-  'AUTH_METHODS',
-  'AUTH_ANONYMOUS',
-  'TRUSTED_PROXIES',
-  'GATEWAY_CONFIG',
-];
-
 test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
-  const problems = (name: string, value = SECRET): readonly string[] =>
-    problemsOf(() => loadSettings({ env: { [name]: value } }));
-  for (const known of RESTRICTIONS) {
+  const refused = (name: string, cure: string): void =>
+    assert.deepEqual(problemsOf(() => loadSettings({ env: { [name]: SECRET } })), [
+      `${name}: is not a setting; ${cure}`,
+    ]);
+  const names = (text: string): string[] => text.trim().split(/\s+/);
+  const restrictions =
+    'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
+  for (const known of names(restrictions)) {
     for (let i = 0; i <= known.length; i++) {
       const [before, after] = [known.slice(0, i), known.slice(i)];
-      for (
-        const name of [
-          before + after.slice(1),
-          ...['_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)]),
-        ]
-      ) {
-        if (name === known) continue;
-        const cure = name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`;
-        assert.deepEqual(problems(name), [`${name}: is not a setting; ${cure}`]);
+      const others = ['_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)]);
+      for (const name of [before + after.slice(1), ...others].filter((name) => name !== known)) {
+        refused(name, name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`);
       }
     }
   }
-  for (
-    const [name, known] of [
-      ['ALLOWED_CLIENTS', 'ALLOW_CLIENTS'],
-      ['GATEWAY_CONF', 'GATEWAY_CONFIG'],
-      ['TLS_CRT', 'TLS_CERT'],
-    ] as const
-  ) assert.deepEqual(problems(name), [`${name}: is not a setting; did you mean "${known}"?`]);
-  for (
-    const name of [
-      ...['API__TOKENS', 'API__TOKEN', 'API__TOKENS__0', 'API__AUTH__METHODS', 'SERVICE__HOSTNAMES', 'SETTINGS__'],
-      ...['SETTINGS__ACCESS__IPFILTER__ALLOWED', 'SETTINGS__MESSAGE__VARIABLES__NUMBER'],
-    ]
-  ) assert.deepEqual(problems(name), [`${name}: is not a setting; ${MIGRATING}`]);
-  const others = [
-    ...['SETTINGS_', 'SETTINGS', 'MY_SETTINGS__A', 'API_', 'SERVICE_PORT', 'service__port', 'RATE_LIMITS', 'SENDER'],
-    ...['API_TOEKNS', 'API_TOKENS2', 'api_tokens', 'API_TOKEN_FILES', 'MY_API_TOKENS', 'API_KEY', 'TOKEN', 'toString'],
-    ...['RATES', 'ALLOWED', 'LISTENS', 'BACKENDURL', 'LOGLEVEL', 'TLS_CERTS', 'CLIENTS', 'CORS_ORIGIN', 'HOSTNAME', ''],
-  ];
-  for (const name of others) {
+  refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
+  refused('TLS_CRT', 'did you mean "TLS_CERT"?');
+  const foreign = `API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
+    SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
+  for (const name of names(foreign)) refused(name, MIGRATING);
+  const others = `SETTINGS_ SETTINGS MY_SETTINGS__A API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
+    API_TOKENS2 api_tokens API_TOKEN_FILES MY_API_TOKENS API_KEY TOKEN toString RATES ALLOWED LISTENS BACKENDURL LOGLEVEL
+    TLS_CERTS CLIENTS CORS_ORIGIN HOSTNAME`;
+  for (const name of ['', ...names(others)]) {
     assert.deepEqual(loadSettings({ env: { [name]: SECRET } }).warnings, [], name);
   }
 });
 
-test("a variable that may be meant as a restriction, or be another program's, is a warning at start and in --check", async (t) => {
-  const cures = {
-    RATE_LIMIT: 'did you mean "RATE"?',
-    SENDERS: 'it belongs to a token in the file',
-    RECIPIENTS: 'it belongs to a token in the file',
-    ...Object.fromEntries(['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING])),
-  };
-  const env = { ...Object.fromEntries(Object.keys(cures).map((name) => [name, 'x'])), API_TOKENS: SECRET };
-  const { code, stdout } = await cli(['--check'], { env });
-  assert.equal(code, 0);
-  const warnings = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
-
-  const [line] = logLines((await startProcess(t, { env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
-  assert.equal(line.level, 'warn');
-  for (const warning of warnings) {
-    assert.ok(stdout.includes(`\nwarning: ${warning}\n`), stdout);
-    assert.ok(line.warning.includes(warning), line.warning);
-  }
-});
-
-test('a key given twice in the file is a mistake, at any depth, with its place', (t) => {
-  const file = join(folder(t), 'gateway.json');
-  for (
-    const [text, ...places] of [
-      [
-        `{"tokens":{"a":{"secret":"${SECRET}","senders":["${FROM}"]},\n "a":{"secret":"${OTHER}"}}}`,
-        'line 2, column 2: "a"',
-      ],
-      [
-        `{"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}}`,
-        'line 1, column 76: "allow"',
-      ],
-      ['{"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"}', 'line 3, column 3: "rate"', 'line 3, column 17: "rate"'],
-      [`{"log":{"level":"info"},"log":{}}`, 'line 1, column 25: "log"'],
-      [`{"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"}`],
-      [`{"tokens":{"a":{"secret":"${SECRET}","message":"\\"rate\\":1 {\\"a\\":1,\\"a\\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}}`],
-    ] as [string, ...string[]][]
-  ) {
-    writeFileSync(file, text);
-    assert.deepEqual(
-      problemsOf(() => loadSettings({ file })),
-      places.map((place) => `${file}: ${place} is given twice in one object`),
-    );
-  }
-});
-
-test('tokens of the environment that replace those of the file are told at start and by --check', async (t) => {
-  const dir = folder(t);
-  const [file, tokens] = [join(dir, 'gateway.json'), join(dir, 'tokens')];
-  writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } } }), { mode: 0o600 });
-  writeFileSync(tokens, OTHER);
-  for (const env of [{ API_TOKENS: OTHER }, { API_TOKENS_FILE: tokens }]) {
-    const warning = `${Object.keys(env)[0]} replaces all tokens of the file`;
-    assert.match((await cli(['--check', '--config', file], { env })).stdout, new RegExp(`\nwarning: ${warning}\n`));
-    const { log } = await startProcess(t, { args: ['--config', file], env });
-    assert.equal(logLines(log)[0]!.warning, warning);
-    assert.deepEqual(loadSettings({ env }).warnings, []);
-  }
+test("at start and in --check a warning says that a variable may be meant as a restriction, or be another program's, and that tokens of the environment replace those of the file", async (t) => {
+  const [file, list] = ['gateway.json', 'tokens'].map((name) => join(folder(t), name)) as [string, string];
+  writeFileSync(file, JSON.stringify(tokens({})), { mode: 0o600 });
+  writeFileSync(list, OTHER);
   assert.deepEqual(loadSettings({ file }).warnings, []);
+  const foreign = ['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING]);
+  const inFile = ['SENDERS', 'RECIPIENTS'].map((name) => [name, 'it belongs to a token in the file']);
+  const cures = [['RATE_LIMIT', 'did you mean "RATE"?'], ...inFile, ...foreign] as [string, string][];
+  const doubtful = Object.fromEntries(cures.map(([name]) => [name, 'x']));
+  const named = cures.map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
+  for (
+    const [env, args, ...warnings] of [
+      [{ ...doubtful, API_TOKENS: SECRET }, [], ...named],
+      [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
+      [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
+    ] as [Record<string, string>, string[], ...string[]][]
+  ) {
+    assert.deepEqual(loadSettings({ env }).warnings.length, args.length === 0 ? cures.length : 0);
+    const { code, stdout } = await cli(['--check', ...args], { env });
+    assert.equal(code, 0);
+    const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
+    assert.equal(line.level, 'warn');
+    assert.deepEqual(new Set(line.warning.split(/; (?=[A-Z_]+ (?:is|replaces) )/)), new Set(warnings));
+    for (const warning of warnings) assert.ok(stdout.includes(`\nwarning: ${warning}\n`), stdout);
+  }
 });
 
 test('a configuration file with plain secrets that everybody can read is a warning', (t) => {
-  const dir = folder(t);
-  let made = 0;
-  const warningsOf = (config: GatewayConfig, mode: number): readonly string[] => {
-    const file = join(dir, String(++made));
+  const file = join(folder(t), 'gateway.json');
+  const digest = `SHA256:${hashOf(SECRET)}`;
+  const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
+  const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
+    [true, 0o644, plain],
+    [true, 0o604, { backend: { url: `http://u:${SECRET}@backend:1` } }],
+    [false, 0o600, plain],
+    [false, 0o640, plain],
+    [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
+  ];
+  for (const [isTold, mode, config] of rows) {
     writeFileSync(file, JSON.stringify(config));
     chmodSync(file, mode);
-    return loadSettings({ file }).warnings.map((warning) => warning.replace(file, 'FILE'));
-  };
-  const digest = `SHA256:${createHash('sha256').update(SECRET).digest('hex')}`;
-  const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
-  const warning = ['FILE holds plain secrets and can be read by everybody (chmod o-r)'];
-  assert.deepEqual(warningsOf(plain, 0o644), warning);
-  assert.deepEqual(warningsOf({ backend: { url: `http://u:${SECRET}@backend:1` } }, 0o604), warning);
-  for (const mode of [0o600, 0o640]) assert.deepEqual(warningsOf(plain, mode), []);
-  assert.deepEqual(warningsOf({ tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }, 0o644), []);
+    const told = [`${file} holds plain secrets and can be read by everybody (chmod o-r)`];
+    assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
+  }
 });
 
-test('a token that has expired is told when the gateway starts, and on reload', async (t) => {
-  const tokens = {
-    old: { secret: SECRET, expires: '2020-01-01' },
-    new: { secret: OTHER, expires: '2020-01-03' },
-  };
-  const config: GatewayConfig = { tokens, log: { format: 'json' } };
-  const { gateway } = await startBoth(t, config, { now: () => Date.parse('2020-01-02') });
-  gateway.reload({ tokens: { old: tokens.old } });
-  gateway.reload({ tokens: { new: tokens.new } });
-  assert.deepEqual(
-    logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]),
-    [
-      ['listening', 'warn', 'the token "old" has expired'],
-      ['reloaded', 'warn', 'the token "old" has expired'],
-      ['reloaded', 'info', undefined],
-    ],
-  );
+test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
+  const old = { old: { secret: SECRET, expires: '2020-01-01' } };
+  const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
+  const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
+  gateway.reload({ tokens: old });
+  gateway.reload({ tokens: fresh });
+  const warning = 'the token "old" has expired';
+  assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), [
+    ...[['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]],
+  ]);
 });
 
 test('cors takes origins as browsers write them, and nothing else', () => {
   const good = ['https://dash.example:8443', 'http://localhost', 'http://192.168.1.2:3000', 'https://[::1]:1'];
   assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good.join(', ') } }).cors!], good);
-  assert.equal(loadSettings({}).cors, undefined);
-  for (
-    const origin of [
-      '*',
-      'null',
-      'https://*',
-      'dash.example',
-      '//dash.example',
-      'https://dash.example/',
-      'https://d/x',
-      'https://d?x',
-      'https://Dash',
-      'HTTPS://d',
-      'https://d:443',
-      'http://d:80',
-      'http://d:080',
-      'https://u@d',
-      'ftp://d',
-      'file://',
-      'https://dé',
-      'https://1.2.3',
-      ' https://d',
-      'chrome-extension://abc',
-    ]
-  ) {
+  const bad = `* null https://* dash.example //dash.example https://dash.example/ https://d/x https://d?x https://Dash
+    HTTPS://d https://d:443 http://d:80 http://d:080 https://u@d ftp://d file:// https://dé https://1.2.3
+    chrome-extension://abc`;
+  for (const origin of [...bad.split(/\s+/), ' https://d']) {
     const [problem, ...more] = problemsOf(() => createGateway({ cors: [origin] }));
     assert.match(problem!, /^cors\[0\]: .* is not an origin as browsers send it: /, origin);
     assert.deepEqual(more, []);
   }
-  assert.deepEqual(problemsOf(() => createGateway({ cors: [] })), ['cors: must be a list with at least one entry']);
 });
 
-test("a group in a token's recipients or defaults that can be none, and what can be no person, is a mistake", () => {
-  const load = (token: TokenConfig): readonly string[] =>
-    problemsOf(() => createGateway({ tokens: { a: { secret: SECRET, ...token } } }));
+test("a token's recipients and defaults are groups that there can be, numbers, UUIDs and user names; anything else is a mistake", () => {
+  const mistakes = (settings: TokenConfig): number => problemsOf(() => createGateway(tokens(settings))).length;
   const inner = GROUP.slice('group.'.length);
+  const bytes = (count: number): string => `group.${btoa(btoa('x'.repeat(count)))}`;
   const bad = [
-    'group.',
-    'group.01',
-    'group.123456789',
-    'group.4366412345678x',
-    'group.name.01',
-    'group.LS11c2VybmFtZT1ldmlsLjAx',
-    `group.${atob(inner)}`,
-    `${GROUP}=`,
-    GROUP.replace('=', ''),
-    `${GROUP} `,
-    `group.${btoa(btoa('x'.repeat(31)))}`,
-    `group.${btoa(btoa('x'.repeat(33)))}`,
-    `group.${btoa(`${atob(inner)}\n`)}`,
-    `group.${inner.slice(0, 9)}\n${inner.slice(9)}`,
+    ...'group. group.01 group.123456789 group.4366412345678x group.name.01 group.LS11c2VybmFtZT1ldmlsLjAx'.split(' '),
+    ...[`group.${atob(inner)}`, `${GROUP}=`, GROUP.replace('=', ''), `${GROUP} `, bytes(31), bytes(33), atob(inner)],
+    ...[`group.${btoa(`${atob(inner)}\n`)}`, `group.${inner.slice(0, 9)}\n${inner.slice(9)}`],
     `group.${btoa('+/'.repeat(21).concat('8=')).replaceAll('+', '-')}.`,
-    atob(inner),
-    SECRET,
-    'somebody',
-    'La.42',
-    '4ara.42',
-    'Lara.4',
-    '-x',
-    '+49 1555',
+    ...[SECRET, 'somebody', 'La.42', '4ara.42', 'Lara.4', '-x', '+49 1555'],
   ];
-  for (const recipient of bad) {
-    assert.equal(load({ recipients: [recipient] }).length, 1, recipient);
-    assert.equal(load({ defaults: { recipients: [recipient] } }).length, 1, recipient);
+  for (const recipients of bad.map((text) => [text])) {
+    assert.deepEqual([mistakes({ recipients }), mistakes({ defaults: { recipients } })], [1, 1], String(recipients));
   }
-  for (
-    const recipient of [
-      GROUP,
-      TO,
-      randomUUID(),
-      randomUUID().toUpperCase(),
-      'somebody.01',
-      'Lara.42',
-      '_L4.007',
-      'group_1.1234',
-    ]
-  ) {
-    assert.deepEqual(load({ recipients: [recipient], defaults: { recipients: [recipient] } }), []);
+  const uuid = randomUUID();
+  for (const good of [GROUP, TO, uuid, uuid.toUpperCase(), 'somebody.01', 'Lara.42', '_L4.007', 'group_1.1234']) {
+    assert.equal(mistakes({ recipients: [good], defaults: { recipients: [good] } }), 0, good);
   }
-  assert.deepEqual(load({ recipients: ['group.*'] }), []);
-  assert.equal(load({ defaults: { recipients: ['group.*'] } }).length, 1);
-});
-
-test('running requests have 8 seconds after SIGTERM, unless something else is set', () => {
-  assert.equal(loadSettings({}).shutdown, 8000);
-  assert.equal(loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } }).shutdown, 3000);
+  const recipients = ['group.*'];
+  assert.deepEqual([mistakes({ recipients }), mistakes({ defaults: { recipients } })], [0, 1]);
 });
 
 test("a certificate without its key, with another's, or that is none, is a mistake in the configuration", (t) => {
   const dir = folder(t);
-  const file = (name: string, text: string): string => {
-    writeFileSync(join(dir, name), text);
-    return join(dir, name);
+  const [first, second] = CERTS;
+  const check = (cert: string, key: string, ...problems: string[]): void => {
+    const tls = { cert: join(dir, 'cert.pem'), key: join(dir, 'key.pem') };
+    writeFileSync(tls.cert, cert);
+    writeFileSync(tls.key, key);
+    assert.deepEqual(problemsOf(() => createGateway({ ...tokens({}), tls })), problems, `${cert} ${key}`);
   };
-  const [cert, key] = [file('c', CERTS[0].cert), file('k', CERTS[0].key)];
-  const config: GatewayConfig = { tokens: { a: { secret: SECRET } } };
-  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert } })), ['tls: needs both "cert" and "key"']);
   const half = (text: string): string => text.slice(0, text.length / 2);
-  const chain = `${CERTS[0].cert}\n${CERTS[1].cert}`;
-  const others = { rubbish: 'hello', empty: '', space: '\n', key: CERTS[0].key, half: half(CERTS[0].cert) };
-  const cuts = {
-    inSecond: chain.slice(0, -40),
-    inBegin: chain.slice(0, CERTS[0].cert.length + 9),
-    noEnd: chain.slice(0, -5),
-  };
-  for (const [name, text] of Object.entries({ ...others, ...cuts })) {
-    const tls = { cert: file(name, text), key };
-    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
-      'tls: its "cert" is empty, cut, encrypted, or not in PEM',
-    ], name);
+  const chain = `${first.cert}\n${second.cert}`;
+  const cuts = [chain.slice(0, -40), chain.slice(0, first.cert.length + 9), chain.slice(0, -5)];
+  for (const cert of ['hello', '', '\n', first.key, half(first.cert), ...cuts]) {
+    check(cert, first.key, 'tls: its "cert" is empty, cut, encrypted, or not in PEM');
   }
-  for (const [name, text] of Object.entries({ rubbish: 'hello', empty: '', cert: chain, half: half(CERTS[0].key) })) {
-    const tls = { cert, key: file(`${name}.key`, text) };
-    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
-      'tls: its "key" is empty, cut, encrypted, or not in PEM',
-    ], name);
+  for (const key of ['hello', '', chain, half(first.key)]) {
+    check(first.cert, key, 'tls: its "key" is empty, cut, encrypted, or not in PEM');
   }
-  for (const [name, text] of Object.entries({ second: chain, another: CERTS[0].cert })) {
-    const tls = { cert: file(name, text), key: file('another.key', CERTS[1].key) };
-    assert.deepEqual(problemsOf(() => createGateway({ ...config, tls })), [
-      'tls: its "key" is not the key of the first certificate in "cert"',
-    ], name);
+  for (const cert of [chain, first.cert]) {
+    check(cert, second.key, 'tls: its "key" is not the key of the first certificate in "cert"');
   }
   // A chain, one with the words that programs write around it, and all in one file.
+  const both = `${first.key}\n${chain}`;
   for (
-    const [name, text] of Object.entries({
-      chain,
-      said: `subject=CN=my-host\n${chain}\n`,
-      both: `${CERTS[0].key}\n${chain}`,
-    })
+    const [cert, key] of [[chain, first.key], [`subject=CN=my-host\n${chain}\n`, first.key], [both, both]] as const
   ) {
-    const tls = { cert: file(name, text), key: name === 'both' ? join(dir, name) : key };
-    createGateway({ ...config, tls });
+    check(cert, key);
   }
-  assert.deepEqual(problemsOf(() => createGateway({ ...config, tls: { cert: join(dir, 'none'), key } })), [
-    `tls.cert: ${join(dir, 'none')} cannot be read${BY_USER} (ENOENT)`,
-  ]);
-});
-
-// A member that is undefined counted as given: the check for a gateway without tokens was skipped.
-test('in a program, a setting that is undefined is a setting that is absent', () => {
-  const tokens = undefined as unknown as Record<string, TokenConfig>;
-  assert.equal(problemsOf(() => createGateway({ listen: '0.0.0.0:0', tokens })).length, 1);
-  assert.deepEqual(
-    problemsOf(() =>
-      createGateway(
-        { listen: '127.0.0.1:0', tokens, allow: undefined, limits: { body: undefined } } as unknown as GatewayConfig,
-      )
-    ),
-    [],
-  );
-});
-
-test("a backend's password, or a secret in the place of a name, is not in any message", () => {
-  for (
-    const url of [
-      `http://api:${SECRET}/x@backend:1`,
-      `api:${SECRET}@backend:1`,
-      `http://api:100%${SECRET}@b:1`,
-      `http://api:${SECRET}@b:1/?q`,
-    ]
-  ) {
-    const found = problemsOf(() => createGateway({ backend: { url } }));
-    assert.equal(found.length, 1, url);
-    assert.ok(!found[0]!.includes(SECRET), found[0]!);
-  }
-  const named = problemsOf(() => createGateway({ tokens: { [SECRET]: 'grafana' } } as unknown as GatewayConfig));
-  assert.doesNotMatch(named.join(''), SECRETS);
-});
-
-test('words that every object knows are no groups, and the 31st of February is no time', () => {
-  for (const word of ['constructor', 'toString', '__proto__']) {
-    assert.equal(problemsOf(() => createGateway({ allow: [word] })).length, 1);
-  }
-  assert.equal(
-    problemsOf(() => createGateway({ tokens: { a: { secret: SECRET, expires: '2027-02-31T00:00:00Z' } } })).length,
-    1,
+  const cert = join(dir, 'cert.pem');
+  checkProblems(
+    dir,
+    literal`
+    {"tls":{"cert":"${cert}"}} → tls: needs both "cert" and "key"
+    {"tls":{"cert":"DIR/none","key":"${cert}"}} → tls.cert: DIR/none ${UNREAD('ENOENT')}`,
   );
 });
 
