@@ -78,8 +78,17 @@ const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.lengt
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
-const README = readFileSync(join(HERE, 'README.md'), 'utf8');
-const COOKBOOK = readFileSync(join(HERE, 'RECIPES.md'), 'utf8');
+/** The pages, by their path. What they say is tested: each configuration, command, variable, table, link and anchor. */
+const PAGES = Object.fromEntries(
+  [
+    ...['README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md'],
+    ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`),
+  ].map((name) => [name, readFileSync(join(HERE, name), 'utf8')]),
+);
+const README = PAGES['README.md']!;
+const MANUAL = PAGES['docs/settings.md']!;
+const COOKBOOK = PAGES['docs/recipes.md']!;
+const ALL_PAGES = Object.values(PAGES).join('\n');
 /** What a token may have in the file beside its secret. */
 const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(' ');
 const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
@@ -832,10 +841,10 @@ function certificate(t: TestContext): { cert: string; key: string } {
 
 const MIB = 1024 * 1024;
 
-/** The fenced blocks of a language in README.md and RECIPES.md. */
-function blocks(language: string): string[] {
+/** The fenced blocks of a language in a page. */
+function blocks(language: string, page = ALL_PAGES): string[] {
   const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
-  return Array.from((README + COOKBOOK).matchAll(fence), (match) => match[1]!);
+  return Array.from(page.matchAll(fence), (match) => match[1]!);
 }
 
 /**
@@ -7438,7 +7447,7 @@ const UNREAD = (code: string): string => `cannot be read${BY_USER} (${code})`;
 const NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*';
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE = 'is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"';
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const MIGRATING = 'docs/migrating.md says what it is here';
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 /**
@@ -7706,9 +7715,9 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
 /** A secret in many shapes, each of them in every place that a configuration has. */
 const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4= /9j-canary/of/some_length`
   .split(' ');
-/** Paths and variables of all settings, as the README has them. */
+/** Paths and variables of all settings, as docs/settings.md has them. */
 const SETTING_ROWS = Array.from(
-  README.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
+  MANUAL.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
   ([, path, env]) => [path!.split('.'), env!] as const,
 );
 
@@ -7967,7 +7976,7 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
   const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(stdout)!;
   const names = Array.from(groups!.matchAll(/^ {2}([a-z]+) {2}/gm), ([, group]) => group);
   assert.deepEqual(names, ['send', 'info', 'receive', 'messaging', 'setup']);
-  const manual = 'The manual: README.md, and the comments of GatewayConfig in this file.\n';
+  const manual = 'The manual: docs/settings.md, and the comments of GatewayConfig in this file.\n';
   assert.ok(stdout.endsWith(`\n\n${manual}`), stdout);
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
@@ -8648,21 +8657,22 @@ const RECIPES: Recipe[] = [
   },
 ];
 
-/** A section of RECIPES.md, to the next heading of its level or above. */
+/** A section of docs/recipes.md, to the next heading of its level or above. */
 function sectionOf(heading: string): string {
   const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
   return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
 }
 
-/** The file of RECIPES.md, its token changed as a recipe says it: `null` takes a line out. */
-function recipeConfig(recipe: string): GatewayConfig {
-  const config = JSON.parse(/```json\n([^]*?)```/.exec(sectionOf('The file'))![1]!) as GatewayConfig;
-  const [[name, token]] = Object.entries(config.tokens!) as [[string, TokenConfig]];
-  const changed = Object.entries({ ...token, ...JSON.parse(recipe) }).filter(([, value]) => value !== null);
+/** The file of docs/recipes.md, its token changed as a recipe says it. */
+function recipeConfig(heading: string): GatewayConfig {
+  const [config, recipe] = ['The file', heading].map((name) => JSON.parse(blocks('json', sectionOf(name))[0]!));
+  const [[name, token]] = Object.entries(config.tokens) as [[string, TokenConfig]];
+  const without = Array.from(sectionOf(heading).matchAll(/take the line `(\w+)` out/g), ([, line]) => line!);
+  const changed = Object.entries({ ...token, ...recipe }).filter(([line]) => !without.includes(line));
   return { ...config, tokens: { [name]: Object.fromEntries(changed) } };
 }
 
-/** A gateway that runs a configuration of RECIPES.md, with a secret in the place of the placeholder. */
+/** A gateway that runs a configuration of docs/recipes.md, with a secret in the place of the placeholder. */
 function startRecipe(t: TestContext, { tokens }: GatewayConfig): Promise<{ backend: Backend; gateway: Gateway }> {
   const [name, token] = Object.entries(tokens!)[0]!;
   return startBoth(t, { tokens: { [name]: { ...token, secret: SECRET } } });
@@ -8672,7 +8682,7 @@ for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
   test(`recipe: ${heading}`, async (t) => {
     const section = sectionOf(heading);
     assert.ok(section.includes(`(${form}`), 'the form is named');
-    const { backend, gateway } = await startRecipe(t, recipeConfig(/```json\n([^]*?)```/.exec(section)![1]!));
+    const { backend, gateway } = await startRecipe(t, recipeConfig(heading));
     const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
     for (const [name, payload, text] of posts) {
       if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, `${name}: something is left hanging`);
@@ -8908,10 +8918,10 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
   });
 }
 
-test('the render command of RECIPES.md prints a send', async (t) => {
+test('the render command of docs/recipes.md prints a send', async (t) => {
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
   const file = join(folder(t), 'gateway.json');
-  const config = recipeConfig(/```json\n([^]*?)```/.exec(sectionOf('Alertmanager'))![1]!);
+  const config = recipeConfig('Alertmanager');
   writeFileSync(file, JSON.stringify(config).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
   assert.deepEqual([code, JSON.parse(stdout)], [0, {
@@ -8920,7 +8930,7 @@ test('the render command of RECIPES.md prints a send', async (t) => {
   }]);
 });
 
-test('every recipe of RECIPES.md is run here', () => {
+test('every recipe of docs/recipes.md is run here', () => {
   assert.deepEqual(
     Array.from(sectionOf('Webhooks').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
     [...RECIPES.map(({ heading }) => heading), 'Another sender'],
@@ -8931,18 +8941,16 @@ test('every recipe of RECIPES.md is run here', () => {
   );
 });
 
-test('every token of README.md and RECIPES.md is confined', () => {
+test('every token of the pages is confined', () => {
   const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
   const configs = blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []);
-  const tokens = [
-    ...configs,
-    ...RECIPES.map(({ heading }) => recipeConfig(/```json\n([^]*?)```/.exec(sectionOf(heading))![1]!)),
-  ].flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
+  const tokens = [...configs, ...RECIPES.map(({ heading }) => recipeConfig(heading))]
+    .flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
   assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
   for (const [name, token] of tokens) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
-    const allow = name === 'devices' ? ['GET /v2/send'] : ['send'];
+    const allow = { devices: ['GET /v2/send'], home: ['send', 'info'] }[name] ?? ['send'];
     assert.deepEqual([token.allow, token.senders, token.recipients], [allow, [FROM], [TO]]);
   }
 });
@@ -9068,26 +9076,33 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
 
 section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
-test("the README's table of settings, and the manual at the fields of the configuration, are the code's", async () => {
+test("the pages' tables of settings, and the manual at the fields of the configuration, are the code's", async () => {
   const { stdout } = await cli(['--help']);
   const rows = Array.from(stdout.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
-  const readme = README.split('\n').filter((line) => /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/.test(line));
-  assert.deepEqual([rows.length, readme.length], [20, 20]);
+  const isRow = /^\| `[a-z][\w.]*` \| `[A-Z_]+` \|/;
+  const listed = MANUAL.split('\n').filter((line) => isRow.test(line));
+  assert.deepEqual([rows.length, listed.length], [20, 20]);
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
-    assert.ok(readme[i]!.startsWith(row), `${readme[i]}\n${row}`); // and may say more
+    assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // and may say more
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
     assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
   }
+  const common = README.split('\n').filter((line) => isRow.test(line));
+  assert.equal(common.length, 12, 'the settings that people set');
+  for (const line of common) {
+    const [head] = /^\|.*?\|.*?\|.*?\|/.exec(line)!;
+    assert.ok(listed.some((other) => other.startsWith(head)), line);
+  }
 });
 
-test('the README names every code of an error, with its status, and the settings of a token', () => {
+test('docs/settings.md names every code of an error, with its status, and the settings of a token', () => {
   const table = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)![1]!;
   for (const [, code, status] of table.matchAll(/^ {2}(\w+): \[(\d+)/gm)) {
-    if (code !== 'client_left') assert.match(README, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
+    if (code !== 'client_left') assert.match(MANUAL, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code!);
   }
-  for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(README.includes(`\`${name}\``), name);
+  for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
 test('every problem that there is has been provoked by a test before this one', (t) => {
@@ -9098,14 +9113,16 @@ test('every problem that there is has been provoked by a test before this one', 
   assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
 });
 
-test('every configuration in README.md and RECIPES.md loads', (t) => {
+test('every configuration in the pages loads', (t) => {
   const dir = folder(t);
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
   writeFileSync(secretFile, SECRET);
-  const configs = blocks('json').map((block) =>
-    block.includes('"tokens"') ? block : JSON.stringify(recipeConfig(block))
-  );
+  const configs = [
+    ...blocks('json').filter((block) => block.includes('"tokens"')),
+    ...RECIPES.map(({ heading }) => JSON.stringify(recipeConfig(heading))),
+  ];
   assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
+  assert.equal(configs.length, blocks('json').length);
   for (const config of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     writeFileSync(file, config!);
@@ -9124,7 +9141,7 @@ test('every configuration in README.md and RECIPES.md loads', (t) => {
   }
 });
 
-test("the README's example of embedding runs", async (t) => {
+test('the example of embedding runs', async (t) => {
   const [example] = blocks('ts');
   const embedding = script(t, example!.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
   const { code, stdout, stderr } = await runProcess([], { program: embedding, env: { APP_TOKEN: SECRET } });
@@ -9132,7 +9149,7 @@ test("the README's example of embedding runs", async (t) => {
   assert.match(stdout, /^http:\/\/127\.0\.0\.1:\d+$/m);
 });
 
-test("the README's page sends, and shows why it could not", async (t) => {
+test('the page of docs/recipes.md sends, and shows why it could not', async (t) => {
   const config: GatewayConfig = JSON.parse(
     blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!,
   );
@@ -9153,13 +9170,14 @@ test("the README's page sends, and shows why it could not", async (t) => {
     return fetch(gateway.url + path, { ...init, headers: { ...init.headers, origin } });
   };
   const shown: string[] = [];
-  for (const secret of [SECRET, 'wrong']) {
+  const unreached = (): Promise<never> => Promise.reject(new TypeError('Failed to fetch'));
+  for (const [secret, fetching] of [[SECRET, browse], ['wrong', browse], [SECRET, unreached]] as const) {
     const page = blocks('js').find((block) => block.includes('alert('))!.replace('TOKEN', secret);
     const show = (text: string): unknown => shown.push(text);
-    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(browse, show);
+    await new Function('fetch', 'alert', `return (async () => {${page}})();`)(fetching, show);
   }
   assert.equal(backend.sent.length, 1);
-  assert.deepEqual(shown.map((text) => JSON.parse(text).code), ['unauthorized']);
+  assert.match(shown.join(), /^Sent\.,Not sent: A valid API token.*,The gateway was not reached: Failed to fetch$/);
 });
 
 test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
@@ -9197,59 +9215,78 @@ function headingsOf(page: string): [heading: string, anchor: string][] {
   ]);
 }
 
-test('the contents of README.md and RECIPES.md are their headings, and every link leads somewhere', () => {
-  const pages = new Map(
-    ['README.md', 'RECIPES.md', 'SECURITY.md', 'CHANGELOG.md', 'LICENSE'].map((name) =>
-      [name, readFileSync(join(HERE, name), 'utf8')] as const
-    ),
-  );
-  for (const [name, page] of pages) {
+test('the contents of the pages are their headings, and every link leads somewhere', () => {
+  const anchorsOf = (page: string): string[] => [
+    ...headingsOf(page).map(([, anchor]) => anchor),
+    ...Array.from(page.matchAll(/<a id="([\w-]+)">/g), ([, anchor]) => anchor!),
+  ];
+  for (const [name, page] of Object.entries(PAGES)) {
     for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
-      const target = pages.get(file || name) ?? assert.fail(`${name} ${link}`);
-      if (anchor) assert.ok(headingsOf(target).some(([, known]) => known === anchor), `${name} ${link}`);
+      if (file === 'LICENSE') continue;
+      const target = PAGES[file ? join(dirname(name), file) : name] ?? assert.fail(`${name} ${link}`);
+      if (anchor) assert.ok(anchorsOf(target).includes(anchor), `${name} ${link}`);
     }
+    const [, contents] = (name === 'README.md' ? /\n## Contents\n([^]*?)\n## / : /([^]*?)\n## /).exec(page)!;
+    const listed = Array.from(contents!.matchAll(/\[(.*?)\]\(#/g), ([, heading]) => heading);
+    const headings = headingsOf(page).map(([heading]) => heading).filter((heading) => heading !== 'Contents');
+    if (/^- \[/m.test(contents!)) assert.deepEqual(listed, headings, name);
   }
-  const listed = (contents: string): string[] =>
-    Array.from(contents.matchAll(/\[(.*?)\]\(#/g), ([, heading]) => heading!);
-  const [, contents] = /\n## Contents\n([^]*?)\n## /.exec(README)!;
-  const headings = headingsOf(README).map(([heading]) => heading).filter((heading) => heading !== 'Contents');
-  assert.deepEqual(listed(contents!), headings);
-  assert.deepEqual(
-    listed(COOKBOOK.split('\n## ')[0]!),
-    headingsOf(COOKBOOK).map(([heading]) => heading),
+  // A link from elsewhere to a section that README.md once had leads to it, or to the page that has it now.
+  const once = `five-forms the-way-of-a-request contents run-it in-a-container-beside-the-backend under-systemd plain
+    which-node tls-unix-sockets-ipv6 you-already-run-the-backend which-mode when-the-backend-goes-down clients settings
+    fixed-limits least-privilege how-it-holds changing-it-while-it-runs browsers what-it-refuses the-log
+    what-it-does-not-protect troubleshooting coming-from-secured-signal-api behind-a-reverse-proxy caddy nginx traefik
+    embed-it runtimes develop speed use`;
+  const anchors = anchorsOf(README);
+  assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
+  assert.equal(new Set(anchors).size, anchors.length);
+  assert.ok(
+    README.split('\n').length <= 451,
+    'README.md is for a first try; the other questions have pages of their own',
   );
 });
 
-test('README.md and RECIPES.md name only variables, options, commands and scripts that there are', async () => {
+test('the pages name only variables, options, commands and scripts that there are', async () => {
   const { stdout: help } = await cli(['--help']);
-  const others = ['MODE', 'SEND', 'PWD', 'API__TOKENS', 'API__URL']; // the backend's, the shell's, another gateway's
+  // The backend's, the tests', the shell's, another gateway's.
+  const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL'];
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
-  const used = [...blocks('sh|yaml|ini'), ...Array.from(README.matchAll(/`([^`\n]+)`/g), ([, code]) => code!)].flatMap(
-    (text) => Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!),
+  const inline = Array.from(ALL_PAGES.matchAll(/`([^`\n]+)`/g), ([, code]) => code!);
+  const used = [...blocks('sh|yaml|ini'), ...inline].flatMap((text) =>
+    Array.from(text.matchAll(/(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm), ([, name]) => name!)
   );
   for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
   const commands = Array.from(
-    (README + COOKBOOK).matchAll(/(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.ts([^|`#\n]*)/g),
+    ALL_PAGES.matchAll(/(--prefer-offline )?(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g),
   );
   assert.ok(commands.length > 10, `only ${commands.length} commands`);
-  for (const [command, major, args] of commands) {
-    if (major) assert.ok(PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
+  for (const [command, offline, major, args] of commands) {
+    // Without it npx asks the registry at every start, and waits for it where the network is down.
+    if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(help.includes(flag), command);
     const [word] = /^ [a-z]+/.exec(args!) ?? [];
     if (word) assert.ok(help.includes(`gateway.ts${word} `), command);
   }
-  for (const [, script] of (README + COOKBOOK).matchAll(/npm run ([\w:]+)/g)) {
-    assert.ok(PACKAGE.scripts[script!], script!);
-  }
-  assert.match(README, new RegExp(`\\./${PACKAGE.name}-${PACKAGE.version}\\.tgz`));
+  for (const [, script] of ALL_PAGES.matchAll(/npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script!], script!);
 });
 
-test("the README's docker run, its compose file and its unit start the gateway alike", () => {
-  const [compose] = blocks('yaml') as [string];
+test('the log of a refusal is found by the regular expressions for fail2ban, in both formats', async (t) => {
+  const [, rules] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
+  const [text, json] = rules!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
+  for (const [format, rule] of [['text', text!], ['json', json!]] as const) {
+    const { gateway } = await startBoth(t, { log: { format } });
+    assert.equal((await ask(gateway, { headers: { authorization: 'Bearer wrong' } })).status, 401);
+    const found = gateway.log.map((line) => rule.exec(line)?.[1]).filter((address) => address !== undefined);
+    assert.deepEqual(found, ['127.0.0.1'], `${gateway.log}`);
+  }
+});
+
+test('docker run, the compose file and the unit start the gateway alike', () => {
+  const [compose] = blocks('yaml', README) as [string];
   const [, run] = /^(docker run [^]*?node \/gateway\.ts)$/m.exec(README)!;
-  const [unit] = blocks('ini') as [string];
+  const [unit] = blocks('ini', PAGES['docs/operating.md']) as [string];
   const gateway = compose.slice(compose.indexOf('  gateway:'));
   const variables = Array.from(
     gateway.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm),
@@ -9271,9 +9308,9 @@ test("the README's docker run, its compose file and its unit start the gateway a
   assert.doesNotMatch(compose.slice(0, compose.indexOf('  gateway:')), /^ +ports:/m, 'the backend has no port');
 });
 
-test('the README says what each setting stops, and what each reason of a 401 means', async () => {
+test('the pages say what each setting stops, and what each reason of a 401 means', async () => {
   const { stdout: help } = await cli(['--help']);
-  const [, section] = /\n## Least privilege\n([^]*?)\*\*A script/.exec(README)!;
+  const [, section] = /\n## Least privilege\n([^]*?)\nThree /.exec(MANUAL)!;
   const named = Array.from(section!.matchAll(/^\| (`.*?) \|/gm), ([, cell]) => cell!).join();
   const [, rows] = /A token in the file[^]*?\n\n([^]*?)\n\n/.exec(help)!;
   const tokenRows = Array.from(rows!.matchAll(/^ {2}(\w+)/gm), ([, name]) => name!);
@@ -9295,7 +9332,7 @@ test('the README says what each setting stops, and what each reason of a 401 mea
     'wrong_user',
     'unknown_scheme',
   ];
-  for (const [, reason] of troubles!.matchAll(/reason=(\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
+  for (const [, reason] of troubles!.matchAll(/reason=([a-z]\w+)/g)) assert.ok(SOURCE.includes(reason!), reason!);
   for (const reason of reasons) {
     assert.ok(SOURCE.includes(`'${reason}'`) && troubles!.includes(`reason=${reason}\``), reason);
   }
@@ -9380,14 +9417,14 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   assert.deepEqual(upward, []);
 });
 
-test('the numbers of gateway.ts that are no settings stand in one section, and the README has them', () => {
+test('the numbers of gateway.ts that are no settings stand in one section, and docs/settings.md has them', () => {
   const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
   const found = sections().flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit, value: value! }))
   );
   assert.ok(found.length > 20, `only ${found.length} numbers`);
   assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !/^0x/.test(limit!)), []);
-  const rows = Array.from(README.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
+  const rows = Array.from(MANUAL.matchAll(/^\| (.+?) \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, , value, limit]) => ({
     limit,
     value,
   }));
@@ -9404,11 +9441,20 @@ test('the numbers of gateway.ts that are no settings stand in one section, and t
   assert.deepEqual(rows, found.map(({ limit, value }) => ({ limit, value: inWords(value, limit!) })));
 });
 
-test('the top level holds what is expected, and the changelog tells of this version', () => {
-  const expected = `CHANGELOG.md LICENSE README.md RECIPES.md SECURITY.md gateway.bench.ts gateway.test.ts gateway.ts
-    package-lock.json package.json tsconfig.json dist node_modules`.split(/\s+/);
-  assert.deepEqual(readdirSync(HERE).filter((name) => !name.startsWith('.') && !expected.includes(name)), []);
-  assert.match(readFileSync(join(HERE, 'CHANGELOG.md'), 'utf8'), new RegExp(`^## ${PACKAGE.version}$`, 'm'));
+test('the top level holds what is expected, and the pages tell of this version', () => {
+  const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.test.ts
+    gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
+  // What who follows the pages makes here is no surprise: the tests pass after it as well.
+  const made = readFileSync(join(HERE, '.gitignore'), 'utf8').split('\n');
+  const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
+  assert.deepEqual(others, []);
+  const { name, version, files } = PACKAGE;
+  assert.equal(JSON.parse(readFileSync(join(HERE, 'package-lock.json'), 'utf8')).version, version);
+  assert.match(PAGES['CHANGELOG.md']!, new RegExp(`^[^#]*# Changelog[^#]*\n## ${version}, \\d{4}-\\d\\d-\\d\\d\n`));
+  for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
+  // npm adds README.md, LICENSE and package.json by itself.
+  const published = ['README.md', ...files.flatMap((file: string) => file === 'docs' ? Object.keys(PAGES) : [file])];
+  assert.deepEqual(Object.keys(PAGES).filter((page) => !published.includes(page)), []);
 });
 
 // deno fmt breaks the lines of code, and `npm run check` asks it; what it leaves are comments and texts.
@@ -9425,7 +9471,10 @@ test('npm pack makes a package that runs by its own name where it is installed',
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
   // Packed from a copy: it is compiled first, and the dist/ here may be what is tested.
-  cpSync(HERE, source, { recursive: true, filter: (path) => !/[\\/](?:\.git|node_modules|dist)$/.test(path) });
+  cpSync(HERE, source, {
+    recursive: true,
+    filter: (path) => !/[\\/](?:\.git|node_modules|dist|signal-data)$/.test(path),
+  });
   symlinkSync(join(HERE, 'node_modules'), join(source, 'node_modules'));
   mkdirSync(home);
   const env = {

@@ -2,34 +2,36 @@
 /**
  * An authenticating gateway for signal-cli-rest-api, in one file.
  *
- * The backend has no authentication: whoever reaches it can send as you, read your messages and link
- * a phone of their own. This gateway stands in front of it, lets a request with a good API token send
- * a message, and refuses everything else. It never sends one twice, never follows a redirect, never
- * forwards a credential, and never lets account setup through unless its owner spells it out.
+ * The backend has no authentication: whoever reaches it can send as you, read your messages and link a phone of their
+ * own. This gateway stands in front of it. A request with a valid API token may send a message; everything else is
+ * refused. The gateway never sends a message twice, never follows a redirect and never forwards a credential. Account
+ * setup stays closed unless the owner allows it explicitly.
  *
- *   A request:  target made canonical, or 400      →  client's address, a preflight answered
- *            →  credential found and taken out     →  token, its expiry, the form it came in
- *            →  no page of another site            →  endpoint on the token's allowlist, the token's rate
- *            →  body scanned while it streams,     →  when it is its turn: relayed once, answered, logged
- *               or made into a send (webhook, form, text)
+ *   A request:  preflight answered                 →  target made canonical, or 400
+ *            →  client address checked             →  credential found and removed
+ *            →  token, its expiry and its form     →  cross-site check
+ *            →  endpoint on the token's allowlist  →  the token's rate
+ *            →  body scanned while it streams,     →  slot acquired, relayed once, response relayed, logged
+ *               or turned into a send (webhook, form, text)
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
- * Check  node gateway.ts --check --config gateway.json         (all that is wrong, or what each token may do)
- *        node gateway.ts render NAME --config gateway.json     (the send that a token would make of a payload)
+ * Check  node gateway.ts --check --config gateway.json         (lists every mistake, or what each token may do)
+ *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make of a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
- * Exit codes: 0 done, 1 a failure while running (the port is taken, a payload would be refused), 2 bad usage or
+ * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
  * configuration.
  *
  * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
  *
- * Contents, each with the lines of code that it may have. First the words: tables and types, which all may use. Then
- * the way of a request, downward: a section calls only what stands below it. At last the command line, around it all.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 90 · ROUTES 120 · GATEWAY 265 · PIPELINE 185 ·
- *   TARGET 85 · CREDENTIALS 65 · PAGES 50 · ENDPOINTS 55 · RATE 30 · REQUEST BODY 205 · SENDS 145 · TEMPLATES 130 ·
- *   POLICY 75 · BODY SCAN 285 · RELAY 235 · SLOTS 140 · WEBSOCKETS 65 · MESSAGE READER 35 · ANSWERS 40 ·
- *   ADDRESSES 25 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 245 · EXPORTS 5
+ * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
+ * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
+ * last and may call everything.
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 270 · PIPELINE 205 ·
+ *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 52 · RATE 25 · REQUEST BODY 195 · SENDS 145 · TEMPLATES 130 ·
+ *   POLICY 70 · BODY SCAN 285 · RELAY 220 · SLOTS 135 · WEBSOCKETS 65 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   ADDRESSES 23 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 240 · EXPORTS 5
  *
  * @module
  */
@@ -48,93 +50,91 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const VERSION = '1.0.0';
+const VERSION = '2.0.0';
 
 // ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
 
-/** The places where a client can put its token. */
+/** The credential forms: where a client can put its token. */
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
 
-/** How the backend reads a message: as it is, or with `**bold**` and the like made into styles. */
+/** How the backend reads a message: literally, or with markup such as `**bold**`. */
 const TEXT_MODES = ['normal', 'styled'] as const;
 type TextMode = (typeof TEXT_MODES)[number];
 
-/** Of log lines, from the least on: their order decides what is logged. */
+/** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 
 /**
- * The configuration, in the shape of the JSON file, and its manual. Every field is optional. Durations are strings
- * with a unit (`250ms 30s 5m 1h 7d`), sizes too (`64KiB 150MiB`). Each has a row in `SETTINGS` below.
+ * The configuration, in the shape of the JSON file. This type is also its manual. Every field is optional. Durations
+ * are strings with a unit (`250ms 30s 5m 1h 7d`), and so are sizes (`64KiB 150MiB`). Each field has a row in `SETTINGS`
+ * below.
  */
 interface GatewayConfig {
   backend?: {
     /**
-     * The http or https URL of the backend. It may carry a path prefix, and userinfo, which is sent to the backend as
-     * Basic. Whoever reaches this address without the gateway is not asked for a token.
+     * The http or https URL of the backend. It may have a path prefix, and userinfo, which is sent to the backend as
+     * Basic. Programs that can reach this URL themselves need no token: keep it off the network.
      * @default http://127.0.0.1:8080
      */
     url?: string;
     /**
-     * Until the backend's response headers, counted from the last byte of the request, its turn included; also how long
-     * its answer may make no progress. `0` is no limit. A message whose answer comes too late may have been sent all
-     * the same.
+     * How long the backend may take from the last byte of a request to its response headers. A request waits at most
+     * as long again for its slot. Also how long a response may make no progress. `0` means no limit. After a timeout
+     * the message may still have been sent.
      * @default 150s
      */
     timeout?: string;
     /**
-     * Requests at the backend at one time; further ones take their turn. In json-rpc mode it goes down under parallel
-     * requests: few make that rare, 1 excludes it, and then a send waits for all before it. WebSockets and polls of
-     * `GET /v1/receive` do not count. `0` is no limit.
+     * How many requests may be at the backend at one time; the others queue. In json-rpc mode parallel requests can
+     * crash the backend: a small number makes that rare. 1 rules it out, but then a send waits for all sends before
+     * it. The groups `info` and `receive` do not count. `0` means no limit.
      * @default 4
      */
     parallel?: number;
     /**
-     * How long a send waits for a backend that cannot be connected to, because it restarts. `0` is not at all. Nothing
-     * was sent until then.
+     * How long a send waits while the backend restarts and refuses connections. Nothing is sent while it waits. `0`
+     * means that it does not wait.
      * @default 30s
      */
     wait?: string;
   };
   /**
-   * Where to listen: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. Beyond this machine,
-   * tokens are readable on the way unless there is `tls`, here or in a proxy.
+   * The address to listen on: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. If other
+   * machines can reach it, use TLS, here (`tls`) or in a proxy. Without TLS, tokens can be read on the network.
    * @default 127.0.0.1:8880
    */
   listen?: string;
   tls?: {
-    /**
-     * A file with a certificate and its chain in PEM. With `key`, the gateway speaks https. It is read again when it
-     * changes.
-     */
+    /** A PEM file with a certificate and its chain. With `key`, the gateway speaks https. Reloaded when it changes. */
     cert?: string;
-    /** A file with the key of `cert` in PEM. */
+    /** A PEM file with the private key of `cert`. */
     key?: string;
   };
   auth?: {
     /**
-     * The forms in which a token is accepted, of bearer, basic, query, path, body. `query` and `path` put it into URLs,
+     * The accepted credential forms, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
      * which proxies and browsers log.
      * @default bearer,basic,body
      */
     methods?: Form[];
     /**
-     * Lets everybody in. Without any token the gateway is open, so it starts only on a loopback address or a unix
-     * socket, or if this is true. It has no effect once there is a token.
+     * Allows an open gateway. A gateway without tokens lets everybody in, so it starts only on a loopback address or a
+     * unix socket, unless this is true. Has no effect if there are tokens.
      * @default false
      */
     anonymous?: boolean;
   };
   /**
-   * The tokens, by name. Names are logged, secrets are not. If absent, nobody is asked for one; an empty object is a
-   * mistake.
+   * The tokens, by name. The log shows names, never secrets. If absent, the gateway asks for no credential. An empty
+   * object is an error.
    */
   tokens?: Record<string, TokenConfig>;
   /**
-   * What may be called: the groups send, info, receive, messaging, setup, and patterns such as `GET /v1/groups/:number`
-   * or `* /v1/groups/*`. Whoever may call `setup` can take over the account. `GET /v2/send` sends the `message` of the
-   * query, for a token that has `defaults` or `message`.
+   * The endpoints that may be called: the groups send, info, receive, messaging, setup, and patterns such as
+   * `GET /v1/groups/:number` or `* /v1/groups/*`. A token with `setup` can take over the account. With the pattern
+   * `GET /v2/send`, a token that has `defaults` or `message` can send by GET, with the `message` in the query.
    * @default send,info
    */
   allow?: string[];
@@ -143,103 +143,103 @@ interface GatewayConfig {
   /** Addresses and CIDR ranges that may connect. If absent, any. */
   clients?: string[];
   /**
-   * Origins such as `https://dash.example:8443`, whose pages may use the gateway and read its answers. If absent, none.
-   * A script of such a page has what the tokens have that it gets hold of.
+   * Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. If absent,
+   * none. A script on such a page can do whatever the tokens it obtains can do.
    */
   cors?: string[];
   /**
-   * Addresses and CIDR ranges whose X-Forwarded-For is believed. If absent, nobody's. Whoever has one of them can claim
-   * any address, also one on `clients`.
+   * Addresses and CIDR ranges of proxies whose X-Forwarded-For is believed. If absent, none. A peer with such an
+   * address can claim any client address, including one on `clients`.
    */
   trustedProxies?: string[];
   limits?: {
-    /** The largest request body; 413 beyond it. @default 150MiB */
+    /** The largest request body. A larger one is refused with 413. @default 150MiB */
     body?: string;
     /**
-     * Connections at the same time. Beyond it, the one that has gone longest without a good token is closed for a new
-     * one.
+     * The most connections at one time. At the limit, a new connection replaces the one that has gone longest without
+     * showing a valid token.
      * @default 1024
      */
     connections?: number;
   };
-  /** How long running requests may finish after SIGTERM, and in `close()`. @default 8s */
+  /** How long running requests may take to finish after SIGTERM, and in `close()`. @default 8s */
   shutdown?: string;
   log?: {
-    /** The least that is logged: debug, info, warn, error. @default info */
+    /** The least severe level that is logged: debug, info, warn, error. @default info */
     level?: Level;
     /** `text` or `json`. If absent, text on a terminal and json otherwise. */
     format?: 'text' | 'json';
   };
 }
 
-/** One token. A field that the top level has too replaces that one whole; if absent, it falls back to it. */
+/** One token. A field that the top level has too replaces the top-level value; if absent, the token inherits it. */
 interface TokenConfig {
-  /** At least 16 characters, or `sha256:` and the 64 hexadecimal digits of their digest, which is no use to a thief. */
+  /** At least 16 characters, or `sha256:` and the 64 hexadecimal digits of their digest, which a thief cannot use. */
   secret?: string;
-  /** A file with the secret, in the place of `secret`. It is read again when it changes. */
+  /** A file with the secret, instead of `secret`. Reloaded when it changes. */
   secretFile?: string;
-  /** As `auth.methods`. */
+  /** Like `auth.methods`. */
   methods?: Form[];
-  /** As the top-level one. */
+  /** Like the top-level `allow`. */
   allow?: string[];
-  /** The accounts that the token may send from and read, each `+` and digits. If absent, all that the backend has. */
+  /** The accounts that the token may send from and read, each `+` and digits. If absent, every account. */
   senders?: string[];
-  /** Whom it may write to: numbers, user names, UUIDs, `group.…` ids; `group.*` is any group. If absent, anybody. */
+  /** Its recipients: phone numbers, user names, UUIDs, `group.…` ids; `group.*` is any group. If absent, anybody. */
   recipients?: string[];
-  /** As the top-level one. */
+  /** Like the top-level `rate`. */
   rate?: string;
-  /** As the top-level one. */
+  /** Like the top-level `clients`. */
   clients?: string[];
-  /** Valid through that day, UTC (`2027-06-30`), or until that time (`2027-06-30T12:00:00Z`). If absent, for ever. */
+  /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). If absent, forever. */
   expires?: string;
   /**
-   * With `defaults` or `message`, a POST to /v2/send is not passed on: a new send is made of its body, be it JSON, a
-   * form or a text. These fill what the body lacks. What the body has goes first: confine the token with `senders` and
-   * `recipients`.
+   * Fields for a send that the body lacks. With `defaults` or `message`, a POST to /v2/send is not relayed as it is:
+   * the gateway makes a new send of its body, which may be JSON, a form or text. A field of the body overrides its
+   * default, so confine the token with `senders` and `recipients`.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
-  /** A Mustache template of the message, filled from the body. It goes before a `message` in the body. */
+  /** A Mustache template for the message, filled from the body. It overrides a `message` in the body. */
   message?: string;
 }
 
-/** What a test, or a program that embeds the gateway, may put in the place of the real thing. */
+/** Options for tests and for programs that embed the gateway. */
 interface GatewayOptions {
-  /** Milliseconds since the epoch. @default Date.now */
+  /** The clock, in milliseconds since the epoch. @default Date.now */
   now?: () => number;
-  /** Receives each finished log line, without its line feed. @default standard output */
+  /** Receives each log line, without its line feed. @default standard output */
   log?: (line: string) => void;
-  /** How long a client may take over a request's headers, and over a TLS handshake. @default 10_000 */
+  /** How long a client may take for a request's headers, and for a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
   /**
-   * How long a client may make no progress with its answer, or send less than 30 KiB of its body while it is read; also
-   * how long a body may take in all before its sender is known, with what is still sent after a refusal.
+   * How long a response to a client may make no progress, and the time in which at least 30 KiB of a body must come.
+   * For an unauthenticated client: how long its whole body may take, with what it still sends after the refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
-  /** How long a request may hold a slot before it is lent; and how long it outlives its client. @default 30_000 */
+  /** How long a request may hold a slot before it is lent, and how long it outlives its client. @default 30_000 */
   slotTimeoutMs?: number;
 }
 
-/** What `createGateway` returns. Nothing happens before `listen`. */
+/** The result of `createGateway`. It does nothing before `listen`. */
 interface Gateway {
-  /** The underlying server, for its events and its address; with `tls` one of node:https. */
+  /** The underlying server, for its events and its address. With `tls` it is a server of node:https. */
   readonly server: http.Server | https.Server;
-  /** Opens the port. Resolves to where it listens (`http://127.0.0.1:8880`); rejects if it cannot. */
+  /** Opens the port. Resolves to the URL (`http://127.0.0.1:8880`); rejects if the port cannot be opened. */
   listen(): Promise<string>;
-  /** Stops accepting, lets running requests finish within the `shutdown` setting, then cuts them off. */
+  /** Stops accepting, lets running requests finish within the `shutdown` setting, then closes all connections. */
   close(): Promise<void>;
   /**
-   * Puts a new configuration in force for the next request; running ones end under the old one.
-   * @throws {ConfigError} with every mistake; then the old configuration stays in force.
+   * Replaces the configuration for later requests. Running requests finish under the old one.
+   * @throws {ConfigError} with every mistake. The old configuration stays in force then.
    */
   reload(config: GatewayConfig): void;
 }
 
 // ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
-// A setting is one field above, one row here, and one use. The compiler refuses a field without a row, and a test
-// compares rows, fields and README.
+// A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
+// rows, fields and docs/settings.md.
 
-/** The fields of the configuration, by their path; these types and the rows of `SETTINGS` cannot part. */
+/** The paths of a configuration's fields (`backend.url`). The rows of `SETTINGS` must be exactly these. */
 type PathOf<C> = {
   [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
     : `${K}.${keyof NonNullable<C[K]> & string}`;
@@ -249,16 +249,17 @@ type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
 
 /**
  * Reads a value from JSON or from an environment variable.
- * @throws {UsageError} that says what is wrong, and no secret.
+ * @throws {UsageError} that says what is wrong, and never shows a secret.
  */
 type Reader<T> = (value: unknown) => T;
 
-/** `where` it stands: at the top of the file, in a token, or in both. No default, and no variable, is ''. */
+/** `where` the setting may stand: at the top level, in a token, or in both. `env` and `fallback` are '' for none. */
 type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
 
+const readMethods = listOf(wordOf(FORMS));
+
 /**
- * Every setting, once. What is read, `--help` and the README's table come from here or are checked against it; the
- * manual is at the fields of GatewayConfig and TokenConfig. To add one, add its field there, and its row.
+ * Every setting: the source of what is read, of `--help`, and of the table in docs/settings.md, which a test compares.
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
@@ -268,13 +269,7 @@ const SETTINGS = {
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
   'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': [
-    'AUTH_METHODS',
-    'both',
-    listOf(wordOf(FORMS)),
-    'bearer,basic,body',
-    'of bearer, basic, query, path, body',
-  ],
+  'auth.methods': ['AUTH_METHODS', 'both', readMethods, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
   'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
   'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
@@ -296,166 +291,172 @@ const SETTINGS = {
   'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
 } as const satisfies Record<SettingPath, Setting>;
 
-/** In the order of the table, which is that of `--help`: those of a token alone stand last. */
+/** In the order of `--help`. The settings that only a token has come last. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
 
-/** The readers of what may stand in a token, by its name there. */
+/** The readers of a token's fields, by the field's name. */
 const TOKEN_READERS = Object.fromEntries(
   SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
 );
 
-/** All settings, read and checked, by the path that they have in the file. */
+/** All settings, read and checked, by path. */
 type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
-  /** What is no mistake, but may not be meant. */
+  /** Settings that are valid but may be unintended. */
   'warnings': readonly string[];
 };
 
-/** What a row's reader returns; undefined too, if the row has no default. */
+/** The result of a row's reader, or undefined if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
 
-/** A token as it stands in the configuration: what it does not say, the top level does. */
+/** A token as the configuration has it. Absent fields are inherited from the top level later. */
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
 // ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
-// The numbers that are no settings, with their reasons. The README's table of them is checked against this section.
+// Numbers that are not settings, with their reasons. A test compares this section with the table in docs/settings.md.
 
-/** For a request's headers, and for a TLS handshake: an option of `createGateway`, for tests. */
+/** How long a client may take for a request's headers, and for a TLS handshake. An option of `createGateway` too. */
 const HEADERS_TIMEOUT_MS = 10_000;
 
-/** Without progress of an answer; and in all, for the body of somebody unknown. An option too. */
+/**
+ * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
+ * take. An option of `createGateway` too.
+ */
 const STALL_TIMEOUT_MS = 30_000;
-/** So much of a body must come in every STALL_TIMEOUT_MS of reading: single bytes would hold a connection for days. */
+/** The least of a body that must come in each STALL_TIMEOUT_MS of reading. Else single bytes could take days. */
 const PACE_BYTES = 30 * 1024;
 
-/** Fields beyond it are nobody's: each costs something at every step, and no client sends a tenth of them. */
+/** The most header fields a request may have. Each costs time at every step; real clients send fewer than twenty. */
 const HEADERS_LIMIT = 200;
 
-/**
- * Requests that a connection may have sent ahead of their answers: each waits in memory, and no client needs a tenth.
- */
+/** The most unanswered requests on one connection. Each waits in memory, and real clients send one or two. */
 const PIPELINE_LIMIT = 16;
 
 /**
- * Wrong credentials that one client address may send before it gets 429: a person's mistakes, not a poller's. Also how
- * many of its requests without a good token are logged at their level.
+ * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
+ * poller makes more. Also how many unauthenticated requests of an address are logged above debug level.
  */
 const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
 
-/** For a warning of what a stranger can bring about as often as he likes: it must not fill the disk. */
+/** How often a warning is logged that an unauthenticated client can trigger. It must not fill the disk. */
 const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
 
-/** Keys whose rate is kept. The least recently used go first: an attacker with a million addresses forgets his own. */
+/**
+ * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
+ * displaces mostly keys of its own.
+ */
 const RATE_KEYS_LIMIT = 10_000;
 
-/** A body up to here is judged whole before the backend hears of it; `auth` must be complete within it. */
+/** A body of at most this size is checked whole before the backend is contacted. `auth` must be complete within it. */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
-/**
- * How long a refused client may take to read its answer and stop sending, and the second half of a WebSocket to end.
- */
+/** How long a refused client may still read and send; also how long one half of a WebSocket outlives the other. */
 const LINGER_MS = 2000;
 
-/** Deeper than any request of this backend, and than any template; it bounds what is kept of them. */
+/** The deepest nesting of a JSON body or a template. It bounds the memory of both; no real one comes near it. */
 const NESTING_LIMIT = 64;
-/** The longest key that matters has 18 letters, each of which may be written `\u0000`. */
+/** The most bytes kept of a key. The longest key that matters has 18 letters, and each may be written `\u0000`. */
 const KEY_LIMIT_BYTES = 256;
-/** No credential, no account, no group's id and no answer of a poll comes near it. */
+/** The longest value of a key that matters. No credential, account, group id or poll answer comes near it. */
 const VALUE_LIMIT_BYTES = 4096;
-/** How much of an attachment may come before its data: its type and the name of its file. */
+/** The longest metadata before an attachment's data: its type and its file name. */
 const META_LIMIT_BYTES = 1024;
-/** Far longer than any number of this API; the decimals of a double that tell it from its neighbours are 17. */
+/** The longest JSON number. A double needs 17 digits. */
 const BARE_LIMIT_BYTES = 256;
 
-/** The largest body that a send is made of: it is held in memory. */
+/** The largest body that the gateway makes a send of. It is held in memory. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
-/** What may be held at one time of all bodies that sends are made of: thirty-two of the largest. Beyond it, 503. */
+/** The most memory for all such bodies together, 32 of the largest. Beyond it requests get 503. */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
-/** What a rendering may make at most, and a text may be, as UTF-8; beyond it they are cut. */
+/** The longest text in UTF-8 that a template or a text body may give. The rest is cut off. */
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
- * What a rendering may take at most, in values that names are looked up in; a fraction of a second. Below that it may
- * take the length of the data times that of the template. One way through the data needs less, but sections within
- * sections that go through the same list would take its length to the power of their depth.
+ * The most lookups of values in one rendering, which take a fraction of a second. A rendering may also take no more
+ * than the length of the data times that of the template. Ordinary templates need far less. Nested sections over the
+ * same list would take the length of the list to the power of their depth.
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
-/** How long a connection to the backend may take to come about, TLS included. */
+/** How long connecting to the backend may take, TLS included. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** How long a request may hold a slot before it is lent to another; and how long it outlives its client. An option too. */
+/**
+ * How long a request may hold a slot before the slot is lent to another, and how long it outlives its client.
+ * An option of `createGateway` too.
+ */
 const SLOT_TIMEOUT_MS = 30_000;
 
-/** How long the question to the backend at start may take. */
+/** How long the backend may take to tell its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
 
-/** The first pause of a send that waits for a backend to connect to; each is twice the one before, up to the second. */
+/** The first pause between two tries to reach a backend that is down. Each pause is twice the last, up to a limit. */
 const RETRY_PAUSE_MS = 100;
 const RETRY_PAUSE_LIMIT_MS = 1000;
 
 /**
- * Idle connections go before the backend, or a proxy in front of it, drops them: a send that crosses with that is lost.
+ * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first: a
+ * send that crosses with the closing is lost.
  */
 const IDLE_TIMEOUT_MS = 4000;
 
-/** Chunks from this size on are worth a `collectSoon`. */
+/** The smallest chunk for which `collectSoon` runs. */
 const COLLECT_FROM_BYTES = 4096;
 
-/** Copies of a credential are looked for from this length on: what holds a shorter one may do so by chance. */
+/** The shortest credential whose copies are removed from other headers. A shorter one may occur there by chance. */
 const COPY_FROM_LENGTH = 16;
 
-/** For the `Retry-After` of 503 `busy`, a guess: a backend that restarts takes 10 to 20 seconds. */
+/** The `Retry-After` of 503 `busy`. A guess: a backend takes 10 to 20 seconds to restart. */
 const BUSY_RETRY_MS = 10_000;
 
 /**
- * What a client may be behind. The backend writes to all its readers in turn: one that is not drained starves the
- * others.
+ * How many unread bytes a WebSocket client may accumulate before it is dropped. The backend writes to its readers one
+ * after the other, so one that is not drained starves the others.
  */
 const BACKLOG_LIMIT_BYTES = 1024 * 1024;
-/** Chunks that a client may send before its handshake is answered; it should send none (RFC 6455 4.1). */
+/** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
 const EARLY_LIMIT = 16;
-/** How often open WebSockets are looked at for a token that has expired meanwhile. */
+/** How often open WebSockets are checked for tokens that have expired. */
 const TUNNEL_SWEEP_MS = 30_000;
-/** How long a WebSocket may be silent before TCP asks whether its peer is still there. */
+/** How long a WebSocket may be silent before TCP checks that its peer is still there. */
 const SILENCE_MS = 30_000;
 
-/** How long a browser may remember what a preflight has said; what it sends then is judged all the same. */
+/** How long a browser may remember a preflight. The requests that follow it are checked all the same. */
 const PREFLIGHT_MS = 60_000;
 
 /**
- * A secret has at least so many characters. No message shows anything as long: it may be one, put in the wrong place.
+ * The shortest secret. No message shows a value of this length or longer: it may be a secret in the wrong place.
  */
 const SECRET_MIN_LENGTH = 16;
 
-/** Log lines that may wait for somebody to read them. Beyond it they are dropped, for memory is worth more. */
+/** How many bytes of log lines may wait to be read. Further lines are dropped, so that the log cannot fill memory. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
-/** How long before the deadline running requests are answered, so that their answers leave in time. */
+/** How long before the deadline of a shutdown running requests are answered, so that the responses still get out. */
 const LAST_WORDS_MS = 500;
 
-/** How long the end waits for somebody to read the last lines of the log. */
+/** How long the process waits at its end for its last log lines to be read. */
 const FLUSH_MS = 500;
 
-/** How often files are looked at, and for how long one must have stayed the same: it may be half written. */
+/** How often watched files are checked, and how long a file must stay unchanged: it may be half written. */
 const WATCH_MS = 500;
 const SETTLE_MS = 1200;
 
 // ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
 
-// Inside, a refusal says exactly why (`reason`, in the log); outside it says no more than a stranger may know: every
-// 401 has the same words, whether the token was wrong, expired or absent.
+// The log has the exact reason of a refusal (`reason`). The client gets only what an unauthenticated client may know:
+// every 401 has the same sentence, whether the token was wrong, expired or absent.
 
 /**
- * Everything that can go wrong with a request. Codes are contract; sentences are for a person. Of the last five, 502
+ * Everything that can go wrong with a request. Codes are contract; sentences are for a person. 502
  * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
  */
 const PROBLEMS = {
   bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
-  bad_target: [400, 'The request target is not one that this gateway passes on.'],
+  bad_target: [400, 'The request target is not acceptable.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not acceptable.'],
@@ -467,17 +468,17 @@ const PROBLEMS = {
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
   cross_site: [403, 'Any page could send this: use curl, a bearer token or the path form, or add it to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
-  method_not_allowed: [405, 'This endpoint is not called by this method, but by those that the header Allow names.'],
+  method_not_allowed: [405, 'This endpoint does not take this method; the Allow header lists those that it takes.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
   too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
-  client_left: [499, 'The client left.'], // in the log only: nobody is there to read it
+  client_left: [499, 'The client left.'], // only in the log: there is no client to respond to
   internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
-  bad_backend_answer: [502, 'The Signal backend gave no usable answer; the message may have been sent.'],
+  bad_backend_answer: [502, 'The Signal backend gave no usable response; the message may have been sent.'],
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
   busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
@@ -485,10 +486,10 @@ const PROBLEMS = {
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** `detail` replaces the sentence on the wire; `reason` is for the log; `allow` are the methods that would be right. */
+/** `detail` replaces the sentence in the response. `reason` goes into the log. `allow` lists the methods for a 405. */
 type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
 
-/** A request that ends here. */
+/** Ends a request with an error response. */
 class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
@@ -497,7 +498,7 @@ class Problem extends Error {
   constructor(code: ProblemCode, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
-    // A refusal is no accident: nobody reads its stack, which costs more than all the rest of it.
+    // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
     Error.stackTraceLimit = 0;
     super(details.detail ?? sentence, { cause: details.cause });
     Error.stackTraceLimit = stackTraceLimit;
@@ -512,20 +513,20 @@ function badTarget(why: string): Problem {
   return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
 }
 
-/** @param why completes "The field … …", and never quotes the field's value, which may be a secret or a number. */
+/** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
 function badField(key: string, why: string): Problem {
   return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
 }
 
-/** Bad usage or configuration: on the command line, the message goes to standard error and the exit code is 2. */
+/** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
 
-/** @param otherwise follows the setting's path: "tokens: must be …". @throws {UsageError} unless it is right. */
+/** @param otherwise what is wrong, without the setting's path ("must be …"). @throws {UsageError} unless `isRight`. */
 function ensure(isRight: boolean, otherwise: string): asserts isRight {
   if (!isRight) throw new UsageError(otherwise);
 }
 
-/** What is wrong with a configuration, one message per mistake, each with its path. None holds a secret. */
+/** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
 class ConfigError extends UsageError {
   readonly problems: readonly string[];
 
@@ -535,7 +536,7 @@ class ConfigError extends UsageError {
   }
 }
 
-/** Collects what the readers of a list's or an object's parts throw, so that all of it is reported at once. */
+/** Collects the errors of several readers, so that all mistakes are reported at once. */
 class Mistakes {
   readonly found: string[] = [];
 
@@ -543,20 +544,23 @@ class Mistakes {
     this.found.push(`${at}: ${sentence}`);
   }
 
-  /** What `read` returns, or undefined if it threw: what is wrong here (`: …`) or below (`.key: …`, `[2].key: …`). */
+  /**
+   * Calls a reader and notes its error, or the errors of the parts that it read (`.key: …`, `[2].key: …`).
+   * @returns the result of `read`, or undefined if it threw.
+   */
   collect<T>(at: string, read: () => T): T | undefined {
     try {
       return read();
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
       const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
-      // What is at the top of a file needs no place but its name.
+      // A setting at the top of a file is named without the file.
       this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
       return undefined;
     }
   }
 
-  /** Passes on what was read. @throws {ConfigError} if anything was wrong. */
+  /** Returns the value. @throws {ConfigError} if there were mistakes. */
   end<T>(value: T): T {
     if (this.found.length > 0) throw new ConfigError(this.found);
     return value;
@@ -564,81 +568,73 @@ class Mistakes {
 }
 
 // ── ROUTES ───────────────────────────────────────────────────────────────────────────────────────
-// The backend's router as of August 2026 (its 0.100 and the head then). What a newer one adds is on no group, and so is
-// closed until a pattern names it.
+// The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
+// group. It stays closed until a pattern names it.
 
-/** The words of `allow`, each for the routes that one kind of client needs. */
+/** The groups of `allow`. Each holds the routes that one kind of client needs. */
 type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
 
-/** A route for one method; `template` as the backend writes it, `parts` its segments. */
+/** A route for one method. `template` is written as in the backend; `parts` are its segments. */
 type Route = (typeof ROUTES)[number];
 
-/** Those that the backend knows. HEAD and OPTIONS are 404 there, and are on no route here. */
+/** The methods of the backend's routes. HEAD and OPTIONS are 404 there, and no route here has them. */
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
- * Every route of the backend: methods, template, and "body" where it needs one. The first match wins,
- * so that a static segment stands before a parameter, as in the backend's own router.
+ * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
+ * refuses the request without a JSON body; that of a DELETE names the recipient. The first match wins, so a
+ * literal segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
-  info: ['GET /v1/about', 'GET /v1/health'], // both answer without asking signal-cli
-  send: ['POST /v2/send body', 'POST /v1/send body'],
-  receive: ['GET /v1/receive/:number'], // takes the messages away with it; in json-rpc mode a WebSocket
+  info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
+  send: ['POST{} /v2/send', 'POST{} /v1/send'],
+  receive: ['GET /v1/receive/:number'], // removes the messages that it returns; a WebSocket in json-rpc mode
   messaging: [
-    'PUT,DELETE /v1/typing-indicator/:number body',
-    'POST,DELETE /v1/reactions/:number body',
-    'POST /v1/receipts/:number body',
-    // A DELETE may have a body here: whom it is about stands in it.
-    'DELETE /v1/remote-delete/:number body',
-    'POST,DELETE /v1/polls/:number body',
-    'POST /v1/polls/:number/vote body',
-    // All accounts' attachments: `refusalOfEndpoint` closes them to a token with `senders`, and a search without one.
+    'PUT{},DELETE{} /v1/typing-indicator/:number',
+    'POST{},DELETE{} /v1/reactions/:number',
+    'POST{} /v1/receipts/:number',
+    'DELETE{} /v1/remote-delete/:number',
+    'POST{},DELETE{} /v1/polls/:number',
+    'POST{} /v1/polls/:number/vote',
+    // The attachments of all accounts: `refusalOfEndpoint` closes these routes, and a search without an account, to
+    // tokens with `senders`.
     'GET /v1/attachments',
     'GET,DELETE /v1/attachments/:attachment',
-    'GET /v1/sticker-packs/:number',
-    'POST /v1/sticker-packs/:number body',
+    'GET,POST{} /v1/sticker-packs/:number',
     'GET /v1/search',
     'GET /v1/search/:number',
-    'GET /v1/groups/:number',
-    'POST /v1/groups/:number body',
-    'GET,DELETE /v1/groups/:number/:groupid',
-    'PUT /v1/groups/:number/:groupid body',
+    'GET,POST{} /v1/groups/:number',
+    'GET,DELETE,PUT{} /v1/groups/:number/:groupid',
     'GET /v1/groups/:number/:groupid/avatar',
     'POST /v1/groups/:number/:groupid/block',
     'POST /v1/groups/:number/:groupid/join',
     'POST /v1/groups/:number/:groupid/quit',
-    'POST,DELETE /v1/groups/:number/:groupid/members body',
-    'POST,DELETE /v1/groups/:number/:groupid/admins body',
-    'POST,DELETE /v1/groups/:number/:groupid/pin-message body',
+    'POST{},DELETE{} /v1/groups/:number/:groupid/members',
+    'POST{},DELETE{} /v1/groups/:number/:groupid/admins',
+    'POST{},DELETE{} /v1/groups/:number/:groupid/pin-message',
   ],
-  // Whoever may call one of these can take the account over, or read whom it knows: link a phone, trust a stranger's
-  // key (identities), rename the sender (profiles, contacts), or call what the owner has installed (plugins).
+  // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
+  // sender (profiles, contacts), or run what the owner has installed (plugins).
   setup: [
-    'GET /v1/configuration',
-    'POST /v1/configuration body',
-    'GET /v1/configuration/:number/settings',
-    'POST /v1/configuration/:number/settings body',
+    'GET,POST{} /v1/configuration',
+    'GET,POST{} /v1/configuration/:number/settings',
     'POST /v1/register/:number',
     'POST /v1/register/:number/verify/:token',
     'POST /v1/unregister/:number',
     'GET /v1/qrcodelink',
     'GET /v1/qrcodelink/raw',
     'GET /v1/accounts',
-    'POST /v1/accounts/:number/rate-limit-challenge body',
-    'PUT /v1/accounts/:number/settings body',
-    'POST /v1/accounts/:number/username body',
-    'DELETE /v1/accounts/:number/username',
-    'POST /v1/accounts/:number/pin body',
-    'DELETE /v1/accounts/:number/pin',
-    'GET /v1/devices/:number',
-    'POST /v1/devices/:number body',
-    'DELETE /v1/devices/:number/local-data', // no device: it deletes what the backend has of the account
+    'POST{} /v1/accounts/:number/rate-limit-challenge',
+    'PUT{} /v1/accounts/:number/settings',
+    'POST{},DELETE /v1/accounts/:number/username',
+    'POST{},DELETE /v1/accounts/:number/pin',
+    'GET,POST{} /v1/devices/:number',
+    'DELETE /v1/devices/:number/local-data', // deletes all that the backend has of the account
     'DELETE /v1/devices/:number/:deviceId',
-    'PUT /v1/profiles/:number body',
+    'PUT{} /v1/profiles/:number',
     'GET /v1/identities/:number',
-    'PUT /v1/identities/:number/trust/:numbertotrust body',
-    'GET /v1/contacts/:number',
-    'PUT /v1/contacts/:number body',
+    'PUT{} /v1/identities/:number/trust/:numbertotrust',
+    'GET,PUT{} /v1/contacts/:number',
     'GET /v1/contacts/:number/:uuid',
     'GET /v1/contacts/:number/:uuid/avatar',
     'POST /v1/contacts/:number/sync',
@@ -647,19 +643,18 @@ const ROUTES = Object.entries({
   ],
 }).flatMap(([group, lines]) =>
   lines.flatMap((line) => {
-    const [methods = '', template = '', body] = line.split(' ');
+    const [methods = '', template = ''] = line.split(' ');
     return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
       group: group as Group,
-      method,
+      method: method.replace('{}', ''),
       template,
       parts: template.slice(1).split('/'),
-      /** The backend refuses the request without a body. */
-      needsBody: body === 'body',
+      needsBody: method.endsWith('{}'),
     }));
   })
 );
 
-/** What a group's word lets through: itself, and for `messaging` all that a bot needs. */
+/** The groups that each word of `allow` opens. */
 const GROUPS: Record<Group, readonly Group[]> = {
   send: ['send'],
   info: ['info'],
@@ -668,77 +663,75 @@ const GROUPS: Record<Group, readonly Group[]> = {
   setup: ['setup'],
 };
 
-/** The route of a send. A token that makes sends may also GET it: that goes on as the POST that it stands for. */
+/** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
-/**
- * Whether it is a send by GET. No group and no wildcard lets that through, or a link that somebody opens would send.
- */
+/** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
 function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
   return method === 'GET' && route === SEND_ROUTE;
 }
 
 /**
- * The first two segments of every setup route (of swagger the first): a new upstream route below one of them is setup
- * too.
+ * The first two segments of every setup route, or the first of swagger. A route below one of them that a newer backend
+ * adds counts as setup too.
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments by which a path is setup or not. */
+/** The segments that decide whether a path belongs to setup. */
 function prefixOf(segments: readonly string[]): string {
   return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
 }
 
-/** E.164 with its plus, as loosely as numbers are handed out. Lists compare it as it is written. */
+/** A phone number in E.164 with its plus, slightly wider than the standard. Lists compare it as text. */
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * What may stand for a parameter, also in words. The backend decodes `:number` once more (`%252B` is a plus to it) and
- * makes arguments of signal-cli of both, where `--username=…` would be an option: so each is known by what it must be.
+ * Checks for path parameters, with the message for a bad value. The backend decodes `:number` once more (`%252B` is a
+ * plus to it) and makes both parameters arguments of signal-cli, where `--username=…` would be an option.
  */
 const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
   [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
   [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
 ]);
 
-/** A group's id as the backend makes it: the base64 of the base64 of 32 bytes. Some routes decode anything instead. */
+/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. Some routes accept others. */
 function isGroupId(value: string): boolean {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
   return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
 }
 
-/** A group's id as signal-cli makes it. It is encoded again and compared, for Buffer.from decodes anything. */
+/** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
 function isInternalId(value: string): boolean {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
 
-/** A pattern of `allow`: its method may be `*`, and so may its parts. */
+/** A pattern of `allow`. Its method may be `*`, and so may its parts. */
 type Pattern = Pick<Route, 'method' | 'parts'>;
 
-/** Whether a pattern opens GET /v2/send. No wildcard does: who allows all that reads means nothing that acts. */
+/** Whether a pattern opens GET /v2/send. No wildcard opens it: `GET *` is meant to allow reads, and this GET sends. */
 function spellsSendByGet({ method, parts }: Pattern): boolean {
   return method === 'GET' && parts.join('/') === 'v2/send';
 }
 
-/** What the owner allowed: `groups` by name, single `patterns`, and both as they were written. */
+/** A parsed allowlist: its `groups`, its `patterns`, and all entries as `written`. */
 type Allow = ReturnType<typeof readAllow>;
 
-/** `:name` and `*` each stand for one segment, a `*` at the end for one or more. */
+/** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
 function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
-  const open = parts.at(-1) === '*';
-  if (open ? segments.length < parts.length : segments.length !== parts.length) return false;
+  const isOpen = parts.at(-1) === '*';
+  if (isOpen ? segments.length < parts.length : segments.length !== parts.length) return false;
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
-/** Whether a part stands for itself alone. */
+/** Whether a part matches only itself. */
 function isLiteral(part: string): boolean {
   return part !== '*' && !part.startsWith(':');
 }
 
 // ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
-// Connections: who may have one, for how long, and what becomes a request on it. node:http parses HTTP; whatever it
-// leaves open (upgrades, pipelining, what never becomes a request) is decided here, once for http and https.
+// Connections: how many there may be, how long they live, and how their requests reach the pipeline. node:http parses
+// HTTP. What it leaves open is decided here, once for http and https: upgrades, pipelining, and what it cannot parse.
 
 type Core = ReturnType<typeof makeCore>;
 
@@ -750,7 +743,7 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   return startGateway(embeddedSettings(config), options);
 }
 
-/** A gateway as the command line has it: its settings come from more than one place, so that it applies read ones. */
+/** The gateway of the command line, which reads its settings from several sources and applies them itself. */
 type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
@@ -766,15 +759,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   };
 }
 
-/** The queue of the backend that requests are sent to now. */
-function queueOf(core: Core): BackendQueue {
-  const { queues, rules: { backend } } = core;
-  const known = queues.get(backend) ?? new BackendQueue(core);
-  queues.set(backend, known);
-  return known;
-}
-
-/** What lives as long as the gateway does; `rules` is replaced whole, so that a request sees one version of it. */
+/** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
     settings,
@@ -785,21 +770,21 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
-    /** Counts the log lines of requests without a good token, by address. */
+    /** Counts the log lines of unauthenticated requests, by address. */
     lineLimiter: new RateLimiter(),
     /**
-     * All connections, as they were accepted: the socket that speaks HTTP on each (there is none before TLS is agreed
-     * on), and the name of the token whose request it serves. Of those that serve none, the one that has gone longest
-     * without showing a good token stands first.
+     * By transport socket: the socket that speaks HTTP (none before the TLS handshake is done), and the name of the
+     * token while a request of that token is served. Of the others, the one whose last good token is oldest stands
+     * first.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /**
-     * The requests, and WebSockets before they are open, that are being handled. A Set would do, but V8 chains the
-     * tables that a Set outgrows, and one that has become old keeps all later requests alive until a full collection.
+     * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
+     * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** Who waits for which backend: after a reload, running requests keep their own. */
-    queues: new WeakMap<Backend, BackendQueue>(),
+    /** The queue of the present backend. Requests that began before a reload keep the queue of theirs. */
+    queue: new BackendQueue(),
     /** The WebSockets that are open. */
     tunnels: new Set<Tunnel>(),
     draining: false,
@@ -812,66 +797,65 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
-    connectionsCheckingInterval: Math.min(1000, headersTimeout), // Node's default of 30 s would make 10 s mean 40
-    requestTimeout: 0, // a slow but steady upload is welcome; one that makes no progress ends in RequestBody
-    requireHostHeader: false, // checkHead refuses it, in JSON
-    shouldUpgradeCallback: isWebSocket, // Node 24.9 and newer; until it is the oldest, see withoutUpgrade
+    connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
+    requestTimeout: 0, // RequestBody has a limit for slow uploads
+    requireHostHeader: false, // checkHead refuses a request without Host, in JSON
+    // UNTIL Node 24.9 is the oldest: older ones ignore this, see withoutUpgrade.
+    shouldUpgradeCallback: isWebSocket,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // Their size is limited, and checkHead counts them. Node 20 obeys fields beyond this number, and does not show them
-  // (test "a thousand header fields").
+  // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
+  // them.
   server.maxHeadersCount = 0;
-  // By connection, the answers that are due on it, in the order of their requests.
+  // By connection, the responses that are due on it, in the order of their requests.
   const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
-    // Attack: where shouldUpgradeCallback said no, Node 24 loses what came in one piece behind this request, and takes
-    // the next piece, of its body, for a request of its own. So it is the last one (test "a request hidden in the
-    // body").
+    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
+    // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
     const queue = queues.get(req.socket) ?? [];
     queues.set(req.socket, queue);
     res.once('close', () => {
-      // A client that keeps its connection, now idle, would hold the end up until the deadline.
+      // An idle connection that its client keeps would delay the end until the deadline.
       if (core.draining) server.closeIdleConnections();
     });
     void handleInTurn(core, req, res, queue, upgrade);
   };
   server.on('request', (req, res) => onRequest(req, res));
-  server.on('checkContinue', onRequest); // the pipeline sends "100 Continue" itself, once it wants the body
-  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an expectation that is not known may be ignored
+  server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
+  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
-    // Behind a request that is not answered yet, its answer would get between that one's bytes; no client does that.
+    // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // its target is none that is passed on
+    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
   server.on('connect', onUpgrade);
-  // A client that does not take its answer, or does nothing between two requests; not one that waits for us.
+  // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
   });
   server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
-  // After clientError, whose answer cannot leave a socket on which TLS is not agreed on, and so would hold it for ever.
+  // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
   return server;
 }
 
 /**
- * RFC 6455 4.1: a GET without a body. What else wants to be upgraded (Java's HTTP client offers h2c) is an ordinary
- * request, as RFC 9110 7.8 allows: the offer may be ignored.
+ * Whether a request opens a WebSocket: a GET without a body (RFC 6455 4.1). Any other offer to upgrade may be ignored
+ * (RFC 9110 7.8); Java's HTTP client offers h2c with ordinary requests.
  */
 function isWebSocket(req: http.IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
+// UNTIL Node 24.9 is the oldest: older ones hand over every request with Upgrade (test "a wish for another protocol").
 /**
- * Puts a request back into its socket without its wish to be upgraded, for node:http to read it anew. Before 24.9, Node
- * hands every such request over as an upgrade; this can go when that is the oldest (test "a wish for another
- * protocol"). Its bytes are those that were judged by node:http once: a name or value of a header cannot break out of
- * its line.
+ * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
+ * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
@@ -888,9 +872,11 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
   return socket;
 }
 
-/** Answers a request that node:http has let go of because of its wish to be upgraded, with a refusal as with any. */
+/**
+ * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
+ */
 function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
-  socket.on('error', () => socket.destroy()); // first of all: an error without a listener would end the process
+  socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new http.ServerResponse(req);
   res.assignSocket(socket as Socket);
   res.shouldKeepAlive = false;
@@ -898,15 +884,16 @@ function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespons
   return res;
 }
 
+// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from then on.
 /**
- * Keeps account of the connections. At the limit a new one is taken, and a stranger makes room for it: else somebody
- * who holds idle connections, which costs nothing, locks everybody out. A new one is itself a stranger, so that there
- * is always one to close. Bun 1.4 shows a connection only after its first byte, and so counts it only then.
+ * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed for
+ * it. Otherwise idle connections, which cost nothing, would lock everybody out. The new one is unauthenticated itself,
+ * so that there is always one to close.
  */
 function watchConnections(core: Core, server: http.Server | https.Server): void {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    // Of https, the socket that speaks HTTP is another one, and comes once the handshake is done.
+    // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     socket.once('close', () => connections.delete(socket));
     if (connections.size <= core.settings['limits.connections']) return;
@@ -919,9 +906,9 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
 }
 
 /**
- * Handles one request of a connection at a time, though it may have sent more (RFC 9112 9.3.2), and not too many. At
- * the same time they could overtake each other at the backend, and one connection would count for many.
- * @param queue the answers that are due on the connection.
+ * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
+ * parallel they could overtake each other at the backend, and one connection would count for many.
+ * @param queue the responses that are due on the connection.
  */
 async function handleInTurn(
   core: Core,
@@ -931,31 +918,33 @@ async function handleInTurn(
   upgrade: Side | undefined,
 ): Promise<void> {
   const { socket } = req;
-  // A connection that was reset has no address any more, but may still deliver what it had sent.
+  // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
   const before = queue.at(-1);
-  // Cut off without a word: an answer could only come behind those that are due.
+  // Closed without a response: one could only be sent after those still due.
   if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => queue.splice(queue.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
-    // What comes behind an answer that said "Connection: close" gets none: it must not be acted on (RFC 9112 9.6).
+    // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
     if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
-  } catch (error) { // a mistake of ours, for `handle` answers all others: it must not end the process
+  } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
   }
 }
 
-/** Whether the peer is gone: only those of a unix socket have no address by nature. Without it, no `clients` holds. */
+/**
+ * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
+ */
 function hasNoPeer(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
 }
 
 /**
- * Answers what the HTTP parser refuses, and heads that do not arrive. What a wrong setting or a common mistake of a
- * client causes is a warning, once a minute; the rest is logged at debug level. Called again for what follows on the
- * connection, it does nothing.
+ * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
+ * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
+ * the same connection is ignored.
  * @param queue the responses that are due on the connection.
  */
 function answerUnparsed(
@@ -966,7 +955,7 @@ function answerUnparsed(
 ): void {
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
   if (isGone) return void socket.destroy();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // it is refused already
+  if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
   const code = /TIMEOUT/.test(reason)
     ? 'request_timeout'
     : /OVERFLOW/.test(reason)
@@ -980,8 +969,8 @@ function answerUnparsed(
   } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
   else core.log('debug', 'client error', fields);
 
-  if (!socket.writable) return; // TLS is not agreed on
-  // What the client still sends is read and dropped: unread bytes would reset the connection, and lose the response.
+  if (!socket.writable) return; // no TLS
+  // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
   const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
   const problem = new Problem(code);
   if (current === undefined) {
@@ -997,13 +986,13 @@ function answerUnparsed(
   current.shouldKeepAlive = false;
 }
 
-/** Settings that are used once, when the gateway starts: a reload leaves them as they are, and says so. */
+/** Settings that are used only at start. A reload leaves them as they are, and its log line names those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * Replaces the rules. A file that is emptied by mistake, or a variable that is lost, must not let everybody in.
+ * Replaces the rules.
  * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if that would open a gateway that had tokens.
+ * @throws {ConfigError} if a gateway with tokens would lose them all: a file may have been emptied by mistake.
  */
 function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
@@ -1021,7 +1010,8 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   core.settings = { ...settings, ...started };
   core.rules = makeRules(settings);
-  queueOf(core).serve(); // there may be more slots now
+  if (!isSame) core.queue = new BackendQueue();
+  core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -1030,10 +1020,10 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   return !isSame;
 }
 
-/** At every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
+/** Said at every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
-/** Says what is in force from now on, as a warning if there is something to warn of. */
+/** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
   const expired = rules.all.filter((token) => isExpired(token, now()));
@@ -1052,7 +1042,7 @@ function logRules(core: Core, message: string, more: object): void {
   });
 }
 
-/** Listens. @returns where, as a URL. Rejects if the port is taken, or the address is not of this machine. */
+/** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
   const { path, host, port } = core.settings.listen;
   if (path !== undefined) await removeStaleSocket(path);
@@ -1065,17 +1055,14 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  // Bun 1.4.5 ignores setSecureContext. A test fails where that is mended: then this goes.
+  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "it speaks TLS, and a reload brings…").
   const isFixed = scheme === 'https' && 'Bun' in globalThis;
   const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
 }
 
-/**
- * Removes the file of a unix socket that nobody listens on any more, for its owner was killed. No other file is
- * touched.
- */
+/** Removes the file of a unix socket whose owner was killed, so that nobody listens on it. Touches no other file. */
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
@@ -1087,7 +1074,9 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (isStale) unlinkSync(path);
 }
 
-/** Ends first what waits, then what is idle, shortly before the deadline what still runs, and then all that is left. */
+/**
+ * Ends first the waiting requests, then idle connections, before the deadline running requests, and at last the rest.
+ */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
   for (const tunnel of core.tunnels) tunnel.close('shutdown');
@@ -1096,8 +1085,8 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // closeIdleConnections of Node 24, Deno 2.9 and those before them leaves one open that has sent nothing yet; Bun 1.4
-  // counts no bytes, and closes it (test "a connection on which no request has begun").
+  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not, on Bun it
+  // does, where `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -1108,13 +1097,13 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   ];
   await closed;
   deadlines.forEach(clearTimeout);
-  // What is left has no client any more, and is logged.
+  // The rest has no clients any more: see Exchange.leave. Each gets its log line.
   for (const x of core.running) x.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
-/** Answers what is still running, with what its client must know: whether the backend has the request, or not. */
+/** Ends the running requests. The response tells the client whether the backend has the request. */
 function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
@@ -1192,21 +1181,21 @@ class Exchange {
   heldBytes = 0;
   /**
    * The request to the backend, which ends with the exchange. No closure: its context would keep a whole request of
-   * node:http alive, and on Node 24 V8 took twice the memory.
+   * node:http alive, which took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
   /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
   rest: Uint8Array | string | undefined;
   /** Ends `standBy`. */
   wake: (() => void) | undefined;
-  /** Listeners of its own, because those of an AbortSignal cost 5 µs on Node 20. */
+  /** Listeners of its own, because those of an AbortSignal cost 5 µs a request. */
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
   constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
     this.core = core;
     this.rules = core.rules;
-    this.queue = queueOf(core);
+    this.queue = core.queue;
     this.req = req;
     this.res = res;
     this.startedMs = core.now();
@@ -1292,49 +1281,49 @@ class Exchange {
 }
 
 /**
- * The way of a request, and of a WebSocket, which is one without a body. The order is a security claim; each step says
- * why it stands where it does.
- * @param upgrade the client's side, where it wants to speak WebSocket from here on.
+ * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, and each step says
+ * why it stands where it stands.
+ * @param upgrade the client's side, if the request opens a WebSocket.
  */
 async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
   begin(x);
   try {
-    // Before everything: a health check must not depend on what is being checked.
+    // Before everything: a health check must not depend on what it checks.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before every refusal, or the page could not read it. Of another origin it is a request like others.
+    // Before every refusal: otherwise the page could not read it. From other origins it is a request like any.
     if (answerPreflight(x)) return;
 
-    // Before any decision: all later steps judge this one canonical form, and it is what is sent.
+    // Before any decision: all later steps check this one canonical form, and the backend gets the same.
     checkHead(req);
     const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
     x.report.route = target.route?.template ?? maskPath(target.segments);
 
-    // Before the credential: an address that no token accepts costs neither a hash nor a byte of body.
+    // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
     if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
 
-    // Header, path, query; the body only if none was there and some token accepts that form, and then its head alone.
+    // Header, path, query. The body only if these have none and a token accepts that form, and then its head alone.
     x.credential = findCredential(req, target) ?? await body.readCredential();
 
-    // Before the endpoint: what exists here is nobody's business who holds no token.
+    // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
     const token = identify(x);
     if (token instanceof Problem) return refuse(x, token);
     x.token = token;
     claimConnection(x, token);
 
-    // After the token: whether a browser added it by itself depends on the form of the right credential. Before the
-    // endpoint: a page of another site learns nothing of it.
+    // After the token: a browser adds only some forms by itself. Before the endpoint: another site must not learn of
+    // it.
     const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
-    // After the endpoint: a request that could never pass must not use up the rate of those that can.
+    // After the endpoint: a request that can never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // The head of the body, or all of a small one, is judged before the backend is contacted; what is made of a body is
-    // judged in its stead. Then it is relayed, when it is its turn: once, and never again.
+    // The head of a body, or a small body as a whole, is checked before the backend is contacted. A send that is made
+    // of a body is checked in its place. Then the request is relayed, once.
     const judge = (field: Field): void => judgeField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
@@ -1343,7 +1332,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
     } else {
       await relay(x, target, await body.open(target, judge), upgrade);
-      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed while the backend was asked
+      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
     }
   } catch (error) {
     refuse(x, error);
@@ -1355,8 +1344,8 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 }
 
 /**
- * From here on it runs. A client that leaves takes its request with it; one that stays is a stranger again until it
- * shows a good token.
+ * Adds the request to those that run. A client that leaves ends it. When the response is through, the connection is
+ * unauthenticated again until its next good token.
  */
 function begin(x: Exchange): void {
   const { connections, running } = x.core;
@@ -1366,19 +1355,19 @@ function begin(x: Exchange): void {
     if (!x.res.writableFinished) x.leave();
     const connection = connections.get(socket);
     if (connection?.token === undefined) return;
-    connections.delete(socket); // set anew, behind those that showed their token earlier
+    connections.delete(socket); // set again, behind those whose last good token is older
     connections.set(socket, { speaker: connection.speaker });
   });
 }
 
 /**
  * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
- * tokens, one token holds half of all connections at most: a stolen one must not lock the others out.
+ * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
 function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
   const limit = Math.max(1, settings['limits.connections'] / 2);
-  // While there are fewer connections than that, nothing has to be counted.
+  // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
     if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
@@ -1387,24 +1376,24 @@ function claimConnection({ core: { connections, settings }, rules, req }: Exchan
   if (connection) connection.token = name;
 }
 
-/** A connection as it was accepted, which on Node and Deno is below the socket that speaks TLS. */
+/** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
 function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
   return socket._parent ?? socket;
 }
 
-/** Says that the gateway runs, and nothing of backend, version or tokens: anybody may ask. */
+/** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function answerHealth(x: Exchange): void {
   x.report.route = '/healthz';
   x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
 
 /**
- * Answers with what went wrong. After the first byte there is no honest way to say so, but to break off: a body that is
- * cut must look cut. A mistake of ours is told to the log with its stack, and to the client without.
- * @param thrown or returned by a step.
+ * Responds with what went wrong. After the first byte of a response the connection is broken off instead: a body that
+ * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
+ * @param thrown what a step threw or returned.
  */
 function refuse(x: Exchange, thrown: unknown): void {
-  const error = x.endedBy ?? thrown; // who left meanwhile is told nothing, and noted as such
+  const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
   const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.report.problem = problem;
   x.report.status = problem.status;
@@ -1419,8 +1408,8 @@ function refuse(x: Exchange, thrown: unknown): void {
 }
 
 /**
- * The one line of a request: the route's template and never the path, which holds phone numbers; the token's name, and
- * nothing that a client wrote but the method, which node:http knows, and an origin that is not on `cors`.
+ * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
+ * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
  */
 function logExchange(x: Exchange): void {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
@@ -1429,8 +1418,8 @@ function logExchange(x: Exchange): void {
   const reason = origin ? 'origin_not_listed' : details.reason;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
-  // A flood must not fill a small computer's card. Without a good token, health checks and preflights are logged at
-  // debug, and so are the refusals of an address beyond its 30 a minute.
+  // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
+  // address beyond 30 a minute are logged at debug level.
   const isQuiet = x.token === undefined &&
     (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
@@ -1439,8 +1428,8 @@ function logExchange(x: Exchange): void {
 }
 
 /**
- * Closes the WebSockets whose token is gone, has expired, or may no longer do this, or whose page may not. One is
- * judged when it opens; without this it would outlive its token by weeks.
+ * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
+ * it opens; without this it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
@@ -1453,25 +1442,31 @@ function closeStaleTunnels(core: Core): void {
 }
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
-// fetch normalises what a check did not see (`..`, `%2e%2e`, `\`, TAB), and the backend decodes once
-// more (`:number` twice). So a target is taken apart once, judged, and built anew from its parts.
+// fetch and proxies normalise what a check did not see (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path once more
+// (`:number` twice). So a target is parsed once, checked, and built anew from its parts.
 
-/** A request target that passed the rules, in parts. What is sent to the backend is built from these alone. */
+/** A parsed and checked request target. The target for the backend is built from these parts alone. */
 interface Target {
   readonly method: string;
-  /** Decoded, none empty; the `@auth` segment is taken out. */
+  /** Decoded, none empty, without the `@auth` segment. */
   readonly segments: readonly string[];
-  /** The raw query without the `@auth` parameter, and the same decoded. */
+  /** The raw query without its `@auth` parameter. */
   readonly query: string;
+  /** The same, decoded. */
   readonly parameters: readonly (readonly [name: string, value: string])[];
+  /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
+  /** The secret in its `@auth` segment. */
   readonly pathSecret: string | undefined;
+  /** The secret in its `@auth` parameter. */
   readonly querySecret: string | undefined;
 }
 
 /**
- * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers, of which each program takes
- * another. Node and Deno let other versions of HTTP through as far as here.
+ * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
+ * header fields.
+ * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
+ *   others the last.
  */
 function checkHead(req: http.IncomingMessage): void {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
@@ -1481,72 +1476,63 @@ function checkHead(req: http.IncomingMessage): void {
 }
 
 /**
- * Makes a raw request target canonical.
- * @throws {Problem} bad_target, or bad_credential for two `@auth` in one place.
+ * Parses a raw request target.
+ * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const cut = raw.indexOf('?');
-  const path = cut < 0 ? raw : raw.slice(0, cut);
+  const [path = '', ...rest] = raw.split('?');
 
-  // The backend runs a handler for /v1%2Fregister and takes %252B for a plus; proxies before it see other paths there.
-  if (/%(?:2f|5c|2e|25)/i.test(path)) {
-    throw badTarget(
-      'an encoded slash, backslash, dot or percent sign in a path means different things to different programs',
-    );
-  }
+  // The backend runs a handler for /v1%2Fregister and reads %252B as a plus. A proxy before it may read other paths.
+  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter((segment) => segment !== '').map((segment) => decodePart(segment));
-  const credentials = segments.filter((segment) => segment.startsWith('@auth='));
-  const pathSecret = takeSecret(credentials)?.slice('@auth='.length);
-  // Anywhere else, what stands before it would be a path that nobody has judged.
+  const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
+  const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
+  // Otherwise the segments before it would be a path that no check has seen.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
-  const route = findRoute(method, segments);
-  for (const [i, segment] of segments.entries()) {
-    // fetch, URL and many proxies would resolve them: /v2/../v1/register is account setup to some.
-    if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-    // Attack: /v1/groups/--username=…. An attachment's id is a file name, and random: one in 64 begins so.
-    if (segment.startsWith('-') && route?.parts[i] !== ':attachment') {
-      throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
-    }
-  }
-  const query = cut < 0 ? [] : raw.slice(cut + 1).split('&').filter((pair) => pair !== '');
-  const pairs = query.map((pair) => parsePair(pair, isSendByGet({ method, route })));
-  const others = pairs.filter((pair) => pair.name !== '@auth');
+  const route = ROUTES.find((candidate) =>
+    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
+  );
+  segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+
+  const raws = rest.join('?').split('&').filter(Boolean);
+  const pairs = raws.map((pair) => parsePair(pair, isSendByGet({ method, route })));
+  const others = pairs.filter(({ name }) => name !== '@auth');
   return {
     method,
     segments,
     query: others.map((pair) => pair.raw).join('&'),
-    parameters: others.map((pair) => [pair.name, pair.value] as const),
+    parameters: others.map(({ name, value }) => [name, value] as const),
     route,
     pathSecret,
-    querySecret: takeSecret(pairs.filter((pair) => pair.name === '@auth').map((pair) => pair.value)),
+    querySecret: takeSecret(pairs.filter(({ name }) => name === '@auth').map(({ value }) => value)),
   };
 }
 
 /**
- * The route of a request, if the backend has one.
- * @throws {Problem} bad_target for what cannot stand for a parameter.
+ * Checks a decoded segment of a path.
+ * @param part the route's part that the segment matches, if there is a route.
+ * @throws {Problem} bad_target.
  */
-function findRoute(method: string, segments: readonly string[]): Route | undefined {
-  const route = ROUTES.find((candidate) =>
-    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
-  );
-  route?.parts.forEach((part, i) => {
-    const [check, expected] = PARAMETERS.get(part) ?? [];
-    if (check?.(segments[i]!) === false) throw badTarget(expected!);
-  });
-  return route;
+function checkSegment(segment: string, part = ''): void {
+  const [check, expected] = PARAMETERS.get(part) ?? [];
+  if (check?.(segment) === false) throw badTarget(expected!);
+  // fetch, URL and many proxies would resolve them: to some, /v2/../v1/register is account setup.
+  if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
+  // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
+  if (segment.startsWith('-') && part !== ':attachment') {
+    throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+  }
 }
 
 /**
- * Decodes a segment, or a name or a value of the query, once; what is still encoded then stays so.
- * @param isText whether line feeds and tabs may be in it.
- * @throws {Problem} bad_target: NUL ends an argument, and a line feed a line of somebody's log.
+ * Decodes a segment, or a name or value of the query, once. What is still encoded then stays encoded.
+ * @param isText whether line feeds and tabs are allowed.
+ * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
  */
 function decodePart(text: string, isText = false): string {
   let decoded: string;
@@ -1555,47 +1541,46 @@ function decodePart(text: string, isText = false): string {
   } catch {
     throw badTarget('its percent-encoded bytes are not UTF-8');
   }
-  if (/\p{Cc}/u.test(isText ? decoded.replace(/[\n\t]/g, '') : decoded)) {
-    throw badTarget('it holds an encoded control character');
-  }
+  const forbidden = isText ? /(?![\n\t])\p{Cc}/u : /\p{Cc}/u;
+  if (forbidden.test(decoded)) throw badTarget('it holds an encoded control character');
   return decoded;
 }
 
 /**
- * One `name=value` of a query, decoded as the backend's language does it (`+` is a space).
- * @param isOfSend whether its `message` is a text of several lines.
+ * Parses one `name=value` of a query as the backend does, which reads `+` as a space.
+ * @param isOfSend whether a parameter `message` may have several lines.
  */
 function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
   const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
   const name = decodePart(encoded);
   return {
-    // These four are all that fetch would rewrite; done here, so that what is built is what is sent.
+    // fetch would encode these four. They are encoded here, so that the checked target is the one that is sent.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
     value: decodePart(value, isOfSend && name === 'message'),
   };
 }
 
-/** The segments that routes spell: words that a log may show of any path. */
-const SPELLED = new Set(ROUTES.flatMap(({ parts }) => parts.filter((part) => !/^[:*]/.test(part))));
+/** The literal segments of all routes. The log may show them, whatever the path. */
+const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
-/** A path for the log, without what may be a phone number or a token; no route has as many segments as are kept. */
+/** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
 function maskPath(segments: readonly string[]): string {
-  return `/${segments.slice(0, 8).map((segment) => SPELLED.has(segment) ? segment : '*').join('/')}`;
+  return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
 // ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
 
-/** What a request shows for itself, right or wrong. */
+/** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined where the form was right and the content could not be read: it is wrong, not absent. */
+  /** Undefined if the credential cannot be read. It counts as wrong then, not as absent. */
   readonly secret: string | undefined;
-  /** Why it could not, for the log: a good token under another user or scheme is a mistake that is made. */
+  /** Why it cannot be read, for the log: people send a good token with another user name or scheme. */
   readonly fault?: string | undefined;
 }
 
-/** A token with all its settings resolved. Its secret is known by digest alone. */
+/** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
 interface Token {
   readonly name: string;
   readonly digest: string;
@@ -1611,12 +1596,12 @@ interface Token {
 }
 
 /**
- * The first credential outside the body, in the order header, path, query. One decides: if it is
- * wrong, nothing falls through to the next, or a guess could hide behind a form that is not logged.
+ * Finds the first credential outside the body, in the order header, path, query. It alone decides. If it is wrong, the
+ * gateway does not try the next form: a guess could hide behind a form that is not logged.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
-  // n8n's test of its credentials sends an empty one if it has no token.
+  // An empty header counts as absent: n8n's credential test sends one if it has no token.
   const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
@@ -1624,42 +1609,42 @@ function findCredential(req: http.IncomingMessage, target: Target): Credential |
   return undefined;
 }
 
-/** The one secret in a place, if any; two are nobody's choice to make. */
+/** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
 function takeSecret(found: string[]): string | undefined {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
 
-/** All values of a header, from the raw list: the parsed one keeps only the first Authorization. */
+/** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
 function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
   const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
- * RFC 6750 2.1 and RFC 7617 2; the scheme is case-insensitive (RFC 9110 11.1). Base64 is read as leniently as Node
- * does: what comes out is compared by its digest, so that a wrong one is only wrong. White space is SP and HTAB alone
+ * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Base64 is
+ * decoded as leniently as Node does it: the result is only compared by its digest. White space is SP and HTAB alone
  * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
  */
 function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
   if (scheme.toLowerCase() === 'basic') {
-    // The user is fixed, so that nobody takes it for a name of the token's, which it is not.
+    // The user name is fixed, so that nobody takes it for the token's name.
     const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
     return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
   }
-  // node:http hands header bytes over as Latin-1; a secret is UTF-8.
+  // node:http gives header bytes as Latin-1; a secret is UTF-8.
   if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
   return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
 }
 
 /**
- * Whose request this is. Every refusal looks the same from outside; the log has the reason.
+ * Finds the token of a request. Every 401 looks the same from outside; the log has the reason.
  *
- * The digest is looked up in a map. How long that takes depends on the SHA-256 of what was sent, which
- * tells nothing about how much of a secret was right. A right credential is never refused for wrong
- * ones from the same address, so that nobody can lock anybody out.
- * @returns the token, or the problem: unauthorized, too_many_failures. To throw one costs 5 µs, of 55 for all of it.
+ * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
+ * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
+ * can lock others out.
+ * @returns the token, or the problem: unauthorized, too_many_failures. To throw it would cost 5 µs of 55 for a refusal.
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
@@ -1674,23 +1659,26 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
     : new Problem('unauthorized', { reason });
 }
 
-/** Asked at every request: a token that expires needs no reload. */
+/** Whether a token has expired. It is asked at every request, so that a token expires without a reload. */
 function isExpired({ expiresMs }: Token, nowMs: number): boolean {
   return expiresMs !== undefined && expiresMs <= nowMs;
 }
 
-/** Failures are counted per IPv4 address and per IPv6 /64, which is what one household or host is given. */
+/** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
   const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
   return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
 }
 
-// ── PAGES ────────────────────────────────────────────────────────────────────────────────────────
+// ── ORIGINS ──────────────────────────────────────────────────────────────────────────────────────
+// Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For the pages of all
+// other origins it must not use what a browser adds by itself.
 
 /**
- * What lets a page read an answer, if its origin is on `cors`. Two Origin headers are one here that no origin equals.
- * There is no Access-Control-Allow-Credentials: what the browser remembers is not the page's, which must hold a token.
+ * The headers that let a page read a response, if its origin is on `cors`; else false. Two Origin headers arrive as one
+ * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
+ * password that the browser remembers is not the page's.
  */
 function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
   const { origin = '' } = req.headers;
@@ -1702,8 +1690,8 @@ function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Reco
 }
 
 /**
- * The origin of a page that is not on `cors`, for the log: a person whose page does not work finds there what to add.
- * Undefined for what no browser sends: it may hold a secret.
+ * The origin of a request if it is not on `cors`, for the log: the owner of a page that does not work finds there what
+ * to add. Undefined for a value that no browser sends, which may be a secret.
  */
 function unlistedOrigin({ req, rules }: Exchange): string | undefined {
   const { origin = '' } = req.headers;
@@ -1711,15 +1699,15 @@ function unlistedOrigin({ req, rules }: Exchange): string | undefined {
 }
 
 /**
- * The headers that a listed page may send. Browsers ask for `accept` and the languages too, if a value is unusual
- * (Fetch 2.2.2).
+ * The request headers that an origin on `cors` may send. A browser asks for `accept` and the languages only if their
+ * values are unusual (Fetch 2.2.2).
  */
-const PAGE_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
+const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
 
 /**
- * Answers a browser that asks whether a page of a listed origin may send what it wants to. It says the same of every
- * target, a malformed one too: what exists here is nobody's business who holds no token.
- * @returns whether it was such a question.
+ * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one: an
+ * unauthenticated client must not learn which endpoints exist.
+ * @returns whether the request was such a preflight.
  */
 function answerPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
@@ -1728,18 +1716,18 @@ function answerPreflight(x: Exchange): boolean {
   x.respond(204, {
     ...x.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
-    'Access-Control-Allow-Headers': PAGE_HEADERS.filter((name) => asked.includes(name)).join(', '),
+    'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
   });
   return true;
 }
 
-/** Where a GET does something: it sends, takes messages away, or is setup (a code that links a phone). */
+/** The paths where a GET acts: it sends, removes messages, or is setup (such as a code that links a phone). */
 const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 
 /**
- * Keeps out the pages of other sites, to whose requests a browser adds what it remembers by itself: a Basic password,
- * or, where there are no tokens, the mere fact of being on this machine. The other forms a page has to know.
+ * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
+ * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
 function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
@@ -1750,18 +1738,23 @@ function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Pro
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  if (rules.cors.has(origin)) return undefined;
-  // Over plain http Chromium sends no Sec-Fetch-Site (with a WebSocket nowhere), and with a GET no Origin. The
-  // User-Agent remains, which a page cannot take away.
-  const from = site ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
-  // Attack: "none" is also what Chromium says of a prefetch by the speculation rules of any page, and every browser of
-  // a typed address that another site redirects.
+  // Over plain http Chromium sends no Sec-Fetch-Site, and with a WebSocket never; Origin counts then. Chromium sends no
+  // Origin with a GET either.
+  const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
+  if (isOwn || rules.cors.has(origin)) return undefined;
+  // Programs send neither header. Attack: browsers say "none" of a typed address that another site redirects, and
+  // Chromium of a prefetch by the speculation rules of any page. So a browser may not act by such a GET. Without
+  // Sec-Fetch-Site it is known by its User-Agent, which no page can remove.
+  const isNone = site === undefined ? origin === '' : site === 'none';
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isTaken = from === 'none' && !(isActing && (site !== undefined || agent?.startsWith('Mozilla/')));
-  return isTaken || from === 'same-origin' ? undefined : new Problem('cross_site');
+  const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
+  return isNone && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
-/** Not under a name of somebody else's, who could point it here and have the browser take us for their page. */
+/**
+ * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
+ * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
+ */
 function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
   return isIP(name) !== 0 ||
@@ -1772,80 +1765,90 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
 // ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * Why a token may not do this, if so: its addresses, its endpoints, its accounts. Asked again of an open WebSocket when
- * the rules change.
+ * The problem if a token may not make a request: its client addresses, endpoints and accounts. Open WebSockets are
+ * checked again when the rules change.
  */
 function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
   return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
 }
 
-/** The same without the addresses: `--check` has no client. */
+/**
+ * The same without the client's address, which `--check` does not have. First the allowlist decides. Then some of its
+ * endpoints are closed to a token that has `senders` or `recipients`. Each of these rules stands on its own.
+ */
 function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
+  const { allow, senders, recipients } = token;
   const { method, route, segments, parameters } = target;
-  const grant = findGrant(token.allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(token.allow, target);
-  // On a route that is not known, nobody can tell whose account it uses or whom it writes to: a newer backend, a
-  // plugin.
-  const isOpaque = route === undefined || route.parts.at(-1) === '*';
-  if (isOpaque && (token.senders || token.recipients)) {
-    return new Problem('endpoint_not_allowed', { reason: 'unknown_route_for_confined_token' });
-  }
-  if (token.senders && !isOpaque) {
-    const at = route.parts.indexOf(':number');
-    if (at >= 0 && !token.senders.has(segments[at] ?? '')) return new Problem('sender_not_allowed');
-    // All attachments, all accounts: routes without an account show every account's.
-    if (at < 0 && route.group !== 'send' && route.group !== 'info' && grant !== 'named') {
-      return new Problem('endpoint_not_allowed', { reason: 'route_without_account' });
-    }
-  }
-  // A link to join a group lets anybody in, whom the token may not write to.
-  if (token.recipients && grant !== 'named' && GROUP_CHANGE.test(`${method} ${route?.template}`)) {
-    return new Problem('endpoint_not_allowed', { reason: 'group_change_not_named' });
-  }
+  const grant = findGrant(allow, target);
+  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
+
+  // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
+  const isKnown = route !== undefined && route.parts.at(-1) !== '*';
+  if (!isKnown && (senders || recipients)) return closedEndpoint('unknown_route_for_confined_token');
+  const account = segments[route?.parts.indexOf(':number') ?? -1];
+  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
+  // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
+  // send has its account in the body.)
+  const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
+  if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
+  // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
+  // name the route.
+  const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
+  if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
+
   // The numbers of a search become arguments of signal-cli, like those in a body.
-  const [mistake] = parameters.flatMap(([name, value]) => name === 'numbers' && mistakeInArgument(value) || []);
+  const numbers = parameters.filter(([name]) => name === 'numbers');
+  const mistake = numbers.map(([, number]) => mistakeInArgument(number)).find(Boolean);
   if (mistake) return badField('numbers', mistake);
-  // Who may not write to a group may not change it either.
-  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
-  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+  // A token that may not send to a group may not change it either.
+  const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined ? undefined : refusalOfRecipient(token, group);
 }
 
-/** Makes a group, or changes who is in one or how one gets in. */
+/** @param reason for the log alone. */
+function closedEndpoint(reason: string): Problem {
+  return new Problem('endpoint_not_allowed', { reason });
+}
+
+/** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
-/** Whether an allowlist lets a target through, and whether it names it: by a pattern that spells its first segments. */
+/**
+ * Whether an allowlist opens a target. The target is `named` if a pattern spells its first two segments, and `covered`
+ * if only a group or a wildcard opens it.
+ */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
   if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
   const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
+    // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
     parts.every((part, i) =>
-      // What a route spells is no parameter: DELETE /v1/devices/:number/local-data deletes more than a device.
       !part.startsWith(':') ||
       (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
     )
   );
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && allow.groups.has(route.group)) return 'covered';
-  // No wildcard reaches setup.
+  // No wildcard opens setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
-/** Why a target is not on an allowlist: setup first, so that nothing is learned about what is there. */
+/** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
 function refusalOfRoute(allow: Allow, target: Target): Problem {
   const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
-  const others = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
-  return others.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(others.map(({ method }) => method))] })
+  const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
+  return methods.length > 0
+    ? new Problem('method_not_allowed', { allow: [...new Set(methods)] })
     : new Problem('unknown_endpoint');
 }
 
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
 
-/** So many requests in so much time; `written` as the configuration has it. */
+/** At most `count` requests per time. `written` is the configured text. */
 interface Rate {
   readonly count: number;
   readonly perMs: number;
@@ -1853,50 +1856,50 @@ interface Rate {
 }
 
 /**
- * A token bucket per key, kept as one number each: the time at which the bucket would be full again
- * (the generic cell rate algorithm). It holds `count` at first and regains one every `perMs / count`.
+ * A token bucket per key, by the generic cell rate algorithm. A bucket holds `count` at first and regains one every
+ * `perMs / count`. It is kept as one number: the time at which it will be full again.
  */
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** Takes one from the key's bucket. Returns 0, or the milliseconds after which there will be one. */
+  /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // No further ahead than a bucket takes to fill: a clock that was set back locks nobody out. A refusal must store
-    // that too, or every further request would find the bucket as empty.
+    // At most the time in which a bucket fills: a clock that is set back must lock nobody out. A refusal stores this
+    // limit too; otherwise every later request would find the bucket as empty.
     const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
     const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
-    const isTaken = waitMs <= 0.001; // the sum of fractions may be a hair too large
-    this.#fullAtMs.delete(key); // set anew, so that the map's order is that of use
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
+    this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
     this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
 }
 
-/** Counts a request against its token, whatever becomes of it at the backend. @throws {Problem} rate_limited. */
+/** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token): void {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
 
 // ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
-// A body is read in two steps. Its head (64 KiB) is read first, for the credential, and is judged whole before the
-// backend hears of it; what comes after is judged as it streams. Nobody unknown has more than the head read, and
-// nothing is read at all before it is wanted, which `Expect: 100-continue` asks for.
+// A body is read in two steps. First the head, 64 KiB: it may hold the credential, and it is checked as a whole before
+// the backend is contacted. Then the rest, which is checked while it streams. Of an unauthenticated client only the
+// head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
 
-/** What is relayed: nothing, a body in one piece (a small one, or a send that was made), or a large one as a stream. */
+/** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
 type Content = Uint8Array | {
   chunks: () => AsyncGenerator<Uint8Array>;
   length: number | undefined;
 } | undefined;
 
-/** RFC 9112 6.3: a request has a body if one of these two headers says so. */
+/** Whether a request has a body (RFC 9112 6.3). */
 function hasBody({ headers }: http.IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** A request's body: first its head, where the credential may be, then, once it is admitted, all or the rest of it. */
+/** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
@@ -1904,12 +1907,11 @@ class RequestBody {
   readonly #lingerMs: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
-  #owedBytes = PACE_BYTES; // so much must come within #leftMs of reading
+  #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
   #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // what of it may go on
+  #passed: Uint8Array[] = []; // the same without `auth`
   #scan: BodyScan | undefined;
-  #rest: Uint8Array | undefined; // read from the socket together with the head's last byte
   #isComplete: boolean;
 
   constructor(x: Exchange) {
@@ -1922,16 +1924,15 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
-    // Until its end has come: an answer before that says that the connection ends with it, if there is more to come
-    // than is read of anybody's, or if it may never come. A client that is told so sends no further request on it to be
-    // lost.
+    // A response before the end of the body closes the connection, if more is to come than an unauthenticated client
+    // may send, or if nothing may come. The client is told so at once, and sends no further request that would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
-   * Looks for `auth` in the head of the body, if some token accepts that form. What else is wrong with its fields is
-   * not said to somebody unknown, and what does not begin like an object (a text, a form) has none.
+   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client is told nothing
+   * of its other fields. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
@@ -1945,14 +1946,14 @@ class RequestBody {
     }
   }
 
-  /** Whether a scan failed because the body is a text, a form or the like: no attack, but another kind of client. */
+  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
   #isNoObject(error: unknown): error is Problem {
     const isBadJson = error instanceof Problem && error.code === 'bad_json';
     return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
   }
 
   /**
-   * Judges the head and returns what is to be relayed.
+   * Checks the head, and returns the body for the backend.
    * @param judge throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
@@ -1970,14 +1971,14 @@ class RequestBody {
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
-    // A GET has no body to relay (fetch refuses one); what came with it was read for the credential alone. A longer one
-    // would have to be relayed or thrown away unread, and neither is right.
+    // The body of a GET is read for the credential alone, and not relayed. A longer one is refused, for it would have
+    // to be thrown away unread.
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
-    // Small and whole, it is sent in one piece, and can wait for a turn or for a backend that restarts.
+    // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
-    // The length is announced to the backend now. From here on, what the scanner takes out it replaces with spaces.
+    // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
     this.#head = [];
@@ -1985,8 +1986,8 @@ class RequestBody {
   }
 
   /**
-   * Reads the whole body, as it came.
-   * @param limitBytes of the whole; `limits.body` holds too.
+   * Reads the whole body into memory.
+   * @param limitBytes the most that it may have; `limits.body` holds too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
@@ -1997,7 +1998,8 @@ class RequestBody {
   }
 
   /**
-   * Counts what is held, until the request is over. Where there are several tokens, one token has half of the room.
+   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may have half of
+   * them.
    * @throws {Problem} busy.
    */
   #countHeld({ length }: Uint8Array): void {
@@ -2007,23 +2009,23 @@ class RequestBody {
     const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     const own = running.filter((x) => x.token?.name === token?.name);
     if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
-    // Who is refused makes room at once, or those that are read in the same moment would be refused too.
+    // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
     this.#x.heldBytes = 0;
     throw new Problem('busy');
   }
 
   /**
-   * Ends the answer, which is all written, but not before what the client still sends was read and dropped: a
-   * connection that is closed with unread bytes is reset, and the reset can overtake the answer. Somebody unknown is
-   * not worth more than the head; then nothing is read any more, and the connection goes soon after.
+   * Ends the response, after the rest of the request was read and dropped. A connection that is closed with unread
+   * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
+   * read.
    */
   async endAnswer(): Promise<void> {
     const { req, res } = this.#x;
     let { rest } = this.#x;
-    this.#head = []; // it is counted no longer
+    this.#head = [];
     this.#x.stopTimer();
     if (this.#x.stage === 'tunnel') return;
-    // A small body came in one packet with its head, and is here by now: nothing has to be waited for.
+    // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
     if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (!this.#isComplete) {
@@ -2035,14 +2037,14 @@ class RequestBody {
     else res.end(rest);
   }
 
-  /** Reads and drops what the client still sends; resolves when that has ended, or is enough. */
+  /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
   async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
-    this.#x.end(new Problem('client_left')); // the relay is over, and so is its stream
-    if (req.destroyed) return; // its "close" has been, and comes no more
-    // One deadline for all of it, or single bytes would hold the connection for hours.
+    this.#x.end(new Problem('client_left')); // ends the stream of a large body
+    if (req.destroyed) return; // "close" has been emitted already
+    // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
-    // Who was told that the connection ends may just wait for that; who was not has the rest still to send.
+    // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
@@ -2062,16 +2064,16 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** A length that is too large is refused before a byte is read. @throws {Problem} body_too_large. */
+  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
   #checkLength(limitBytes: number): void {
     if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
 
-  /** Reads and scans the head, once: for the credential, and then for all that is judged. */
+  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
   async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
     const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
-    // Whose body it is, is in it: a stranger must not learn by its fields' faults what the gateway looks for.
+    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = this.#x.token === undefined;
     await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
     if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
@@ -2079,9 +2081,9 @@ class RequestBody {
   }
 
   /**
-   * Reads the head, or what is left of it.
-   * @param take gets all of it, in chunks.
-   * @param upToBytes where the head ends; Infinity for the whole body.
+   * Reads the head, or the rest of it.
+   * @param take gets the whole head in chunks.
+   * @param upToBytes the length of the head; Infinity for the whole body.
    */
   async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
@@ -2095,7 +2097,7 @@ class RequestBody {
   }
 
   /**
-   * Before the first byte: a compressed body cannot be judged, and who waits to be asked for the body is asked now.
+   * Prepares for the first byte: refuses a compressed body, and sends "100 Continue" to a client that waits for it.
    * @throws {Problem} unsupported_encoding.
    */
   #begin(): void {
@@ -2106,44 +2108,32 @@ class RequestBody {
   }
 
   /**
-   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared.
-   * @param roomBytes what is more than that is left for the next time.
+   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30
+   * s of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until
+   * the sender is known, the whole body has 30 s, less the time that the refusal may take.
+   * @param limitBytes the most that the body may have.
+   * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes = Infinity): Promise<Uint8Array | undefined> {
-    let chunk = this.#rest;
-    this.#rest = undefined;
-    chunk ??= await this.#read();
-    if (chunk !== undefined && chunk.length > roomBytes) {
-      this.#rest = chunk.subarray(roomBytes);
-      chunk = chunk.subarray(0, roomBytes);
-    }
-    this.#x.report.bytesIn += chunk?.length ?? 0;
-    if (this.#x.report.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || this.#x.report.bytesIn === this.#declaredBytes) {
-      this.#isComplete = true;
-      this.#x.res.shouldKeepAlive = this.#keepAlive;
-    }
-    return chunk;
-  }
-
-  /**
-   * Reads from the socket. In every 30 s of reading, at least 30 KiB must come, or the end. The time in which the
-   * gateway does not read, because the backend is slow or the request waits, does not count. Until the sender is known,
-   * the whole body has 30 s, less the time that the refusal may take.
-   */
-  async #read(): Promise<Uint8Array | undefined> {
-    const { core: { stallTimeoutMs }, token } = this.#x;
+  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes?: number): Promise<Uint8Array | undefined> {
+    const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
-    const chunk = await this.#reader.next(Math.max(1, Math.min(this.#leftMs, totalMs)), 'request_timeout');
+    const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk?.length ?? 0;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
+    report.bytesIn += chunk?.length ?? 0;
+    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
+    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+      this.#isComplete = true;
+      res.shouldKeepAlive = this.#keepAlive;
+    }
     return chunk;
   }
 
-  /** The head and then the rest, read at the backend's pace. Its time stands still while the client is waited for. */
+  /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
   async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
@@ -2155,9 +2145,9 @@ class RequestBody {
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // without its last byte the backend cannot act
+        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
         this.#x.waitForBackend();
-      } catch (error) { // the one way by which a late verdict leaves the stream: it ends the exchange
+      } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
@@ -2167,7 +2157,7 @@ class RequestBody {
   }
 }
 
-/** Most bodies are one chunk, which needs no copy. */
+/** Joins chunks. Most bodies are one chunk, which is not copied. */
 function joinChunks(chunks: Uint8Array[]): Buffer {
   return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
 }
@@ -2596,88 +2586,94 @@ function readTemplate(value: unknown): Template {
 // ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * The keys of a body that matter, as the backend acts on them: at the top level, or `within` the object
- * of another. `list` is an array of strings; an `argument` may also be a number (the votes of a poll).
+ * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
+ * `within` the object of another key. With `list`, the value is an array of strings. An `argument` may also be a number
+ * (the votes of a poll).
  */
 const BODY_KEYS = {
   auth: { list: false, role: 'credential' },
   number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // hidden in /v2/send: appended to recipients
+  recipient: { list: false, role: 'recipient' }, // undocumented in /v2/send: the backend adds it to recipients
   recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' }, // whoever is in a group can be written to, and reads it
+  members: { list: true, role: 'member' }, // a member of a group can be written to, and reads the group
   admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' }, // of a poll, as are the votes
+  answers: { list: true, role: 'argument' }, // of a poll
   selected_answers: { list: true, role: 'argument' },
   base64_attachment: { list: false, role: 'attachment' },
   base64_attachments: { list: true, role: 'attachment' },
   link_preview: { list: false, role: 'object' },
   base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-  send_at: { list: false, role: 'schedule' }, // of a send: secured-signal-api keeps it until then, the backend does not
+  send_at: { list: false, role: 'schedule' }, // secured-signal-api holds a send until then; the backend ignores it
 } as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
 
 type BodyKey = keyof typeof BODY_KEYS;
 
-/** One string under a key that matters, decoded; of an attachment only what stands before its data. */
+/** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
 interface Field {
   readonly key: BodyKey;
-  /** Undefined for a `number` that the whole body does not have. */
+  /** Undefined if the whole body has no `number`. */
   readonly value: string | undefined;
 }
 
-/**
- * Where a group's id means no group, as it does not for a member: signal-cli would make a phone number of its digits.
- */
+/** The routes whose recipients are persons. signal-cli would make a phone number of the digits of a group's id. */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
 
 /**
- * Judges one field by the rules for all tokens and by this token's own.
+ * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
 function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
   const { role } = BODY_KEYS[key];
+  const isSend = route?.group === 'send';
   if (value === undefined) {
-    if (!token.senders || route?.group !== 'send') return;
+    if (!token.senders || !isSend) return;
     throw badField(key, 'must say from which account to send, for this token may not use all');
   }
-  if (role === 'attachment') return checkAttachment(key, value);
-  if (key === 'recipient' && value === '' && route?.group === 'send') return; // for the backend it is not there
-  const mistake = mistakeInArgument(value);
-  if (mistake) throw badField(key, mistake);
-  if (role === 'sender' && token.senders && !token.senders.has(value)) throw new Problem('sender_not_allowed');
-  if (role !== 'recipient' && role !== 'member') return;
+  if (key === 'recipient' && value === '' && isSend) return; // the backend ignores it
+  const isRecipient = role === 'recipient' || role === 'member';
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  checkWhom(key, value, isPerson);
-  const refusal = refusalOfRecipient(token, value);
+  const mistake = role === 'attachment'
+    ? mistakeInAttachment(value)
+    : mistakeInArgument(value) ?? (isRecipient ? mistakeInRecipient(value, isPerson) : undefined);
+  if (mistake) throw badField(key, mistake);
+  if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
+  const refusal = isRecipient ? refusalOfRecipient(token, value) : undefined;
   if (refusal) throw refusal;
 }
 
-/** What is wrong with what becomes an argument of a command line (signal-cli's), where "-" begins an option. */
+/** The mistake in a value that becomes an argument of signal-cli, where "-" begins an option. */
 function mistakeInArgument(value: string): string | undefined {
   if (value === '') return 'may not be empty';
   if (value.startsWith('-')) return 'may not begin with "-"';
   return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
 }
 
-/** Refuses what the backend and signal-cli would make somebody else of. @throws {Problem} bad_field. */
-function checkWhom(key: BodyKey, value: string, isPerson: boolean): void {
-  if (isInternalId(value)) throw badField(key, `holds a group's "internal_id"; its "id" is needed, which is "group.…"`);
-  // With "is_group", /v1/send decodes it, whatever it is, and makes an argument of signal-cli of that: here one with
-  // "-".
-  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) {
-    throw badField(key, 'may not begin with "-" when it is decoded');
-  }
-  if (!value.startsWith('group.')) return;
-  if (isPerson) throw badField(key, 'must be a person here, not a group');
-  if (!isGroupId(value)) throw badField(key, `begins with "group.", but is not the "id" of a group`);
+/**
+ * The mistake in a recipient that the backend or signal-cli would turn into another one.
+ * @param isPerson whether it must be a person, not a group.
+ */
+function mistakeInRecipient(value: string, isPerson: boolean): string | undefined {
+  if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
+  // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. This base64 is "-…".
+  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
+  if (!value.startsWith('group.')) return undefined;
+  if (isPerson) return 'must be a person here, not a group';
+  return isGroupId(value) ? undefined : 'begins with "group.", but is not the "id" of a group';
 }
 
-/** Why a token may not write to somebody, if so; it says no more of him than his kind. */
+/** The mistake in an attachment's `data:<type>;filename=<name>;base64,`. The backend writes to that name unchecked. */
+function mistakeInAttachment(meta: string): string | undefined {
+  // The backend drops the character before "base64,", whatever it is, so "filename=..xbase64," names "..".
+  const isUnsafe = /(?:^|;)filename=(?:[^;]*[/\\\0]|\.{1,2}(?:[^;]?base64)?(?:;|$))/.test(meta);
+  return isUnsafe ? 'may not name a file with "/", "\\" or NUL, or one called "." or ".."' : undefined;
+}
+
+/** The problem if a token may not send to a recipient. It names only the recipient's kind. */
 function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
-  return new Problem('recipient_not_allowed', {
-    detail: `This token may not send to one of these recipients: a ${kind} that is not on its list.`,
-  });
+  const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
+  return new Problem('recipient_not_allowed', { detail });
 }
 
 /** What the backend takes a recipient for. */
@@ -2685,16 +2681,6 @@ function kindOf(value: string): string {
   if (value.startsWith('group.')) return 'group';
   if (/^[+0-9 ]+$/.test(value)) return 'phone number';
   return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
-}
-
-/** `data:<type>;filename=<name>;base64,…`: the backend writes to that name without looking at it. */
-function checkAttachment(key: string, meta: string): void {
-  for (const part of meta.split(';')) {
-    // The backend drops the character before "base64,", whatever it is.
-    if (part.startsWith('filename=') && /[/\\\0]|^\.{1,2}(?:.?base64)?$/s.test(part.slice('filename='.length))) {
-      throw badField(key, 'may not name a file with "/", "\\" or NUL, or one called "." or ".."');
-    }
-  }
 }
 
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
@@ -3142,24 +3128,21 @@ function isAttachment(key: BodyKey | undefined): boolean {
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
-/** For one connection only, not for the next: RFC 9110 7.6.1; the others by the definitions of proxies and HTTP/2. */
+/** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
 const HOP_BY_HOP = [
   ...['connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization'],
   ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
 ];
 
-/**
- * Not the client's to say to the backend. `expect` was answered here; with an `accept-encoding` of the client's, fetch
- * would decode the answer and still call it compressed.
- */
+/** Fields of the client that the backend does not get. */
 const NOT_FORWARDED = [
-  // Who it is, how it got here, and what is set for the message that is sent.
+  // The gateway sets these itself, or has obeyed them (`expect`).
   ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
-  // Copies of the URL, with its token, that browsers and proxies make; and what is another site's.
+  // Copies of the URL, which may hold a token, that browsers and proxies make; and cookies of other programs.
   ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
 ];
 
-/** What is not taken over from an answer, and from a request. */
+/** Fields that are not passed on: of a response, and of a request. */
 const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
 
@@ -3201,21 +3184,21 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
-/** The path at the backend for a target: built from what was judged, never resolved from what was sent. */
+/** The path at the backend: built from the segments that were checked, never resolved from what the client sent. */
 function backendPath(backend: Backend, target: Target): string {
-  // encodeURIComponent, but for the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Without the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   const encode = (segment: string): string =>
     encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
   return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
 /**
- * Headers for the backend, built afresh; what came in is left as it is. A body's length is not among them.
+ * Builds the headers for the backend, without the body's length. The client's own are left as they are.
  * @returns name and value in turn.
  */
 function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  // What was presented as a credential, right or not, in the bytes of a header.
+  // Every credential that was presented, right or wrong, in the bytes of a header.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
@@ -3224,12 +3207,12 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // they tell of the client's body
+      (isMadeSend && name.startsWith('content-')); // true of the client's body only
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
-  // After the client's own are gone, so that it can neither set these nor strip them by naming them in Connection.
-  headers.push('accept-encoding', 'identity'); // what comes back is what was sent
+  // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
+  headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
   const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
@@ -3238,7 +3221,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   return headers;
 }
 
-/** The names that a Connection header declares to be for this hop only. */
+/** The names in a Connection header: those fields are for this hop only. */
 function connectionNames(value: string | undefined): ReadonlySet<string> {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
   return new Set(value.toLowerCase().split(/[ \t,]+/));
@@ -3247,8 +3230,7 @@ function connectionNames(value: string | undefined): ReadonlySet<string> {
 const NO_NAMES: ReadonlySet<string> = new Set();
 
 /**
- * Whether a header's value holds a secret: as it is, percent-encoded, however often, or in base64, as in a copy of
- * Basic.
+ * Whether a header's value holds a secret: as it is, percent-encoded to any depth, or in base64 as in a copy of Basic.
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
@@ -3260,8 +3242,8 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends the request once the backend is up and has a slot for it. Where no connection came about, nothing can have been
- * sent, and so a send waits and connects again; this repeats nothing, for a large body has not been read yet.
+ * Sends the request when the backend is up and has a slot. If no connection came about, nothing can have been sent, and
+ * a send waits and connects again. That repeats nothing: a large body has not been read yet.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
@@ -3281,14 +3263,14 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
   }
 }
 
-/** Whether a body is larger than what is read before the backend hears of it. */
+/** Whether a body is larger than the head, so that it streams. */
 function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
   return content !== undefined && 'chunks' in content;
 }
 
 /**
- * Sends the request by node:http's client, which never sends it again and never follows a redirect.
- * @returns the response, when its head has come.
+ * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
+ * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(
@@ -3317,7 +3299,7 @@ function connectAndSend(
       resolve(response);
     };
     outgoing.on('response', (incoming) => {
-      // A response may come before the request is through, and end before it: nobody reads the rest then.
+      // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
       onHead(incoming);
     });
@@ -3343,6 +3325,8 @@ function connectAndSend(
   });
 }
 
+// UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
+// its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(
   x: Exchange,
@@ -3353,7 +3337,8 @@ async function writeRequest(
   if (!isLarge(content)) {
     await x.queue.enter(x, true); // a try has no slot yet
     x.waitForBackend();
-    x.moveTo(isUpgrade ? 'waiting' : 'sent');
+    // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
+    x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
   const room = x.changesOf(outgoing, ['drain', 'close']);
@@ -3366,11 +3351,11 @@ async function writeRequest(
 
 /** Breaks a response off. Its connection is not used again. */
 function breakOff({ incoming, upgraded }: BackendResponse): void {
-  // Not by its request: where the response is all there, Node 26.10 gives the socket back to the pool then.
+  // UNTIL Node lets `outgoing.destroy()` destroy it: where the response is complete, Node 26.10 pools the socket again.
   if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
-/** RFC 9112 6.3: how long a body is; node:http says it by itself only where the headers are an object. */
+/** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
 function lengthHeaders(method: string, content: Content): string[] {
   if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
@@ -3386,11 +3371,11 @@ function lengthHeaders(method: string, content: Content): string[] {
  */
 function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // what is for this hop, and what it says about the body
+  const own: Record<string, string> = {}; // for this hop, or about the body
   for (let i = 0; i < headers.length; i += 2) {
     const name = headers[i]!.toLowerCase();
     if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
-    // Which pages may read an answer is not the backend's to say, nor a proxy's before it: some say "*".
+    // Only `cors` says which origins may read a response: some proxies before a backend say "*".
     const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
     if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
   }
@@ -3401,7 +3386,7 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // it was asked for none
+    compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
@@ -3434,8 +3419,8 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
 }
 
 /**
- * Gives V8 a reason to collect garbage at the pace of a body: its chunks lie outside the heap, and more than 64 MiB of
- * them would gather before it looks. A string of a quarter of their size, dropped at once, fills the young generation.
+ * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
+ * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined): void {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
@@ -3461,7 +3446,6 @@ interface Place {
   /** Until when it waits for a backend that is down; `readyMs` if it does not. */
   readonly untilMs: number;
   isConnected: boolean;
-  isAdmitted: boolean;
   /** Set while the request waits for a slot. */
   wantsSlot: boolean;
   /** Set while it holds one. */
@@ -3481,57 +3465,48 @@ interface Outage {
 }
 
 /**
- * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process of
- * its own; in json-rpc mode parallel requests can end the backend's process. So a request acquires one of
+ * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process
+ * of its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
  * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
  *
  *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
  *     ▲    a slot          │
  *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
  *
- * Who has no connection waits in the same queue while the backend is down, and acquires nothing. One of them tries.
- * A slot that is held for `slotTimeoutMs` is overdue. It is lent to the next in the queue while its request waits on, so
- * that a backend that hangs stops nobody for longer. As many slots may be lent as there are.
+ * While the backend is down, requests without a connection wait in the same queue, in line, and acquire nothing. One of
+ * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request,
+ * and the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
  */
 class BackendQueue {
-  readonly #core: Core;
-  readonly #origin: string;
-  /** Who holds a slot, first the one that acquired it first. */
-  #holders: Exchange[] = [];
-  #waiting: Exchange[] = [];
-  /** By the name of the token, the number of its last slot: the smallest is next. */
-  readonly #lastSlots = new Map<string, number>();
-  #slotCount = 0;
+  /** The requests that hold a slot, in the order in which they acquired it. */
+  readonly #holders: Exchange[] = [];
+  readonly #waiting: Exchange[] = [];
+  /** By the name of the token, when it last got a slot. */
+  readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  constructor(core: Core) {
-    this.#core = core;
-    this.#origin = core.rules.backend.origin;
-  }
-
-  /** Whoever joins must release. @param waitMs how long the request waits for a backend that is down, if at all. */
+  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
     const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
-    const state = { isConnected: false, isAdmitted: false, wantsSlot: false, timer: undefined, isOverdue: false };
-    x.place = { needsSlot, readyMs, untilMs, ...state };
+    const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
+    x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
   }
 
   /**
-   * Waits until the request may go on: to connect, and, if it `wantsSlot`, with a slot. One that tries whether the
-   * backend is up goes on without.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
+   * backend is up goes on without one.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
     const place = x.place!;
-    const isLimited = this.#core.rules.backendParallel < Infinity;
+    const isLimited = x.core.rules.backendParallel < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    place.isAdmitted = false;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve();
-    if (place.isAdmitted) return;
-    // While the backend is down the end of a try decides who has waited for too long.
+    this.serve(x.core);
+    if (!this.#waiting.includes(x)) return;
+    // In line there is no timer: at the end of each try the queue looks who has waited for too long.
     if (this.#isInLine(x)) x.stopTimer();
     else x.waitFor(x.rules.backendTimeoutMs, 'busy');
     await x.standBy();
@@ -3544,10 +3519,9 @@ class BackendQueue {
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
-    const waiting = [x, ...line].filter(waits).length;
-    this.#core.log('warn', 'the backend can be connected to again', { backend: this.#origin, waiting });
+    this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
     for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
-    queueMicrotask(() => this.serve()); // when x, which was ready before them, has entered again
+    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
   /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
@@ -3560,22 +3534,19 @@ class BackendQueue {
       outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
       outage.pause = setTimeout(() => {
         outage.pause = undefined;
-        this.serve();
+        this.serve(x.core);
       }, outage.pauseMs).unref();
     }
-    const isLate = (y: Exchange): boolean => y.place!.untilMs <= performance.now();
+    const isLate = ({ place }: Exchange): boolean => place!.untilMs <= performance.now();
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
     this.release(x);
-    if (isNews) {
-      const waiting = [x, ...line].filter((y) => !isLate(y)).length;
-      const fields = { backend: this.#origin, reason, waiting };
-      this.#core.log('warn', 'no connection to the backend: sends wait for it', fields);
-    }
+    const waiting = [x, ...line].filter((y) => !isLate(y));
+    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
   }
 
-  /** Lets go of slot, place in the queue, and try. Idempotent. */
+  /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
   release(x: Exchange): void {
     const place = x.place!;
     clearTimeout(place.timer);
@@ -3584,19 +3555,19 @@ class BackendQueue {
     for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
-    this.serve();
+    this.serve(x.core);
   }
 
-  /** Admits who may go on: while the backend is down who tries, and whoever there is a free slot for. */
-  serve(): void {
+  /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
+  serve(core: Core): void {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { backendParallel }, slotTimeoutMs } = this.#core;
+    const { rules: { backendParallel }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const overdue = this.#holders.filter(({ place }) => place!.isOverdue);
-      if (this.#holders.length - Math.min(overdue.length, backendParallel) >= backendParallel) return;
-      const next = this.#next(overdue.slice(0, backendParallel));
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, backendParallel);
+      if (this.#holders.length - lent.length >= backendParallel) return;
+      const next = this.#next(core, lent);
       if (!next) return;
-      this.#lastSlots.set(next.token!.name, ++this.#slotCount);
+      this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
       next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
@@ -3604,26 +3575,25 @@ class BackendQueue {
   }
 
   /**
-   * Whose slot is next: of the token that got one longest ago, and within a token of the request that was ready first.
+   * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent who holds a slot that does not count, because it is lent.
+   * @param lent the requests whose slots do not count, because they are lent.
    */
-  #next(lent: Exchange[]): Exchange | undefined {
-    const { rules: { backendParallel, tokens } } = this.#core;
+  #next({ rules: { backendParallel, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
     const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
     const most = Math.max(1, backendParallel - 1);
     const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastSlot = ({ token }: Exchange): number => this.#lastSlots.get(token!.name) ?? 0;
+    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
     return this.#waiting
       .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastSlot(first) <= lastSlot(x) ? first : x, undefined);
+      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
   }
 
   /**
-   * When a try is due, the first send in line makes it; if none waits, any request does, so that somebody always finds
-   * out that the backend is back. What does not wait is refused.
+   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds
+   * out that the backend is back. All requests that do not wait are refused.
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
@@ -3643,15 +3613,18 @@ class BackendQueue {
 
   #admit(x: Exchange): void {
     this.#waiting.splice(this.#waiting.indexOf(x), 1);
-    x.place!.isAdmitted = true;
     x.wake?.();
   }
 
-  /** A slot has been held for its time: it can be lent. A request whose client has left ends. */
+  /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange): void {
     x.place!.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
-    else this.serve();
+    else this.serve(x.core);
+  }
+
+  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
+    core.log('warn', message, { backend: rules.backend.origin, reason, waiting: waiting.length });
   }
 }
 
@@ -3683,7 +3656,7 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const onData = (chunk: Buffer): void => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = (): void => x.end(new Problem('client_left'));
+  const onLeave = (): void => x.leave();
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
@@ -3751,18 +3724,18 @@ function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: 
 // ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
 
 /**
- * Reads a message of node:http, from either side, chunk by chunk. Cheaper than its async iterator: most messages are
- * there when they are asked for, and nothing is listened to then.
+ * Reads a request's or a response's body, chunk by chunk. Cheaper than the async iterator of node:http: most messages
+ * are here already, and then it adds no listener.
  */
 class MessageReader {
   readonly #x: Exchange;
   readonly #message: http.IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** The message has broken off, whatever it says of itself. */
+  /** Set where the message broke off, although node:http calls it complete. */
   isBroken = false;
 
-  /** @param broken what it means if the message breaks off. */
+  /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
     this.#x = x;
     this.#message = message;
@@ -3770,20 +3743,23 @@ class MessageReader {
   }
 
   /**
-   * The next chunk, or undefined at the end.
-   * @param timeoutMs how long it may take; after it the exchange ends with `code`.
+   * Reads the next chunk.
+   * @param timeoutMs how long that may take; then the exchange ends with `code`.
+   * @param limitBytes the most that the chunk may have; the rest is left for the next time.
+   * @returns undefined at the end of the message.
    * @throws {Problem} what ended the exchange, or that the message broke off.
    */
-  async next(timeoutMs: number, code: ProblemCode): Promise<Uint8Array | undefined> {
+  async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
     const message = this.#message;
     for (let isFirst = this.#changed === undefined;; isFirst = false) {
       if (this.#x.endedBy) throw this.#x.endedBy;
-      const chunk = message.read() as Buffer | null;
+      const isMore = message.readableLength > limitBytes;
+      const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
       if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
-      // What came in one packet with the head is handed over by the parser when this function returns.
+      // The parser hands over the rest of the packet with the head when this function returns.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -3793,12 +3769,15 @@ class MessageReader {
   }
 }
 
-// ── ANSWERS ──────────────────────────────────────────────────────────────────────────────────────
+// ── RESPONSES ────────────────────────────────────────────────────────────────────────────────────
 
-/** A problem as an answer: its headers and its body, which has the same form for every refusal. */
+/** The headers and the body of an error response. The body has the same form for every problem. */
 function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
+  // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
+  // for a password, remember it, and add it to the requests of any page.
+  const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   return {
     body,
     headers: {
@@ -3807,10 +3786,7 @@ function describeProblem(problem: Problem, requestId: string, req?: http.Incomin
       'X-Content-Type-Options': 'nosniff',
       'Cache-Control': 'no-store',
       'X-Request-Id': requestId,
-      // Some clients (wget, Jetty) send no credential until they are challenged for one. A browser would ask for a
-      // password, remember it, and add it to the requests of any page.
-      ...(status === 401 &&
-        { 'WWW-Authenticate': req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'] }),
+      ...(status === 401 && { 'WWW-Authenticate': challenges }),
       ...(allow && { 'Allow': allow.join(', ') }),
       ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
     },
@@ -3818,13 +3794,15 @@ function describeProblem(problem: Problem, requestId: string, req?: http.Incomin
 }
 
 /**
- * The headers that a relayed response gets besides the backend's, name and value in turn. They stand before those: of
- * several X-Content-Type-Options browsers obey the first.
+ * Headers added to a relayed response, before the backend's own: of several X-Content-Type-Options browsers obey the
+ * first.
  *
- * Attack: the backend serves an attachment as the HTML or SVG that it is, and who has sent it knows its URL. Its script
- * would run as a page of the gateway's own, and even its <img> would ask the gateway with the token of the path. So no
- * response to a GET may do anything, but for the pages of swagger. With a policy Chromium plays neither sound nor
- * video, and neither of them can run a script.
+ * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
+ * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
+ * would not play them; they cannot run a script.
+ * @param passed the backend's headers, name and value in turn.
+ * @returns name and value in turn.
  */
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
@@ -3832,22 +3810,25 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
   const own = new Map<string, string>();
   for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
   added.push('X-Content-Type-Options', 'nosniff');
-  // Browsers keep received messages on disk; and a send by GET is never answered by a cache.
+  // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
   if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
   const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
   if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   return added;
 }
 
-/** Over https and on localhost browsers send the first; elsewhere only the last two, and with a fetch only the last. */
+/**
+ * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost, and the second
+ * header only when they open a page.
+ */
 function isBrowser({ headers }: http.IncomingMessage): boolean {
   return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
 /**
- * An answer's head as bytes, for a socket on which node:http does not answer.
- * @param fields name and value in turn, none with a line feed in it: they are ours, or node:http has parsed them.
+ * The head of a response as bytes, for a socket that node:http no longer serves.
+ * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
 function headBytes(status: number, fields: readonly string[]): Buffer {
   const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
@@ -3856,12 +3837,12 @@ function headBytes(status: number, fields: readonly string[]): Buffer {
 
 // ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
 
-/** A list of addresses and ranges, and how it was written. */
+/** A parsed list of addresses and ranges, and its entries as written. */
 type AddressList = ReturnType<typeof readAddresses>;
 
 /**
- * The client's address: the peer's, or behind trusted proxies the right-most address in
- * X-Forwarded-For that is not a trusted proxy's. What stands left of it is the client's own claim.
+ * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
+ * no trusted proxy. The addresses left of it are the client's own claim.
  */
 function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
@@ -3869,23 +3850,23 @@ function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefin
   const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
   while (hops.length > 0 && addressAllowed(trusted, address)) {
     const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // not an address: the last trusted proxy answers for it
+    if (!isIP(hop)) break; // the address of the last trusted proxy counts then
     address = hop;
   }
   return address;
 }
 
-/** Whether what the peer says of the client in X-Forwarded-… counts. */
+/** Whether the peer is a trusted proxy, so that its X-Forwarded-… headers count. */
 function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
   return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
-/** An absent list allows every address. */
+/** Whether a list holds an address. An absent list holds every address. */
 function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An IPv4-mapped IPv6 address is the IPv4 address. A unix socket's peer has none; it is on this machine. */
+/** An address in one form: IPv4-mapped IPv6 is IPv4, and a unix socket's peer, which has none, is this machine. */
 function normalizeAddress(address: string | undefined): string {
   return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
 }
@@ -4083,7 +4064,7 @@ function placeAfter(text: string): string {
 /** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MIGRATING = 'README.md, "Coming from secured-signal-api", says what it is here';
+const MIGRATING = 'docs/migrating.md says what it is here';
 /**
  * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
  * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
@@ -4378,9 +4359,9 @@ function readBackend(value: unknown) {
   const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
   // Else decodeURIComponent would throw below, and not say which setting it was.
   ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
-  // Its own, so that its idle time is ours, and nothing else in the process uses its connections.
-  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9 sends
-  // it again, POST too (test "nothing is sent twice").
+  // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
+  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
+  // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // What comes on an idle connection answers no request: the next request would be given it as its own response.
@@ -4783,7 +4764,7 @@ The groups of allow:
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take the account over
 
-The manual: README.md, and the comments of GatewayConfig in this file.`;
+The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
