@@ -7541,6 +7541,7 @@ test('every mistake of a configuration is reported by its place, and no secret i
         )
     }
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
+    {"rate":["30/1m"]} → rate: ["30/1m"] is not a rate such as 30/1m
     {"limits":{"connections":0},"shutdown":"10"} → limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     ${
@@ -7575,7 +7576,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
     env {${API},"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: is set, and API_TOKENS too; use one of them | API_TOKENS_FILE: ${none}
     env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | API_TOKENS[3]: has the name of an earlier one
-    env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
+    env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
     env {"API_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → API_TOKENS[0]: has a secret as its name | API_TOKENS[1]: has a secret as its name
     env {${API},"ALLOW_CLIENTS":"","ALLOW":","} → ALLOW_CLIENTS: ${empty} | ALLOW: must be a list with at least one entry
     env {${API},"AUTH_METHODS":"bearer, digest","RATE":"0/1m"} → AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | RATE: "0/1m" is not a rate such as 30/1m
@@ -7640,7 +7641,12 @@ test('without tokens the gateway starts only where no other machine can reach it
       assert.deepEqual(problemsOf(() => createGateway({ listen, ...more })), [], listen);
     }
   }
-  const absent = { ...NO_TOKENS, allow: undefined, limits: { body: undefined } } as unknown as GatewayConfig;
+  const absent = {
+    ...NO_TOKENS,
+    allow: undefined,
+    backend: undefined,
+    limits: { body: undefined },
+  } as unknown as GatewayConfig;
   assert.deepEqual(problemsOf(() => createGateway({ listen: '127.0.0.1:0', ...absent })), []);
 });
 
@@ -8339,323 +8345,55 @@ test('a client that begins with TLS, as signalbot does, gets 400', async (t) => 
 
 section('RECIPES'); // ─────────────────────────────────────────────────────────────────────────────
 
-interface Recipe {
-  heading: string;
-  form: 'bearer' | 'basic' | 'query';
-  /** What is posted, and the text that must reach the backend. */
-  posts: [name: string, payload: object, text: string][];
-  /** How the sender encodes it; JSON if absent. */
-  encode?: ((json: string) => Ask)[];
-}
+/** How senders encode a payload. */
+const ENCODINGS: Record<string, (json: string) => Ask> = {
+  json: (json) => ({ body: json, headers: { 'content-type': 'application/json' } }),
+  form: (json) => ({ body: `payload=${encodeURIComponent(json)}`, headers: { 'content-type': URLENCODED } }),
+  multipart: (json) => {
+    const { body, headers } = multipart([['data', json]]);
+    return { body, headers: { 'content-type': headers['content-type'], 'transfer-encoding': 'chunked' } };
+  },
+};
 
-const asForm = (json: string): Ask => ({
-  body: `payload=${encodeURIComponent(json)}`,
-  headers: { 'content-type': 'application/x-www-form-urlencoded' },
-});
-const asMultipart = (json: string): Ask => ({
-  ...multipart([['data', json]]),
-  headers: { 'content-type': 'multipart/form-data; boundary=limit', 'transfer-encoding': 'chunked' },
-});
-const asJson = (json: string): Ask => ({ body: json, headers: { 'content-type': 'application/json' } });
-
-const RECIPES: Recipe[] = [
-  {
-    heading: 'Grafana',
-    form: 'bearer',
-    posts: [['an alert', {
-      receiver: 'Phone',
-      status: 'firing',
-      orgId: 1,
-      version: '1',
-      groupKey: '{}:{}',
-      truncatedAlerts: 0,
-      externalURL: 'https://grafana.example.org/',
-      groupLabels: {},
-      commonLabels: {},
-      commonAnnotations: {},
-      alerts: [{
-        status: 'firing',
-        labels: { alertname: 'High memory' },
-        annotations: { summary: 'Zone us-1 is short of memory' },
-        startsAt: '2026-01-01T00:00:00Z',
-        endsAt: '0001-01-01T00:00:00Z',
-        generatorURL: 'https://grafana.example.org/a',
-        fingerprint: 'c6eadffa',
-      }],
-      title: '[FIRING:1] High memory',
-      state: 'alerting',
-      message: '**Firing**\n\nValue: A=1\nLabels:\n - alertname = High memory\n',
-    }, '**Firing**\n\nValue: A=1\nLabels:\n - alertname = High memory\n']],
-  },
-  {
-    heading: 'Alertmanager',
-    form: 'bearer',
-    posts: [
-      ['one alert', {
-        receiver: 'sms',
-        status: 'firing',
-        version: '4',
-        groupKey: '{}/{severity="critical"}:{alertname="ProbeFailure"}',
-        truncatedAlerts: 0,
-        externalURL: 'http://alertmanager:9093',
-        groupLabels: { alertname: 'ProbeFailure' },
-        commonLabels: {},
-        commonAnnotations: { summary: 'A probe failed', description: 'of two' },
-        alerts: [{
-          status: 'firing',
-          labels: { alertname: 'ProbeFailure' },
-          annotations: { description: 'It did not answer', summary: 'BlackBox Probe Failure' },
-          startsAt: '2023-02-06T13:08:45.828Z',
-          endsAt: '0001-01-01T00:00:00Z',
-          generatorURL: 'http://prometheus/graph',
-          fingerprint: '1a30ba71',
-        }],
-      }, 'Alerts for sms\nfiring: ProbeFailure: BlackBox Probe Failure'],
-      [
-        'several alerts, one without a summary',
-        {
-          receiver: 'sms',
-          status: 'firing',
-          version: '4',
-          truncatedAlerts: 4,
-          groupLabels: {},
-          commonLabels: {},
-          commonAnnotations: {},
-          alerts: [
-            {
-              status: 'firing',
-              labels: { alertname: 'DiskFull', instance: 'pi-1' },
-              annotations: { summary: '3% left on <sda> & "sdb"' },
-            },
-            { status: 'resolved', labels: { alertname: 'HostDown' }, annotations: { description: 'pi-2 is back' } },
-            { status: 'firing', labels: { alertname: 'Odd' }, annotations: {} },
-          ],
-        },
-        'Alerts for sms\nfiring: DiskFull on pi-1: 3% left on <sda> & "sdb"\nresolved: HostDown: pi-2 is back\nfiring: Odd\nand 4 more',
-      ],
-    ],
-  },
-  {
-    heading: 'Uptime Kuma',
-    form: 'bearer',
-    encode: [asJson, asMultipart],
-    posts: [['a monitor that is down', {
-      heartbeat: {
-        monitorID: 1,
-        status: 0,
-        time: '2026-01-01 00:00:00',
-        msg: 'timeout',
-        ping: null,
-        important: true,
-        duration: 60,
-      },
-      monitor: { id: 1, name: 'web', url: 'https://x', type: 'http' },
-      msg: '[web] [🔴 Down] timeout',
-    }, '[web] [🔴 Down] timeout']],
-  },
-  {
-    heading: 'Sonarr',
-    form: 'basic',
-    posts: [
-      ['its test', {
-        eventType: 'Test',
-        instanceName: 'Sonarr',
-        applicationUrl: '',
-        series: { id: 1, title: 'Test Title', path: 'C:\\testpath', tvdbId: 1234, tags: ['test-tag'] },
-        episodes: [{ id: 123, episodeNumber: 1, seasonNumber: 1, title: 'Test title' }],
-      }, 'Sonarr: Test: Test Title\nS1E1 Test title'],
-      ['two episodes', {
-        eventType: 'Grab',
-        instanceName: 'Sonarr',
-        series: { id: 2, title: 'A Series' },
-        episodes: [{ episodeNumber: 14, seasonNumber: 2, title: 'First' }, {
-          episodeNumber: 15,
-          seasonNumber: 2,
-          title: 'Second',
-        }],
-        release: { quality: 'WEBDL-1080p' },
-      }, 'Sonarr: Grab: A Series\nS2E14 First\nS2E15 Second'],
-      ['its health', {
-        eventType: 'Health',
-        instanceName: 'Sonarr',
-        level: 'warning',
-        message: 'No indexer is available',
-        type: 'IndexerStatusCheck',
-        wikiUrl: 'https://wiki.servarr.com/',
-      }, 'Sonarr: Health\nNo indexer is available'],
-    ],
-  },
-  {
-    heading: 'Radarr',
-    form: 'basic',
-    posts: [
-      ['its test', {
-        eventType: 'Test',
-        instanceName: 'Radarr',
-        applicationUrl: '',
-        movie: {
-          id: 1,
-          title: 'Test Title',
-          year: 1970,
-          releaseDate: '1970-01-01',
-          folderPath: 'C:\\testpath',
-          tmdbId: 0,
-        },
-        remoteMovie: { tmdbId: 1234, imdbId: '5678', title: 'Test title', year: 1970 },
-        release: {
-          quality: 'Test Quality',
-          qualityVersion: 1,
-          releaseGroup: 'Test Group',
-          releaseTitle: 'Test Title',
-          indexer: 'Test Indexer',
-          size: 9999999,
-        },
-      }, 'Radarr: Test: Test Title (1970)\nTest Title'],
-      ['a download', {
-        eventType: 'Download',
-        instanceName: 'Radarr',
-        movie: { id: 2, title: 'A Film', year: 2003 },
-        movieFile: { relativePath: 'A Film (2003).mkv' },
-        isUpgrade: false,
-      }, 'Radarr: Download: A Film (2003)'],
-    ],
-  },
-  {
-    heading: 'GitHub',
-    form: 'query',
-    encode: [asJson, asForm],
-    posts: [
-      ['a ping', {
-        zen: 'Keep it logically awesome.',
-        hook_id: 1,
-        hook: {},
-        repository: {},
-        sender: { login: 'octocat' },
-      }, 'Keep it logically awesome.'],
-      ['a pull request', {
-        action: 'opened',
-        number: 2,
-        pull_request: { title: 'Less is more', html_url: 'https://github.com/o/r/pull/2' },
-        repository: { full_name: 'o/r' },
-        sender: { login: 'octocat' },
-      }, 'o/r: pull request 2 opened by octocat: Less is more\nhttps://github.com/o/r/pull/2'],
-      ['an issue', {
-        action: 'closed',
-        issue: { number: 7, title: 'It is broken', html_url: 'https://github.com/o/r/issues/7' },
-        repository: { full_name: 'o/r' },
-        sender: { login: 'octocat' },
-      }, 'o/r: issue 7 closed by octocat: It is broken\nhttps://github.com/o/r/issues/7'],
-      ['a branch that is deleted', {
-        ref: 'refs/heads/old',
-        deleted: true,
-        pusher: { name: 'octocat' },
-        head_commit: null,
-        commits: [],
-        repository: { full_name: 'o/r' },
-        sender: { login: 'octocat' },
-      }, 'o/r: octocat deleted refs/heads/old'],
-      ['a push', {
-        ref: 'refs/heads/main',
-        deleted: false,
-        pusher: { name: 'octocat' },
-        head_commit: { message: 'Fix it', url: 'https://github.com/o/r/commit/1' },
-        commits: [],
-        repository: { full_name: 'o/r' },
-        sender: { login: 'octocat' },
-      }, 'o/r: octocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1'],
-    ],
-  },
-  {
-    heading: 'Gitea, Forgejo',
-    form: 'bearer',
-    encode: [asJson, asForm],
-    posts: [
-      ['a push', {
-        ref: 'refs/heads/main',
-        before: '0',
-        after: '1',
-        compare_url: 'https://git.example.org/o/r/compare/0...1',
-        commits: [{ id: '1', message: 'Fix it' }, { id: '2', message: 'And that' }],
-        repository: { full_name: 'o/r' },
-        pusher: { login: 'ada' },
-        sender: { login: 'ada' },
-      }, 'o/r: ada pushed to refs/heads/main\nFix it\nAnd that'],
-      ['a release', {
-        action: 'published',
-        release: { tag_name: 'v1', html_url: 'https://git.example.org/o/r/releases/tag/v1' },
-        repository: { full_name: 'o/r' },
-        sender: { login: 'ada' },
-      }, 'o/r: release v1 published by ada\nhttps://git.example.org/o/r/releases/tag/v1'],
-      ['a pull request', {
-        action: 'opened',
-        number: 2,
-        pull_request: { number: 2, title: 'Less is more', html_url: 'https://git.example.org/o/r/pulls/2' },
-        repository: { full_name: 'o/r' },
-        sender: { login: 'ada' },
-      }, 'o/r: pull request 2 opened by ada: Less is more\nhttps://git.example.org/o/r/pulls/2'],
-      ['an issue', {
-        action: 'opened',
-        number: 7,
-        issue: { number: 7, title: 'It is broken', html_url: 'https://git.example.org/o/r/issues/7' },
-        repository: { full_name: 'o/r' },
-        sender: { login: 'ada' },
-      }, 'o/r: issue 7 opened by ada: It is broken\nhttps://git.example.org/o/r/issues/7'],
-    ],
-  },
-  {
-    heading: 'Apprise, as JSON',
-    form: 'basic',
-    posts: [
-      ['without a title', { version: '1.0', title: '', message: 'hello', attachments: [], type: 'info' }, 'hello'],
-      [
-        'with a title',
-        { version: '1.0', title: 'Backup', message: 'It is done.', attachments: [], type: 'success' },
-        'Backup\nIt is done.',
-      ],
-    ],
-  },
-  {
-    heading: 'Seerr, Overseerr, Jellyseerr',
-    form: 'bearer',
-    posts: [
-      ['a request', {
-        notification_type: 'MEDIA_PENDING',
-        event: 'New Movie Request',
-        subject: 'A Film (2003)',
-        message: 'Fish get lost.',
-        image: 'https://image.example.org/a.jpg',
-        media: { media_type: 'movie', tmdbId: '12', tvdbId: '', status: 'PENDING', status4k: 'UNKNOWN' },
-        request: { request_id: '1', requestedBy_username: 'ada' },
-        issue: null,
-        comment: null,
-        extra: [],
-      }, 'New Movie Request: A Film (2003)\nFish get lost.\nRequested by ada'],
-      ['a comment', {
-        notification_type: 'ISSUE_COMMENT',
-        event: 'New Comment on Video Issue',
-        subject: 'A Film (2003)',
-        message: 'It is dark.',
-        media: {},
-        request: null,
-        issue: { issue_id: '1' },
-        comment: { comment_message: 'Better now?', commentedBy_username: 'bob' },
-        extra: [],
-      }, 'New Comment on Video Issue: A Film (2003)\nbob: Better now?'],
-      ['its test', {
-        notification_type: 'TEST_NOTIFICATION',
-        event: '',
-        subject: 'Test Notification',
-        message: 'Check check, 1, 2, 3. Are we coming in clear?',
-        image: '',
-        media: null,
-        request: null,
-        issue: null,
-        comment: null,
-        extra: [],
-      }, 'TEST_NOTIFICATION: Test Notification\nCheck check, 1, 2, 3. Are we coming in clear?'],
-    ],
-  },
-];
+/** Recipes: the heading, the form and the encodings, then each payload, and the text that must reach the backend. */
+const RECIPES = literal`
+  ### Grafana | bearer | json
+  {"status":"firing","orgId":1,"title":"[FIRING:1] High memory","state":"alerting","message":"**Firing**\n\n - alertname = High memory\n","alerts":[{"status":"firing","labels":{"alertname":"High memory"}}]} → **Firing**\n\n - alertname = High memory\n
+  ### Alertmanager | bearer | json
+  {"receiver":"sms","status":"firing","truncatedAlerts":0,"commonAnnotations":{"summary":"A probe failed"},"alerts":[{"status":"firing","labels":{"alertname":"ProbeFailure"},"annotations":{"description":"It did not answer","summary":"BlackBox Probe Failure"}}]} → Alerts for sms\nfiring: ProbeFailure: BlackBox Probe Failure
+  {"receiver":"sms","status":"firing","truncatedAlerts":4,"alerts":[{"status":"firing","labels":{"alertname":"DiskFull","instance":"pi-1"},"annotations":{"summary":"3% left on <sda> & \"sdb\""}},{"status":"resolved","labels":{"alertname":"HostDown"},"annotations":{"description":"pi-2 is back"}},{"status":"firing","labels":{"alertname":"Odd"},"annotations":{}}]} → Alerts for sms\nfiring: DiskFull on pi-1: 3% left on <sda> & "sdb"\nresolved: HostDown: pi-2 is back\nfiring: Odd\nand 4 more
+  ### Uptime Kuma | bearer | json multipart
+  {"heartbeat":{"monitorID":1,"status":0,"msg":"timeout"},"monitor":{"id":1,"name":"web"},"msg":"[web] [🔴 Down] timeout"} → [web] [🔴 Down] timeout
+  ### Sonarr | basic | json
+  {"eventType":"Test","instanceName":"Sonarr","series":{"id":1,"title":"Test Title"},"episodes":[{"episodeNumber":1,"seasonNumber":1,"title":"Test title"}]} → Sonarr: Test: Test Title\nS1E1 Test title
+  {"eventType":"Grab","instanceName":"Sonarr","series":{"title":"A Series"},"episodes":[{"episodeNumber":14,"seasonNumber":2,"title":"First"},{"episodeNumber":15,"seasonNumber":2,"title":"Second"}],"release":{"quality":"WEBDL-1080p"}} → Sonarr: Grab: A Series\nS2E14 First\nS2E15 Second
+  {"eventType":"Health","instanceName":"Sonarr","level":"warning","message":"No indexer is available"} → Sonarr: Health\nNo indexer is available
+  ### Radarr | basic | json
+  {"eventType":"Test","instanceName":"Radarr","movie":{"title":"Test Title","year":1970},"remoteMovie":{"title":"Test title","year":1970},"release":{"quality":"Test Quality","releaseTitle":"Test Title"}} → Radarr: Test: Test Title (1970)\nTest Title
+  {"eventType":"Download","instanceName":"Radarr","movie":{"title":"A Film","year":2003},"movieFile":{"relativePath":"A Film (2003).mkv"}} → Radarr: Download: A Film (2003)
+  ### GitHub | query | json form
+  {"zen":"Keep it logically awesome.","hook":{},"repository":{},"sender":{"login":"octocat"}} → Keep it logically awesome.
+  {"action":"opened","number":2,"pull_request":{"title":"Less is more","html_url":"https://github.com/o/r/pull/2"},"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r: pull request 2 opened by octocat: Less is more\nhttps://github.com/o/r/pull/2
+  {"action":"closed","issue":{"number":7,"title":"It is broken","html_url":"https://github.com/o/r/issues/7"},"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r: issue 7 closed by octocat: It is broken\nhttps://github.com/o/r/issues/7
+  {"ref":"refs/heads/old","deleted":true,"pusher":{"name":"octocat"},"head_commit":null,"commits":[],"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r: octocat deleted refs/heads/old
+  {"ref":"refs/heads/main","deleted":false,"pusher":{"name":"octocat"},"head_commit":{"message":"Fix it","url":"https://github.com/o/r/commit/1"},"commits":[],"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r: octocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1
+  ### Gitea, Forgejo | bearer | json form
+  {"ref":"refs/heads/main","commits":[{"message":"Fix it"},{"message":"And that"}],"repository":{"full_name":"o/r"},"pusher":{"login":"ada"},"sender":{"login":"ada"}} → o/r: ada pushed to refs/heads/main\nFix it\nAnd that
+  {"action":"published","release":{"tag_name":"v1","html_url":"https://git.example.org/o/r/releases/tag/v1"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r: release v1 published by ada\nhttps://git.example.org/o/r/releases/tag/v1
+  {"action":"opened","number":2,"pull_request":{"number":2,"title":"Less is more","html_url":"https://git.example.org/o/r/pulls/2"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r: pull request 2 opened by ada: Less is more\nhttps://git.example.org/o/r/pulls/2
+  {"action":"opened","number":7,"issue":{"number":7,"title":"It is broken","html_url":"https://git.example.org/o/r/issues/7"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r: issue 7 opened by ada: It is broken\nhttps://git.example.org/o/r/issues/7
+  ### Apprise, as JSON | basic | json
+  {"version":"1.0","title":"","message":"hello","attachments":[],"type":"info"} → hello
+  {"version":"1.0","title":"Backup","message":"It is done.","attachments":[],"type":"success"} → Backup\nIt is done.
+  ### Seerr, Overseerr, Jellyseerr | bearer | json
+  {"notification_type":"MEDIA_PENDING","event":"New Movie Request","subject":"A Film (2003)","message":"Fish get lost.","request":{"requestedBy_username":"ada"},"comment":null} → New Movie Request: A Film (2003)\nFish get lost.\nRequested by ada
+  {"notification_type":"ISSUE_COMMENT","event":"New Comment on Video Issue","subject":"A Film (2003)","message":"It is dark.","request":null,"comment":{"comment_message":"Better now?","commentedBy_username":"bob"}} → New Comment on Video Issue: A Film (2003)\nbob: Better now?
+  {"notification_type":"TEST_NOTIFICATION","event":"","subject":"Test Notification","message":"Are we coming in clear?","request":null,"comment":null} → TEST_NOTIFICATION: Test Notification\nAre we coming in clear?`
+  .split('### ').slice(1).map((recipe) => {
+    const [head = '', ...posts] = recipe.trim().split(/\n\s*/);
+    const [heading = '', form = '', encodings = ''] = head.split(' | ');
+    return { heading, form, encodings: encodings.split(' '), posts };
+  });
 
 /** A section of docs/recipes.md, to the next heading of its level or above. */
 function sectionOf(heading: string): string {
@@ -8672,48 +8410,34 @@ function recipeConfig(heading: string): GatewayConfig {
   return { ...config, tokens: { [name]: Object.fromEntries(changed) } };
 }
 
-/** A gateway that runs a configuration of docs/recipes.md, with a secret in the place of the placeholder. */
-function startRecipe(t: TestContext, { tokens }: GatewayConfig): Promise<{ backend: Backend; gateway: Gateway }> {
-  const [name, token] = Object.entries(tokens!)[0]!;
-  return startBoth(t, { tokens: { [name]: { ...token, secret: SECRET } } });
-}
-
-for (const { heading, form, posts, encode = [asJson] } of RECIPES) {
+for (const { heading, form, encodings, posts } of RECIPES) {
   test(`recipe: ${heading}`, async (t) => {
-    const section = sectionOf(heading);
-    assert.ok(section.includes(`(${form}`), 'the form is named');
-    const { backend, gateway } = await startRecipe(t, recipeConfig(heading));
+    assert.ok(sectionOf(heading).includes(`(${form}`), 'the form is named');
+    const token = Object.values(recipeConfig(heading).tokens!)[0]!;
+    const { backend, gateway } = await startBoth(t, tokens({ ...token, secret: SECRET }));
     const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
-    for (const [name, payload, text] of posts) {
-      if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, `${name}: something is left hanging`);
-      for (const encoding of encode) {
-        const post = encoding(JSON.stringify(payload));
+    for (const [json = '', text = ''] of posts.map((post) => post.split(' → '))) {
+      if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, 'something is left hanging');
+      for (const encoding of encodings) {
+        const post = ENCODINGS[encoding]!(json);
         const answer = await ask(gateway, { ...post, path, headers: { ...post.headers, ...headers } });
-        assert.equal(answer.status, 201, `${name}: ${answer.text}`);
-        assert.deepEqual(gotJson(backend), {
-          ...DEFAULTS,
-          ...(heading === 'Grafana' && { text_mode: 'styled' }),
-          message: text,
-        }, name);
-        assert.doesNotMatch(backend.seen.at(-1)!.url, /@auth/);
+        assert.equal(answer.status, 201, `${json}: ${answer.text}`);
+        const styled = heading === 'Grafana' && { text_mode: 'styled' };
+        assert.deepEqual(gotJson(backend), { ...DEFAULTS, ...styled, message: String(unescaped(text)) });
+        assert.equal(backend.seen.at(-1)!.url, '/v2/send');
       }
     }
   });
 }
 
-/** What a recipe of "Scripts and devices" needs: where the gateway is, and a folder for its files. */
-interface Place extends Gateway {
-  dir: string;
-}
-
+/** What a device sends; `texts` must reach the backend. */
 interface DeviceRecipe {
   heading: string;
   form: string;
-  /** What must reach the backend. */
   texts: (string | RegExp)[];
-  /** Does what the device would do with the blocks of its recipe. */
-  run: (blocks: string[], to: Place) => Promise<unknown> | unknown;
-  /** It is a program that may not be here. */
+  /** Does what the device would do with the blocks of its recipe; `dir` is a folder for its files. */
+  run: (blocks: string[], to: Gateway & { dir: string }) => Promise<unknown> | unknown;
+  /** A program that may not be here. */
   needs?: string;
 }
 
@@ -8730,21 +8454,19 @@ function targetIn(block: string): string {
 }
 
 /** As the HTTPClient of the ESP8266 writes a request. */
-function askAsEsp(to: Place, start: string, headers: string[] = [], body = ''): Promise<string> {
+async function sendAsEsp(to: Address, start: string, headers: string[] = [], body = ''): Promise<void> {
+  const own = 'Host: gateway:8880|User-Agent: ESP8266HTTPClient|Accept-Encoding: identity;q=1,chunked;q=0.1,*;q=0';
   const length = body && [`Content-Length: ${Buffer.byteLength(body)}`];
-  const own = [
-    'Host: gateway:8880',
-    'User-Agent: ESP8266HTTPClient',
-    'Accept-Encoding: identity;q=1,chunked;q=0.1,*;q=0',
-  ];
-  return raw(to, [`${start} HTTP/1.1`, ...own, 'Connection: close', ...headers, ...length, '', body].join('\r\n'));
+  const lines = [`${start} HTTP/1.1`, ...own.split('|'), 'Connection: close', ...headers, ...length, '', body];
+  assert.equal(statusOf(await raw(to, lines.join('\r\n'))), 201);
 }
 
-/** The headers that a recipe in YAML or a table sets, and the address that it posts to. */
-function postIn(block: string): { path: string; headers: http.OutgoingHttpHeaders } {
+/** Posts to the address, and with the headers, that a recipe in YAML or a table sets. */
+async function postAs(block: string, to: Address, body: Required<Ask>['body']): Promise<void> {
   const type = /content_type: (.*)/.exec(block)?.[1] ?? 'application/json';
   const authorization = /Authorization:? +(Bearer \S+)/.exec(block)![1]!;
-  return { path: targetIn(block), headers: { authorization, 'content-type': type } };
+  const answer = await ask(to, { path: targetIn(block), headers: { authorization, 'content-type': type }, body });
+  assert.equal(answer.status, 201, answer.text);
 }
 
 const DEVICES: DeviceRecipe[] = [
@@ -8753,21 +8475,16 @@ const DEVICES: DeviceRecipe[] = [
     form: 'bearer',
     needs: 'curl',
     texts: [
-      'Backup done: 5 files\n',
-      /^total (?:\P{Cc}|\n)*snap\.jpg\n/u,
-      'Backup done: 5 files',
-      'Front door',
-      'Backup done: 5 files',
-      /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/,
+      ...['Backup done: 5 files\n', /^total (?:\P{Cc}|\n)*snap\.jpg\n/u, 'Backup done: 5 files', 'Front door'],
+      ...['Backup done: 5 files', /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/],
     ],
     run: async ([, lines, report], { dir }) => {
       writeFileSync(join(dir, 'snap.jpg'), 'a picture');
       for (const line of lines!.trim().split('\n')) assert.equal(await shell(line, dir), 0, line);
-      assert.equal(await shell(report!, dir, {}, ['sh', '-c', 'echo all is well']), 0);
-      assert.equal(
-        await shell(report!, dir, {}, ['sh', '-c', 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3']),
-        3,
-      );
+      const failing = 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3';
+      for (const [code, command] of [[0, 'echo all is well'], [3, failing]] as const) {
+        assert.equal(await shell(report!, dir, {}, ['sh', '-c', command]), code);
+      }
     },
   },
   {
@@ -8789,12 +8506,8 @@ const DEVICES: DeviceRecipe[] = [
     needs: 'curl',
     texts: ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
     run: async ([script], { dir }) => {
-      const env = {
-        MONIT_HOST: 'pi',
-        MONIT_SERVICE: 'nginx',
-        MONIT_DESCRIPTION: 'failed protocol test [HTTP] at [localhost]:443',
-      };
-      assert.equal(await shell(script!, dir, env), 0);
+      const MONIT_DESCRIPTION = 'failed protocol test [HTTP] at [localhost]:443';
+      assert.equal(await shell(script!, dir, { MONIT_HOST: 'pi', MONIT_SERVICE: 'nginx', MONIT_DESCRIPTION }), 0);
     },
   },
   {
@@ -8812,41 +8525,35 @@ const DEVICES: DeviceRecipe[] = [
     texts: ['The washing machine is done', 'The washing machine is done'],
     run: async ([url, script], to) => {
       assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
-      type Params = { method: string; url: string; headers: http.OutgoingHttpHeaders; body: string };
-      const calls: [string, Params][] = [];
-      new Function('Shelly', script!)({ call: (...call: [string, Params]) => calls.push(call) });
-      const [[name, { method, url: where, headers, body }]] = calls as [[string, Params]];
+      const calls: [string, Ask & { url: string }][] = [];
+      new Function('Shelly', script!)({ call: (...call: (typeof calls)[0]) => calls.push(call) });
+      const [name, { url: where, ...request }] = calls[0]!;
       assert.equal(name, 'HTTP.Request');
-      assert.equal((await ask(to, { method, path: targetIn(where), headers, body })).status, 201);
+      assert.equal((await ask(to, { ...request, path: targetIn(where) })).status, 201);
     },
   },
   {
     heading: 'Tasmota',
     form: 'path',
     texts: ['Somebody is at the door'],
-    run: async ([rule], to) => assert.equal(statusOf(await askAsEsp(to, `GET ${targetIn(rule!)}`)), 201),
+    run: ([rule], to) => sendAsEsp(to, `GET ${targetIn(rule!)}`),
   },
   {
     heading: 'ESP8266, ESP32',
     form: 'bearer',
     texts: ['The cellar is wet'],
-    run: async ([lines], to) => {
-      const headers = Array.from(
-        lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g),
-        ([, name, value]) => `${name}: ${value}`,
-      );
-      const body = /POST\("(.*)"\)/.exec(lines!)![1]!;
-      assert.equal(statusOf(await askAsEsp(to, `POST ${targetIn(lines!)}`, headers, body)), 201);
+    run: ([lines], to) => {
+      const headers = Array.from(lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g), ([, ...pair]) => pair.join(': '));
+      return sendAsEsp(to, `POST ${targetIn(lines!)}`, headers, /POST\("(.*)"\)/.exec(lines!)![1]);
     },
   },
   {
     heading: 'Home Assistant, rest_command',
     form: 'bearer',
     texts: ['recipients=+15559999999&message=Tür offen'],
-    run: async ([yaml], to) => {
+    run: ([yaml], to) => {
       assert.match(yaml!, /method: post\n[^]*payload: "\{\{ text \}\}"/);
-      const answer = await ask(to, { ...postIn(yaml!), body: 'recipients=+15559999999&message=Tür offen' });
-      assert.equal(answer.status, 201);
+      return postAs(yaml!, to, 'recipients=+15559999999&message=Tür offen');
     },
   },
   {
@@ -8855,19 +8562,16 @@ const DEVICES: DeviceRecipe[] = [
     texts: ['Door open', 'Door open'],
     run: async ([yaml], to) => {
       const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
-      for (const body of [{ message: 'Door open' }, { message: 'Door open', [target!]: TO }]) {
-        assert.equal((await ask(to, { ...postIn(yaml!), body })).status, 201);
-      }
+      for (const more of [{}, { [target!]: TO }]) await postAs(yaml!, to, { message: 'Door open', ...more });
     },
   },
   {
     heading: 'Synology',
     form: 'bearer',
     texts: ['Volume 1 on nas has degraded.'],
-    run: async ([table], to) => {
+    run: ([table], to) => {
       const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
-      const answer = await ask(to, { ...postIn(table!), body: { [name!]: 'Volume 1 on nas has degraded.' } });
-      assert.equal(answer.status, 201);
+      return postAs(table!, to, { [name!]: 'Volume 1 on nas has degraded.' });
     },
   },
   {
@@ -8875,42 +8579,34 @@ const DEVICES: DeviceRecipe[] = [
     form: 'bearer',
     texts: ['Dinner is ready'],
     run: async ([script], to) => {
-      const browser = {
-        origin: 'https://dash.example:8443',
-        'sec-fetch-site': 'cross-site',
-        'user-agent': 'Mozilla/5.0',
-      };
-      const fetch = (url: string, { method, headers, body }: Required<Ask> & { body: string }): Promise<Answer> =>
-        ask(to, { method, path: targetIn(url), headers: { ...headers, ...browser }, body });
+      const browser = { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' };
+      const fetch = (url: string, init: Ask): Promise<Answer> =>
+        ask(to, { ...init, path: targetIn(url), headers: { ...init.headers, ...browser } });
       const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;
       assert.equal((await send('Dinner is ready')).status, 201);
     },
   },
 ];
 
-const blocksIn = (text: string): string[] =>
-  Array.from(text.matchAll(/^```\w+\n([^]*?)^```$/gm), ([, block]) => block!);
-
 for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
-  test(`recipe: ${heading}`, {
-    skip: spawnSync('sh', ['-c', `command -v ${needs}`]).status !== 0 && `there is no ${needs}`,
-  }, async (t) => {
+  const isThere = spawnSync('sh', ['-c', `command -v ${needs}`]).status === 0;
+  test(`recipe: ${heading}`, { skip: !isThere && `there is no ${needs}` }, async (t) => {
     const secrets = [SECRET, OTHER];
-    const json = blocksIn(sectionOf('Scripts and devices'))[0]!;
-    const { tokens, cors } = JSON.parse(json.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!)) as GatewayConfig;
+    const blocksOf = (name: string): string[] => blocks('\\w+', sectionOf(name));
+    const json = blocksOf('Scripts and devices')[0]!.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!);
+    const { tokens, cors } = JSON.parse(json) as GatewayConfig;
     const { backend, gateway } = await startBoth(t, { tokens: tokens!, cors: cors! });
     const dir = folder(t);
     const file = join(dir, 'signal-send');
     const here = (block: string): string =>
       block.replaceAll('@auth=TOKEN', `@auth=${OTHER}`).replaceAll('TOKEN', SECRET)
         .replaceAll('gateway:8880', `127.0.0.1:${gateway.port}`).replaceAll('/etc/signal-send', file);
-    writeFileSync(file, here(blocksIn(sectionOf('Shell and cron'))[0]!));
-    const recipe = sectionOf(heading);
-    assert.ok(recipe.includes(`(${form}`), 'the form is named');
-    await run(blocksIn(recipe).map(here), { ...gateway, dir });
+    writeFileSync(file, here(blocksOf('Shell and cron')[0]!));
+    assert.ok(sectionOf(heading).includes(`(${form}`), 'the form is named');
+    await run(blocksOf(heading).map(here), { ...gateway, dir });
     assert.equal(backend.sent.length, texts.length);
-    for (const [i, { message, number, recipients }] of backend.sent.entries()) {
-      assert.deepEqual([number, recipients], [FROM, [TO]]);
+    for (const [i, { message, ...target }] of backend.sent.entries()) {
+      assert.deepEqual(target, DEFAULTS);
       if (texts[i] instanceof RegExp) assert.match(message, texts[i]);
       else assert.equal(message, texts[i]);
     }
@@ -8918,36 +8614,41 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
   });
 }
 
-test('the render command of docs/recipes.md prints a send', async (t) => {
+test('every recipe of docs/recipes.md is run here, and its render command prints a send', async (t) => {
+  const headings = (section: string): string[] =>
+    Array.from(sectionOf(section).matchAll(/^### (.*)$/gm), ([, heading]) => heading!);
+  assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
+  assert.deepEqual(headings('Scripts and devices'), DEVICES.map(({ heading }) => heading));
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
-  const file = join(folder(t), 'gateway.json');
-  const config = recipeConfig('Alertmanager');
-  writeFileSync(file, JSON.stringify(config).replace(/sha256:PASTE[^"]*/, SECRET));
+  const file = configFile(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
-  assert.deepEqual([code, JSON.parse(stdout)], [0, {
-    ...DEFAULTS,
-    message: 'Alerts for phone\nfiring: DiskFull: 3% left',
-  }]);
+  const message = 'Alerts for phone\nfiring: DiskFull: 3% left';
+  assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message }]);
 });
 
-test('every recipe of docs/recipes.md is run here', () => {
-  assert.deepEqual(
-    Array.from(sectionOf('Webhooks').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
-    [...RECIPES.map(({ heading }) => heading), 'Another sender'],
-  );
-  assert.deepEqual(
-    Array.from(sectionOf('Scripts and devices').matchAll(/^### (.*)$/gm), ([, heading]) => heading),
-    DEVICES.map(({ heading }) => heading),
-  );
-});
-
-test('every token of the pages is confined', () => {
+test('every configuration in the pages loads, and every token in them is confined', (t) => {
+  const secretFile = join(folder(t), 'secret');
+  writeFileSync(secretFile, SECRET);
+  const configs: GatewayConfig[] = [
+    ...blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []),
+    ...RECIPES.map(({ heading }) => recipeConfig(heading)),
+  ];
+  assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
+  assert.equal(configs.length, blocks('json').length);
+  for (const text of configs.map((config) => JSON.stringify(config))) {
+    // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
+    for (const problem of problemsOf(() => loadSettings({ file: configFile(t, text) }))) {
+      assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
+    }
+    let made = 0;
+    const good = text.replace(/sha256:PASTE[^"]*/g, () => `sha256:${String(++made).padStart(64, '0')}`)
+      .replace(/\/run\/secrets\/\w+/g, () => secretFile);
+    assert.deepEqual(problemsOf(() => loadSettings({ file: configFile(t, good) })), []);
+  }
   const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
-  const configs = blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []);
-  const tokens = [...configs, ...RECIPES.map(({ heading }) => recipeConfig(heading))]
-    .flatMap(({ tokens }: GatewayConfig) => Object.entries(tokens!));
-  assert.ok(tokens.length >= 15, `only ${tokens.length} tokens`);
-  for (const [name, token] of tokens) {
+  const all = configs.flatMap(({ tokens }) => Object.entries(tokens!));
+  assert.ok(all.length >= 15, `only ${all.length} tokens`);
+  for (const [name, token] of all) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
     if (!token.defaults) continue;
     const allow = { devices: ['GET /v2/send'], home: ['send', 'info'] }[name] ?? ['send'];
@@ -9111,34 +8812,6 @@ test('every problem that there is has been provoked by a test before this one', 
   assert.ok(codes.length > 20, `only ${codes}`);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
   assert.deepEqual(codes.filter((code) => !PROVOKED.has(code)), []);
-});
-
-test('every configuration in the pages loads', (t) => {
-  const dir = folder(t);
-  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
-  writeFileSync(secretFile, SECRET);
-  const configs = [
-    ...blocks('json').filter((block) => block.includes('"tokens"')),
-    ...RECIPES.map(({ heading }) => JSON.stringify(recipeConfig(heading))),
-  ];
-  assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
-  assert.equal(configs.length, blocks('json').length);
-  for (const config of configs) {
-    // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
-    writeFileSync(file, config!);
-    for (const problem of problemsOf(() => loadSettings({ file }))) {
-      assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
-    }
-    let made = 0;
-    writeFileSync(
-      file,
-      config!.replace(/sha256:PASTE[^"]*/g, () => `sha256:${String(++made).padStart(64, '0')}`).replace(
-        /\/run\/secrets\/\w+/g,
-        () => secretFile,
-      ),
-    );
-    assert.deepEqual(problemsOf(() => loadSettings({ file })), []);
-  }
 });
 
 test('the example of embedding runs', async (t) => {
