@@ -7455,11 +7455,11 @@ const hashOf = (text: string): string => createHash('sha256').update(text).diges
  *   {…}        what createGateway is given          @ {…}      settings of a token that has a secret
  *   env {…}    variables of the environment         load {…}   sources for loadSettings
  *   file TEXT  a configuration file, FILE in messages
- * DIR is the folder of these files.
+ * DIR is the folder of these files. A row that ends in "| for: a, b" stands for several: X is one of them in each.
  */
-function checkProblems(dir: string, rows: string): void {
+function checkProblems(t: TestContext, dir = folder(t)) {
   const file = join(dir, 'gateway.json');
-  for (const row of rows.split('\n').map((line) => line.trim()).filter((line) => line !== '' && line[0] !== '#')) {
+  const check = (row: string): void => {
     const [, kind = '', text = '', problems = ''] = /^(@ |env |load |file )?(.*?) →(?: (.*))?$/.exec(row)!;
     if (kind === 'file ') writeFileSync(file, unescaped(text));
     const value = kind === 'file ' ? { file } : JSON.parse(text.replaceAll('DIR', dir));
@@ -7469,15 +7469,20 @@ function checkProblems(dir: string, rows: string): void {
     }).join(' | ');
     assert.equal(found.replaceAll(file, 'FILE').replaceAll(dir, 'DIR'), problems, row);
     assert.doesNotMatch(found, SECRETS);
-  }
+  };
+  return (rows: TemplateStringsArray, ...values: unknown[]): void => {
+    for (const line of literal(rows, ...values).split('\n').map((text) => text.replace(/^ +/, ''))) {
+      const [row = '', list] = line.split(' | for: ');
+      if (row === '' || row.startsWith('#')) continue;
+      for (const value of list?.split(', ') ?? ['X']) check(row.replaceAll(/\bX\b/g, value));
+    }
+  };
 }
 
 test('every mistake of a configuration is reported by its place, and no secret is shown', (t) => {
   const url = 'must be an http or https URL without a query';
   const isNull = 'null is no value; leave the line out';
-  checkProblems(
-    folder(t),
-    literal`
+  checkProblems(t)`
     {"lisen":":1","tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"?
     {"zzz":1} → zzz: is not a setting
     # A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
@@ -7501,60 +7506,32 @@ test('every mistake of a configuration is reported by its place, and no secret i
     @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: holds a control character
     # In JSON nobody quotes a secret by mistake.
-    ${['\\"S\\"', '{S}', `S;${OTHER}`, `S ${OTHER}`].map((text) => `@ {"secret":"${text.replace('S', SECRET)}"} →`)}
-    ${
-      [' S', 'S ', '\\u00a0S'].map((text) =>
-        `@ {"secret":"${text.replace('S', SECRET)}"} → tokens.test.secret: begins or ends with white space`
-      )
-    }
+    @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}
+    @ {"secret":"X"} → tokens.test.secret: begins or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${UNREAD('ENOENT')}
     {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
     {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
     # Every line of the log would show the name.
-    ${
-      [SECRET, `sha256:${hashOf(SECRET)}`].map((secret) =>
-        `{"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"${secret}"}}} → tokens[1]: has a secret as its name`
-      )
-    }
+    {"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"X"}}} → tokens[1]: has a secret as its name | for: ${SECRET}, sha256:${
+    hashOf(SECRET)
+  }
     @ {"methods":["paht"]} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body
-    ${
-      ['2027-02-30', '2027-02-31T00:00:00Z'].map((date) =>
-        `@ {"expires":"${date}"} → tokens.test.expires: ${date.length < 16 ? `"${date}"` : 'the value'} ${NO_DATE}`
-      )
-    }
+    @ {"expires":"2027-02-30"} → tokens.test.expires: "2027-02-30" ${NO_DATE}
+    @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
     @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits | tokens.test.recipient: is not a setting; did you mean "recipients"?
     @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
-    ${
-      ['--x', '', '4915551234567', '+49 1555'].map((text) =>
-        `@ {"recipients":["${TO}","${text}"]} → tokens.test.recipients[1]: "${text}" ${NO_RECIPIENT}`
-      )
-    }
-    ${
-      ['10.0.0.0/33', 'localhost', '::1/129', '1.2.3.4/', '1.2.3.4/8/8'].map((text) =>
-        `@ {"clients":["${text}"]} → tokens.test.clients[0]: "${text}" is not an address or a CIDR range`
-      )
-    }
-    ${
-      'snd,get /v1/about,GET v1/about,HEAD /v1/about,GET /v1/a%62,GET /v1/x?y,constructor,toString,__proto__'.split(',')
-        .map(
-          (rule) => `{"allow":["info","${rule}"]} → allow[1]: "${rule}" ${NO_RULE}`,
-        )
-    }
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , 4915551234567, +49 1555
+    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, localhost, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
+    {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: snd, get /v1/about, GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
     {"rate":["30/1m"]} → rate: ["30/1m"] is not a rate such as 30/1m
     {"limits":{"connections":0},"shutdown":"10"} → limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
-    ${
-      [`http://user:${SECRET}@x/?q`, `http://api:${SECRET}/x@backend:1`, `api:${SECRET}@backend:1`].map((text) =>
-        `{"backend":{"url":"${text}"}} → backend.url: ${url}`
-      )
-    }
+    {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1
     {"backend":{"url":"http://api:100%${SECRET}@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25"
     {"listen":"8880"} → listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock
-    {"listen":"0.0.0.0:8880"} → tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in
     {"auth":{"methods":[],"anonymous":"yes"}} → auth.methods: must be a list with at least one entry | auth.anonymous: "yes" is not true or false
-    {"cors":[]} → cors: must be a list with at least one entry`,
-  );
+    {"cors":[]} → cors: must be a list with at least one entry`;
 });
 
 test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
@@ -7567,9 +7544,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
   const unclear = 'is either a name without a secret, or a secret that ends in "=": write name=SECRET';
   const open = '"LISTEN":"0.0.0.0:8880"';
   const API = `"API_TOKENS":"${SECRET}"`;
-  checkProblems(
-    dir,
-    literal`
+  checkProblems(t, dir)`
     env {"API_TOKENS":""} → API_TOKENS: ${empty}
     env {"API_TOKENS":" , "} → API_TOKENS: ${none}
     env {"API_TOKENS_FILE":""} → API_TOKENS_FILE: ${empty}
@@ -7583,41 +7558,33 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {${API},"AUTH_ANONYMOUS":"1","LOG_FORMAT":"xml"} → AUTH_ANONYMOUS: "1" is not true or false | LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
     env {"API_TOKENS_FILE":"DIR"} → API_TOKENS_FILE: DIR ${UNREAD('EISDIR')}
-    ${
-      ['DIR/none', '/no/such', 'DIR/no-such-folder/tokens', './some-file-that-is-not-here'].map((path) =>
-        `env {"API_TOKENS_FILE":"${path}"} → API_TOKENS_FILE: ${path} ${UNREAD('ENOENT')}`
-      )
-    }
-    ${
-      ['/no-such-folder-anywhere/tokens', SECRET].map((path) =>
-        `env {"API_TOKENS_FILE":"${path}"} → API_TOKENS_FILE: the file ${UNREAD('ENOENT')}`
-      )
-    }
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: X ${
+    UNREAD('ENOENT')
+  } | for: DIR/none, /no/such, DIR/no-such-folder/tokens, ./some-file-that-is-not-here
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${
+    UNREAD('ENOENT')
+  } | for: /no-such-folder-anywhere/tokens, ${SECRET}
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${UNREAD('ENOENT')}
     load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${UNREAD('ENOENT')}
     load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends too early
     load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
     env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "API_TOKENS"?
-    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`,
-  );
+    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
 });
 
 test('a configuration file that is cut, is no object, or has a key twice is refused by line and column, and is not quoted', (t) => {
   const dir = folder(t);
   const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
-  checkProblems(
-    dir,
-    literal`
+  checkProblems(t, dir)`
     file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string holds a control character
-    ${['[]', 'null', '5'].map((text) => `file ${text} → FILE: is not a JSON object`)}
+    file X → FILE: is not a JSON object | for: [], null, 5
     file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
     file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
     file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
     file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object
     file {"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"} →
-    file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`,
-  );
+    file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`;
   const whole = `{\n  "tokens": {\n    "a": ${token}\n  },\n  "listen": "0.0.0.0:8880"\n}`;
   const file = join(dir, 'cut.json');
   for (let length = 0; length < whole.length; length++) {
@@ -7628,35 +7595,26 @@ test('a configuration file that is cut, is no object, or has a key twice is refu
   }
 });
 
-test('without tokens the gateway starts only where no other machine can reach it, or when asked to', () => {
-  for (const listen of ['127.0.0.1:0', '127.8.9.1:0', '[::1]:0', 'localhost:0', 'unix:/tmp/x.sock']) {
-    assert.deepEqual(problemsOf(() => createGateway({ listen })), [], listen);
-  }
-  for (const listen of [':0', '0.0.0.0:0', '[::]:0', '192.168.1.1:0', '127.example.com:0', '[::ffff:127.0.0.1]:0']) {
-    // In a program, a setting that is undefined is absent.
-    for (const none of [{}, NO_TOKENS]) {
-      assert.equal(problemsOf(() => createGateway({ listen, ...none })).length, 1, listen);
-    }
-    for (const more of [{ auth: { anonymous: true } }, tokens({})]) {
-      assert.deepEqual(problemsOf(() => createGateway({ listen, ...more })), [], listen);
-    }
-  }
-  const absent = {
-    ...NO_TOKENS,
-    allow: undefined,
-    backend: undefined,
-    limits: { body: undefined },
-  } as unknown as GatewayConfig;
-  assert.deepEqual(problemsOf(() => createGateway({ listen: '127.0.0.1:0', ...absent })), []);
+test('without tokens the gateway starts only where no other machine can reach it, or when asked to', (t) => {
+  const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
+  checkProblems(t)`
+    {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0, unix:/tmp/x.sock
+    {"listen":"X"} → tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in | for: ${open}
+    {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
+    {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
+});
+
+test('in a program, a setting that is undefined is absent', () => {
+  const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
+  const problems = (listen: string): number => problemsOf(() => createGateway({ listen, ...absent })).length;
+  assert.deepEqual([problems('127.0.0.1:0'), problems('0.0.0.0:0')], [0, 1]);
 });
 
 test('flags replace the environment, the environment replaces the file, and tokens are not merged', (t) => {
   const file = join(folder(t), 'gateway.json');
   const backend = { url: 'http://file:1', timeout: '1s' };
-  writeFileSync(
-    file,
-    JSON.stringify({ listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } }),
-  );
+  const whole = { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } };
+  writeFileSync(file, JSON.stringify(whole));
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
   const settings = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
   assert.equal(settings.listen.port, 3);
@@ -7751,9 +7709,8 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
       ...inToken.flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path.split('.'), value) } }))),
       ...templates.map((text) => ({ a: { secret: OTHER, message: text.replace('S', S) } })),
       ...[S, null, {}, { secret: 'short' }, { secret: S }, { secret: OTHER, allow: ['x'] }].map((it) => ({ [S]: it })),
-      ...[{ [S]: { secret: OTHER }, a: { secret: OTHER } }, { [`${S} `]: { secret: OTHER } }, {
-        a: { secret: `${S} ` },
-      }],
+      { [S]: { secret: OTHER }, a: { secret: OTHER } },
+      ...[{ [`${S} `]: { secret: OTHER } }, { a: { secret: `${S} ` } }],
     ];
     const paths = [...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])];
     const wrong = paths.flatMap((path) => values.map((value) => nest(path, value)));
@@ -7794,9 +7751,10 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
 
 test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
   const refused = (name: string, cure: string): void =>
-    assert.deepEqual(problemsOf(() => loadSettings({ env: { [name]: SECRET } })), [
+    assert.equal(
+      problemsOf(() => loadSettings({ env: { [name]: SECRET } })).join(),
       `${name}: is not a setting; ${cure}`,
-    ]);
+    );
   const names = (text: string): string[] => text.trim().split(/\s+/);
   const restrictions =
     'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
@@ -7880,17 +7838,13 @@ test('a token that has expired is a warning when the gateway starts, and on relo
   ]);
 });
 
-test('cors takes origins as browsers write them, and nothing else', () => {
-  const good = ['https://dash.example:8443', 'http://localhost', 'http://192.168.1.2:3000', 'https://[::1]:1'];
-  assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good.join(', ') } }).cors!], good);
-  const bad = `* null https://* dash.example //dash.example https://dash.example/ https://d/x https://d?x https://Dash
-    HTTPS://d https://d:443 http://d:80 http://d:080 https://u@d ftp://d file:// https://dé https://1.2.3
-    chrome-extension://abc`;
-  for (const origin of [...bad.split(/\s+/), ' https://d']) {
-    const [problem, ...more] = problemsOf(() => createGateway({ cors: [origin] }));
-    assert.match(problem!, /^cors\[0\]: .* is not an origin as browsers send it: /, origin);
-    assert.deepEqual(more, []);
-  }
+test('cors takes origins as browsers write them, and nothing else', (t) => {
+  const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
+  assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
+  const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
+  checkProblems(t)`
+    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: *, null, https://*, dash.example, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d
+    {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: https://dash.example/, chrome-extension://abc`;
 });
 
 test("a token's recipients and defaults are groups that there can be, numbers, UUIDs and user names; anything else is a mistake", () => {
@@ -7938,18 +7892,13 @@ test("a certificate without its key, with another's, or that is none, is a mista
   }
   // A chain, one with the words that programs write around it, and all in one file.
   const both = `${first.key}\n${chain}`;
-  for (
-    const [cert, key] of [[chain, first.key], [`subject=CN=my-host\n${chain}\n`, first.key], [both, both]] as const
-  ) {
-    check(cert, key);
-  }
+  check(chain, first.key);
+  check(`subject=CN=my-host\n${chain}\n`, first.key);
+  check(both, both);
   const cert = join(dir, 'cert.pem');
-  checkProblems(
-    dir,
-    literal`
+  checkProblems(t, dir)`
     {"tls":{"cert":"${cert}"}} → tls: needs both "cert" and "key"
-    {"tls":{"cert":"DIR/none","key":"${cert}"}} → tls.cert: DIR/none ${UNREAD('ENOENT')}`,
-  );
+    {"tls":{"cert":"DIR/none","key":"${cert}"}} → tls.cert: DIR/none ${UNREAD('ENOENT')}`;
 });
 
 section('DEMO AND COMMAND LINE'); // ───────────────────────────────────────────────────────────────
@@ -8434,17 +8383,6 @@ for (const { heading, form, encodings, posts } of RECIPES) {
   });
 }
 
-/** What a device sends; `texts` must reach the backend. */
-interface DeviceRecipe {
-  heading: string;
-  form: string;
-  texts: (string | RegExp)[];
-  /** Does what the device would do with the blocks of its recipe; `dir` is a folder for its files. */
-  run: (blocks: string[], to: Gateway & { dir: string }) => Promise<unknown> | unknown;
-  /** A program that may not be here. */
-  needs?: string;
-}
-
 /** Runs a script as a shell would; returns its exit code. */
 async function shell(script: string, dir: string, env: NodeJS.ProcessEnv = {}, args: string[] = []): Promise<number> {
   const options = { cwd: dir, env: { PATH: process.env.PATH, ...env }, stdio: 'ignore' } as const;
@@ -8473,126 +8411,20 @@ async function postAs(block: string, to: Address, body: Required<Ask>['body']): 
   assert.equal(answer.status, 201, answer.text);
 }
 
-const DEVICES: DeviceRecipe[] = [
-  {
-    heading: 'Shell and cron',
-    form: 'bearer',
-    needs: 'curl',
-    texts: [
-      ...['Backup done: 5 files\n', /^total (?:\P{Cc}|\n)*snap\.jpg\n/u, 'Backup done: 5 files', 'Front door'],
-      ...['Backup done: 5 files', /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/],
-    ],
-    run: async ([, lines, report], { dir }) => {
-      writeFileSync(join(dir, 'snap.jpg'), 'a picture');
-      for (const line of lines!.trim().split('\n')) assert.equal(await shell(line, dir), 0, line);
-      const failing = 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3';
-      for (const [code, command] of [[0, 'echo all is well'], [3, failing]] as const) {
-        assert.equal(await shell(report!, dir, {}, ['sh', '-c', command]), code);
-      }
-    },
-  },
-  {
-    heading: 'systemd, OnFailure=',
-    form: 'bearer',
-    needs: 'curl',
-    texts: ['backup.service: failed --no-pager --lines=20\n'],
-    run: async ([unit], { dir }) => {
-      const [, command] = /^ExecStart=\/bin\/sh -c '(.*)'$/m.exec(unit!)!;
-      assert.match(unit!, /^LoadCredential=signal-send:/m);
-      writeFileSync(join(dir, 'systemctl'), '#!/bin/sh\necho "$4: failed $2 $3"\nexit 3\n', { mode: 0o755 });
-      const script = command!.replaceAll('%i', 'backup.service').replaceAll('%d', dir);
-      assert.equal(await shell(script, dir, { PATH: `${dir}:${process.env.PATH}` }), 0);
-    },
-  },
-  {
-    heading: 'monit',
-    form: 'bearer',
-    needs: 'curl',
-    texts: ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
-    run: async ([script], { dir }) => {
-      const MONIT_DESCRIPTION = 'failed protocol test [HTTP] at [localhost]:443';
-      assert.equal(await shell(script!, dir, { MONIT_HOST: 'pi', MONIT_SERVICE: 'nginx', MONIT_DESCRIPTION }), 0);
-    },
-  },
-  {
-    heading: "A router's or a camera's URL action",
-    form: 'path',
-    texts: ['Somebody is at the door', 'Somebody is at the door'],
-    run: async ([url], to) => {
-      assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
-      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
-    },
-  },
-  {
-    heading: 'Shelly',
-    form: 'path',
-    texts: ['The washing machine is done', 'The washing machine is done'],
-    run: async ([url, script], to) => {
-      assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
-      const calls: [string, Ask & { url: string }][] = [];
-      new Function('Shelly', script!)({ call: (...call: (typeof calls)[0]) => calls.push(call) });
-      const [name, { url: where, ...request }] = calls[0]!;
-      assert.equal(name, 'HTTP.Request');
-      assert.equal((await ask(to, { ...request, path: targetIn(where) })).status, 201);
-    },
-  },
-  {
-    heading: 'Tasmota',
-    form: 'path',
-    texts: ['Somebody is at the door'],
-    run: ([rule], to) => sendAsEsp(to, `GET ${targetIn(rule!)}`),
-  },
-  {
-    heading: 'ESP8266, ESP32',
-    form: 'bearer',
-    texts: ['The cellar is wet'],
-    run: ([lines], to) => {
-      const headers = Array.from(lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g), ([, ...pair]) => pair.join(': '));
-      return sendAsEsp(to, `POST ${targetIn(lines!)}`, headers, /POST\("(.*)"\)/.exec(lines!)![1]);
-    },
-  },
-  {
-    heading: 'Home Assistant, rest_command',
-    form: 'bearer',
-    texts: ['recipients=+15559999999&message=Tür offen'],
-    run: ([yaml], to) => {
-      assert.match(yaml!, /method: post\n[^]*payload: "\{\{ text \}\}"/);
-      return postAs(yaml!, to, 'recipients=+15559999999&message=Tür offen');
-    },
-  },
-  {
-    heading: 'Home Assistant, notify: rest',
-    form: 'bearer',
-    texts: ['Door open', 'Door open'],
-    run: async ([yaml], to) => {
-      const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
-      for (const more of [{}, { [target!]: TO }]) await postAs(yaml!, to, { message: 'Door open', ...more });
-    },
-  },
-  {
-    heading: 'Synology',
-    form: 'bearer',
-    texts: ['Volume 1 on nas has degraded.'],
-    run: ([table], to) => {
-      const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
-      return postAs(table!, to, { [name!]: 'Volume 1 on nas has degraded.' });
-    },
-  },
-  {
-    heading: 'A page',
-    form: 'bearer',
-    texts: ['Dinner is ready'],
-    run: async ([script], to) => {
-      const browser = { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' };
-      const fetch = (url: string, init: Ask): Promise<Answer> =>
-        ask(to, { ...init, path: targetIn(url), headers: { ...init.headers, ...browser } });
-      const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;
-      assert.equal((await send('Dinner is ready')).status, 201);
-    },
-  },
-];
+const SCRIPTS: string[] = [];
 
-for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
+/**
+ * A test of a recipe of "Scripts and devices": its heading and form, what must reach the backend, and what the device
+ * does with the blocks of the recipe. `dir` is a folder for files; `needs` is a program that may not be here.
+ */
+function recipe(
+  heading: string,
+  form: string,
+  texts: (string | RegExp)[],
+  run: (blocks: string[], to: Gateway & { dir: string }) => Promise<void>,
+  needs = 'sh',
+): void {
+  SCRIPTS.push(heading);
   const isThere = spawnSync('sh', ['-c', `command -v ${needs}`]).status === 0;
   test(`recipe: ${heading}`, { skip: !isThere && `there is no ${needs}` }, async (t) => {
     const secrets = [SECRET, OTHER];
@@ -8618,10 +8450,80 @@ for (const { heading, form, texts, needs = 'sh', run } of DEVICES) {
   });
 }
 
+recipe('Shell and cron', 'bearer', [
+  ...['Backup done: 5 files\n', /^total (?:\P{Cc}|\n)*snap\.jpg\n/u, 'Backup done: 5 files', 'Front door'],
+  ...['Backup done: 5 files', /^\S+: "sh -c printf [^]* exit 3" ended with 3\nout\nerr\n$/],
+], async ([, lines, report], { dir }) => {
+  writeFileSync(join(dir, 'snap.jpg'), 'a picture');
+  for (const line of lines!.trim().split('\n')) assert.equal(await shell(line, dir), 0, line);
+  const failing = 'printf "\x1b[31mout\x1b[m\\n"; echo err >&2; exit 3';
+  for (const [code, command] of [[0, 'echo all is well'], [3, failing]] as const) {
+    assert.equal(await shell(report!, dir, {}, ['sh', '-c', command]), code);
+  }
+}, 'curl');
+recipe('systemd, OnFailure=', 'bearer', ['backup.service: failed --no-pager --lines=20\n'], async ([unit], { dir }) => {
+  const [, command] = /^ExecStart=\/bin\/sh -c '(.*)'$/m.exec(unit!)!;
+  assert.match(unit!, /^LoadCredential=signal-send:/m);
+  writeFileSync(join(dir, 'systemctl'), '#!/bin/sh\necho "$4: failed $2 $3"\nexit 3\n', { mode: 0o755 });
+  const script = command!.replaceAll('%i', 'backup.service').replaceAll('%d', dir);
+  assert.equal(await shell(script, dir, { PATH: `${dir}:${process.env.PATH}` }), 0);
+}, 'curl');
+recipe(
+  'monit',
+  'bearer',
+  ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
+  async ([script], { dir }) => {
+    const MONIT_DESCRIPTION = 'failed protocol test [HTTP] at [localhost]:443';
+    assert.equal(await shell(script!, dir, { MONIT_HOST: 'pi', MONIT_SERVICE: 'nginx', MONIT_DESCRIPTION }), 0);
+  },
+  'curl',
+);
+recipe(
+  "A router's or a camera's URL action",
+  'path',
+  ['Somebody is at the door', 'Somebody is at the door'],
+  async ([url], to) => {
+    assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
+    assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
+  },
+);
+recipe('Shelly', 'path', ['The washing machine is done', 'The washing machine is done'], async ([url, script], to) => {
+  assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
+  const calls: [string, Ask & { url: string }][] = [];
+  new Function('Shelly', script!)({ call: (...call: (typeof calls)[0]) => calls.push(call) });
+  const [name, { url: where, ...request }] = calls[0]!;
+  assert.equal(name, 'HTTP.Request');
+  assert.equal((await ask(to, { ...request, path: targetIn(where) })).status, 201);
+});
+recipe('Tasmota', 'path', ['Somebody is at the door'], ([rule], to) => sendAsEsp(to, `GET ${targetIn(rule!)}`));
+recipe('ESP8266, ESP32', 'bearer', ['The cellar is wet'], ([lines], to) => {
+  const headers = Array.from(lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g), ([, ...pair]) => pair.join(': '));
+  return sendAsEsp(to, `POST ${targetIn(lines!)}`, headers, /POST\("(.*)"\)/.exec(lines!)![1]);
+});
+recipe('Home Assistant, rest_command', 'bearer', ['recipients=+15559999999&message=Tür offen'], ([yaml], to) => {
+  assert.match(yaml!, /method: post\n[^]*payload: "\{\{ text \}\}"/);
+  return postAs(yaml!, to, 'recipients=+15559999999&message=Tür offen');
+});
+recipe('Home Assistant, notify: rest', 'bearer', ['Door open', 'Door open'], async ([yaml], to) => {
+  const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
+  for (const more of [{}, { [target!]: TO }]) await postAs(yaml!, to, { message: 'Door open', ...more });
+});
+recipe('Synology', 'bearer', ['Volume 1 on nas has degraded.'], ([table], to) => {
+  const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
+  return postAs(table!, to, { [name!]: 'Volume 1 on nas has degraded.' });
+});
+recipe('A page', 'bearer', ['Dinner is ready'], async ([script], to) => {
+  const browser = { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' };
+  const fetch = (url: string, init: Ask): Promise<Answer> =>
+    ask(to, { ...init, path: targetIn(url), headers: { ...init.headers, ...browser } });
+  const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;
+  assert.equal((await send('Dinner is ready')).status, 201);
+});
+
 test('every recipe of docs/recipes.md is run here, and its render command prints a send', async (t) => {
   const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
   assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
-  assert.deepEqual(headings('Scripts and devices'), DEVICES.map(({ heading }) => heading));
+  assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
   const file = configFile(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
