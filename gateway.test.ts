@@ -7785,19 +7785,19 @@ test("at start and in --check a warning says that a variable may be meant as a r
   writeFileSync(file, JSON.stringify(tokens({})), { mode: 0o600 });
   writeFileSync(list, OTHER);
   assert.deepEqual(loadSettings({ file }).warnings, []);
-  const foreign = ['API__URL', 'SERVICE__PORT', 'SERVICE__LOG_LEVEL'].map((name) => [name, MIGRATING]);
-  const inFile = ['SENDERS', 'RECIPIENTS'].map((name) => [name, 'it belongs to a token in the file']);
-  const cures = [['RATE_LIMIT', 'did you mean "RATE"?'], ...inFile, ...foreign] as [string, string][];
-  const doubtful = Object.fromEntries(cures.map(([name]) => [name, 'x']));
-  const named = cures.map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
-  for (
-    const [env, args, ...warnings] of [
-      [{ ...doubtful, API_TOKENS: SECRET }, [], ...named],
-      [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
-      [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
-    ] as [Record<string, string>, string[], ...string[]][]
-  ) {
-    assert.deepEqual(loadSettings({ env }).warnings.length, args.length === 0 ? cures.length : 0);
+  const inFile = 'it belongs to a token in the file';
+  const cures = {
+    ...{ RATE_LIMIT: 'did you mean "RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
+    ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
+  };
+  const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
+  const rows: [Record<string, string>, string[], ...string[]][] = [
+    [{ ...cures, API_TOKENS: SECRET }, [], ...named],
+    [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
+    [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
+  ];
+  for (const [env, args, ...warnings] of rows) {
+    assert.deepEqual(loadSettings({ env }).warnings.length, args.length === 0 ? named.length : 0);
     const { code, stdout } = await cli(['--check', ...args], { env });
     assert.equal(code, 0);
     const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
@@ -8049,25 +8049,19 @@ test('render prints the send that would be made of a payload, sends nothing, and
       assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', made]);
     }
   }
-  const with1 = (field: string): string => payload.replace('}],', `}],${field},`).replace('"number":2,', '');
-  for (
-    const [code, name, input, message] of [
-      [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
-      [
-        1,
-        'hook',
-        with1(`"recipients":["${STRANGER}"]`),
-        /^This token may not send to one of these .*: a phone number .*\.\n$/,
-      ],
-      [1, 'hook', with1(`"number":"${STRANGER}"`), /^This token may not send from, or read, that account\.\n$/],
-      [1, 'hook', '{"a":x}', /^The body is not a JSON object: a value is expected, at byte 6\.\n$/],
-      [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint\.\n$/],
-      [1, 'hook', sized(MIB + 1), /^The body is larger than this gateway accepts\.\n$/],
-      [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
-      [2, SECRET, '{}', /^there is no token of that name/],
-      [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and passes on what is posted\n$/],
-    ] as const
-  ) {
+  const laid = (fields: object): string => JSON.stringify({ ...JSON.parse(payload), number: FROM, ...fields });
+  const rows: [number, string, string, RegExp][] = [
+    [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
+    [1, 'hook', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
+    [1, 'hook', laid({ number: STRANGER }), /^This token may not send from, or read, that account\.\n$/],
+    [1, 'hook', '{"a":x}', /^The body is not a JSON object: a value is expected, at byte 6\.\n$/],
+    [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint\.\n$/],
+    [1, 'hook', sized(MIB + 1), /^The body is larger than this gateway accepts\.\n$/],
+    [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
+    [2, SECRET, '{}', /^there is no token of that name/],
+    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and passes on what is posted\n$/],
+  ];
+  for (const [code, name, input, message] of rows) {
     const { stderr, ...ended } = await cli(['render', name, '--config', file], { input });
     assert.deepEqual(ended, { code, stdout: '' }, stderr);
     assert.match(stderr.replace(/^gateway: /, ''), message);
@@ -8081,23 +8075,25 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   const file = configFile(t, { tokens: { hook } });
   const less = configFile(t, { tokens: { hook }, limits: { body: '1KiB' } });
   const render = (input: string, config = file) => cli(['render', 'hook', '--config', config], { input });
-  const picture = multipart([['message', 'x'], ['f', 'y', '; filename="a/b.txt"\r\nContent-Type: text/plain']]).body;
-  const pictured = '{"message":"x","base64_attachments":["data:text/plain;filename=b.txt;base64,eQ=="]}';
-  for (
-    const [input, made] of [
-      ['{"message":"x"}', '{"message":"x"}'],
-      ['Backup done: \x1b[32m5\x1b[m files\r\n', '{"message":"Backup done: 5 files\\n"}'],
-      ['temp=23', '{"message":"temp=23"}'],
-      ['message=a+b&view_once=true', '{"message":"a b","view_once":"true"}'],
-      ['who=me and you', '{"message":"me and you"}'],
-      ['data={"who":1}', '{"message":"1"}'],
-      [picture, pictured],
-      [picture.replaceAll('--limit', '----a b:c'), pictured],
-      ['---\nfront: matter\n', '{"message":"---\\nfront: matter\\n"}'],
-    ] as const
-  ) {
-    const { code, stdout, stderr } = await render(input);
-    assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...JSON.parse(made) }]);
+  const rows = literal`
+    {"message":"x"} → {"message":"x"}
+    'Backup done: \x1b[32m5\x1b[m files\r\n' → {"message":"Backup done: 5 files\n"}
+    'temp=23' → {"message":"temp=23"}
+    'message=a+b&view_once=true' → {"message":"a b","view_once":"true"}
+    'who=me and you' → {"message":"me and you"}
+    'data={"who":1}' → {"message":"1"}
+    '---\nfront: matter\n' → {"message":"---\nfront: matter\n"}
+    -- message = x -- f; filename="a/b.txt" = y → {"message":"x","base64_attachments":["data:text/plain;filename=b.txt;base64,eQ=="]}`;
+  for (const row of rows.trim().split('\n')) {
+    const { body, json } = parseRow(row.trim());
+    for (const boundary of ['--limit', '----a b:c']) {
+      const input = String(body).replaceAll('--limit', boundary).replace(
+        /(?<=filename=.*\r\n)/,
+        'Content-Type: text/plain\r\n',
+      );
+      const { code, stdout, stderr } = await render(input);
+      assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...json }]);
+    }
   }
   assert.deepEqual([(await render('{x')).code, (await render('{x')).stdout], [1, '']);
   assert.deepEqual([(await render(sized(MIB))).code, (await render(sized(1024), less)).code], [0, 0]);
@@ -8141,23 +8137,15 @@ test('a SIGTERM in the moment in which it listens ends it with 0, and so does a 
   }
 });
 
-/** What curl does with the arguments in a line, so that the tests need no curl. */
+/** What curl does with a line, so that the tests need no curl. Its one header is Authorization. */
 function askAsCurl(line: string): Promise<Answer> {
-  const words = wordsOf(line).slice(1);
-  const headers: Record<string, string> = {};
-  let [url, method, body]: (string | undefined)[] = [];
-  for (let at = 0; at < words.length; at++) {
-    const word = words[at]!;
-    if (word === '-H') headers[words[++at]!.split(': ')[0]!] = words[at]!.split(': ')[1]!;
-    else if (word === '-u') headers.authorization = basic(words[++at]!);
-    else if (word === '-d') body = words[++at];
-    else if (word === '-X') method = words[++at];
-    else url = word;
-  }
-  if (body !== undefined) headers['content-type'] = 'application/x-www-form-urlencoded';
+  const options = Array.from(line.slice('curl '.length).matchAll(/(?:-(\w) )?(?:'([^']*)'|(\S+))/g));
+  const given = Object.fromEntries(options.map(([, flag = 'url', quoted, word]) => [flag, quoted ?? word!]));
+  const { url, X: method = 'POST', d: body, u: user, H: header = '' } = given;
+  const authorization = user === undefined ? /^Authorization: (.*)/.exec(header)?.[1] : basic(user);
+  const headers = { ...(authorization && { authorization }), ...(body && { 'content-type': URLENCODED }) };
   const { port, pathname, search } = new URL(url!.replace(/^(?!http:)/, 'http://'));
-  const path = pathname + search;
-  return ask({ port: Number(port) }, { method: method ?? 'POST', path, headers, ...(body !== undefined && { body }) });
+  return ask({ port: Number(port) }, { method, path: pathname + search, headers, ...(body && { body }) });
 }
 
 /** Starts a demonstration. Its first command shows port and token, and is no longer than a line. */
@@ -8206,25 +8194,19 @@ test('--demo survives a client that leaves in the middle', async (t) => {
 
 test('the command line asks the backend once at start, and after a reload to another, and says what it heard; an embedded gateway asks nothing', async (t) => {
   const asked: string[] = [];
-  const replies: Record<string, [status: number, body: string, headers?: http.OutgoingHttpHeaders]> = {
-    '/401': [401, 'who are you?'],
-    '/500': [500, '{}'],
-    '/text': [200, 'hello'],
-    '/list': [200, '[]'],
-    '/moved': [301, '', { location: '/ok/v1/about' }],
-    '/ok': [200, '{"version":"0.100","mode":"json-rpc","more":[1]}'],
-  };
+  // The path of the backend's URL says what it replies: a status, and a body.
   const backend = http.createServer((req, res) => {
     const { 'user-agent': agent = '', authorization } = req.headers;
     asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
-    const [status, body, headers] = replies[req.url!.replace('/v1/about', '')]!;
-    res.writeHead(status, headers).end(body);
+    const [, status, body] = /^\/(\d+)(.*)\/v1\/about$/.exec(decodeURIComponent(req.url!))!;
+    res.writeHead(Number(status), status === '301' ? { location: '/200{}/v1/about' } : {}).end(body);
   }).listen(0, '127.0.0.1');
   await once(backend, 'listening');
   t.after(() => void backend.close().closeAllConnections());
+  const ABOUT_JSON = encodeURIComponent('{"version":"0.100","mode":"json-rpc","more":[1]}');
   const host = `127.0.0.1:${(backend.address() as AddressInfo).port}`;
   const config = (url: string) => ({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } });
-  const file = configFile(t, config(`http://api:password-of-backend@${host}/ok/`));
+  const file = configFile(t, config(`http://api:password-of-backend@${host}/200${ABOUT_JSON}/`));
   const gateway = await startProcess(t, { args: ['--config', file] });
   const heard = async (count: number): Promise<LogLine> => {
     const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
@@ -8232,14 +8214,14 @@ test('the command line asks the backend once at start, and after a reload to ano
     return lines().at(-1)!;
   };
   const { time: _, ...first } = await heard(1);
-  const about = { backend: `http://${host}/ok`, version: '0.100', mode: 'json-rpc' };
+  const about = { backend: `http://${host}/200${ABOUT_JSON}`, version: '0.100', mode: 'json-rpc' };
   assert.deepEqual(first, { level: 'info', message: 'the backend answers', ...about });
   const rows: [url: string, said: RegExp][] = [
     [`http://${host}/401`, /"status":401/],
-    [`http://${host}/500`, /"reason":"status 500"/],
-    [`http://${host}/text`, /"reason":"no JSON object"/],
-    [`http://${host}/list`, /"reason":"no JSON object"/],
-    [`http://${host}/moved`, /"reason":"status 301"/],
+    [`http://${host}/500{}`, /"reason":"status 500"/],
+    [`http://${host}/200hello`, /"reason":"no JSON object"/],
+    [`http://${host}/200[]`, /"reason":"no JSON object"/],
+    [`http://${host}/301`, /"reason":"status 301"/],
     [`http://127.0.0.1:${await sparePort()}`, /refused/i],
     ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
     ['http://nowhere.invalid', /ENOTFOUND|EAI_AGAIN|lookup|dns|connect/i],
@@ -8252,7 +8234,7 @@ test('the command line asks the backend once at start, and after a reload to ano
     assert.deepEqual([line.level, line.message], i === 0 ? ['info', 'the backend answers'] : wrong, url);
     assert.match(JSON.stringify(line), said);
   }
-  const paths = ['ok', '401', '500', 'text', 'list', 'moved'];
+  const paths = [`200${ABOUT_JSON}`, '401', '500%7B%7D', '200hello', '200[]', '301'];
   assert.deepEqual(asked, paths.map((path) => `GET /${path}/v1/about true undefined`));
   assert.doesNotMatch(gateway.output(), /password-of-backend/);
   await gateway.close();
@@ -8412,6 +8394,8 @@ async function postAs(block: string, to: Address, body: Required<Ask>['body']): 
 }
 
 const SCRIPTS: string[] = [];
+const AT_DOOR = 'Somebody is at the door';
+const AT_PORT = 'failed protocol test [HTTP] at [localhost]:443';
 
 /**
  * A test of a recipe of "Scripts and devices": its heading and form, what must reach the backend, and what the device
@@ -8468,25 +8452,14 @@ recipe('systemd, OnFailure=', 'bearer', ['backup.service: failed --no-pager --li
   const script = command!.replaceAll('%i', 'backup.service').replaceAll('%d', dir);
   assert.equal(await shell(script, dir, { PATH: `${dir}:${process.env.PATH}` }), 0);
 }, 'curl');
-recipe(
-  'monit',
-  'bearer',
-  ['pi: nginx: failed protocol test [HTTP] at [localhost]:443\n'],
-  async ([script], { dir }) => {
-    const MONIT_DESCRIPTION = 'failed protocol test [HTTP] at [localhost]:443';
-    assert.equal(await shell(script!, dir, { MONIT_HOST: 'pi', MONIT_SERVICE: 'nginx', MONIT_DESCRIPTION }), 0);
-  },
-  'curl',
-);
-recipe(
-  "A router's or a camera's URL action",
-  'path',
-  ['Somebody is at the door', 'Somebody is at the door'],
-  async ([url], to) => {
-    assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
-    assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
-  },
-);
+recipe('monit', 'bearer', [`pi: nginx: ${AT_PORT}\n`], async ([script], { dir }) => {
+  const env = { MONIT_HOST: 'pi', MONIT_SERVICE: 'nginx', MONIT_DESCRIPTION: AT_PORT };
+  assert.equal(await shell(script!, dir, env), 0);
+}, 'curl');
+recipe("A router's or a camera's URL action", 'path', [AT_DOOR, AT_DOOR], async ([url], to) => {
+  assert.equal(statusOf(await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`)), 201);
+  assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] })), 201);
+});
 recipe('Shelly', 'path', ['The washing machine is done', 'The washing machine is done'], async ([url, script], to) => {
   assert.equal(statusOf(await rawRequest(to, targetIn(url!), { headers: ['User-Agent: shelly'] })), 201);
   const calls: [string, Ask & { url: string }][] = [];
@@ -8495,7 +8468,7 @@ recipe('Shelly', 'path', ['The washing machine is done', 'The washing machine is
   assert.equal(name, 'HTTP.Request');
   assert.equal((await ask(to, { ...request, path: targetIn(where) })).status, 201);
 });
-recipe('Tasmota', 'path', ['Somebody is at the door'], ([rule], to) => sendAsEsp(to, `GET ${targetIn(rule!)}`));
+recipe('Tasmota', 'path', [AT_DOOR], ([rule], to) => sendAsEsp(to, `GET ${targetIn(rule!)}`));
 recipe('ESP8266, ESP32', 'bearer', ['The cellar is wet'], ([lines], to) => {
   const headers = Array.from(lines!.matchAll(/addHeader\("(.*)", "(.*)"\)/g), ([, ...pair]) => pair.join(': '));
   return sendAsEsp(to, `POST ${targetIn(lines!)}`, headers, /POST\("(.*)"\)/.exec(lines!)![1]);
@@ -8661,14 +8634,11 @@ test('a thousand idle connections and a thousand slow uploads are survived, and 
   const backend = await startBackend(t);
   const gateway = await startProcess(t, { backend, env: { MAX_CONNECTIONS: '2100' } });
   const sockets: net.Socket[] = [];
-  t.after(() => sockets.forEach((socket) => socket.destroy()));
   let answered = 0;
   for (let i = 0; i < 1000; i++) {
-    const { socket: idle } = connect(gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
-    idle.once('data', () => {
-      answered++;
-    });
-    const { socket: slow } = connect(gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(1000)}`);
+    const { socket: idle } = open(t, gateway, 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n');
+    const { socket: slow } = open(t, gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(1000)}`);
+    idle.once('data', () => answered++);
     sockets.push(idle, slow);
     if (i % 50 === 49) await until(() => answered === i + 1);
   }
