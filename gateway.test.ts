@@ -7422,7 +7422,7 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
 });
 
 test('a standard output that goes to a full disk stops neither the gateway nor its end', {
-  skip: process.platform !== 'linux' && 'told for Linux',
+  skip: process.platform !== 'linux' && 'only Linux has /dev/full',
 }, async (t) => {
   // No log says where it listens: it is told a place, and asked until it answers there.
   const to = { port: 0, socketPath: join(folder(t), 'gateway.sock') };
@@ -7440,6 +7440,13 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
 });
 
 section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
+
+/** Writes a configuration, or the text of one, into a file. */
+function configFile(t: TestContext, config: unknown): string {
+  const file = join(folder(t), 'gateway.json');
+  writeFileSync(file, typeof config === 'string' ? config : JSON.stringify(config), { mode: 0o600 });
+  return file;
+}
 
 /** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
@@ -7611,10 +7618,8 @@ test('in a program, a setting that is undefined is absent', () => {
 });
 
 test('flags replace the environment, the environment replaces the file, and tokens are not merged', (t) => {
-  const file = join(folder(t), 'gateway.json');
   const backend = { url: 'http://file:1', timeout: '1s' };
-  const whole = { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } };
-  writeFileSync(file, JSON.stringify(whole));
+  const file = configFile(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
   const settings = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
   assert.equal(settings.listen.port, 3);
@@ -7629,28 +7634,23 @@ test('flags replace the environment, the environment replaces the file, and toke
 
 test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file', (t) => {
   const digest = hashOf(OTHER);
-  const [path, secretFile] = ['tokens', 'secret'].map((name) => join(folder(t), name)) as [string, string];
-  writeFileSync(path, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+  const list = configFile(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
   const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
-  for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: path }]) {
+  for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: list }]) {
     const { tokens } = loadSettings({ env });
     assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
     assert.deepEqual(tokens.map((token) => token.digest), [hashOf(SECRET), digest]);
   }
-  writeFileSync(secretFile, `${SECRET}\n`);
-  writeFileSync(path, JSON.stringify({ tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } }));
-  const [token] = loadSettings({ file: path }).tokens;
+  const secretFile = configFile(t, `${SECRET}\n`);
+  const file = configFile(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
+  const [token] = loadSettings({ file }).tokens;
   assert.equal(token!.digest, hashOf(SECRET));
   assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
   assert.deepEqual([...token!.methods!], ['path']);
 });
 
 test('outside the JSON file a secret in the quotes, brackets or separators of another format is refused, and not shown; a digest of nothing is refused everywhere', (t) => {
-  const path = join(folder(t), 'secret');
-  const inFile = (text: string): string => {
-    writeFileSync(path, `${text}\n`);
-    return path;
-  };
+  const inFile = (text: string): string => configFile(t, `${text}\n`);
   const places: ((text: string) => unknown)[] = [
     (text) => loadSettings({ env: { API_TOKENS: text } }),
     (text) => loadSettings({ env: { API_TOKENS_FILE: inFile(text) } }),
@@ -7781,9 +7781,7 @@ test('a variable that differs by one letter or underscore from a restriction is 
 });
 
 test("at start and in --check a warning says that a variable may be meant as a restriction, or be another program's, and that tokens of the environment replace those of the file", async (t) => {
-  const [file, list] = ['gateway.json', 'tokens'].map((name) => join(folder(t), name)) as [string, string];
-  writeFileSync(file, JSON.stringify(tokens({})), { mode: 0o600 });
-  writeFileSync(list, OTHER);
+  const [file, list] = [configFile(t, tokens({})), configFile(t, OTHER)];
   assert.deepEqual(loadSettings({ file }).warnings, []);
   const inFile = 'it belongs to a token in the file';
   const cures = {
@@ -7808,7 +7806,6 @@ test("at start and in --check a warning says that a variable may be meant as a r
 });
 
 test('a configuration file with plain secrets that everybody can read is a warning', (t) => {
-  const file = join(folder(t), 'gateway.json');
   const digest = `SHA256:${hashOf(SECRET)}`;
   const plain: GatewayConfig = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
   const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
@@ -7819,7 +7816,7 @@ test('a configuration file with plain secrets that everybody can read is a warni
     [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
   ];
   for (const [isTold, mode, config] of rows) {
-    writeFileSync(file, JSON.stringify(config));
+    const file = configFile(t, config);
     chmodSync(file, mode);
     const told = [`${file} holds plain secrets and can be read by everybody (chmod o-r)`];
     assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
@@ -7909,13 +7906,6 @@ const wordsOf = (line: string): string[] =>
 
 /** The first group of each match. */
 const groupsOf = (text: string, pattern: RegExp): string[] => Array.from(text.matchAll(pattern), ([, group]) => group!);
-
-/** Writes a configuration into a file. */
-function configFile(t: TestContext, config: unknown): string {
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(file, typeof config === 'string' ? config : JSON.stringify(config), { mode: 0o600 });
-  return file;
-}
 
 test('importing does no work and says nothing', async (t) => {
   const importing = script(t, `await import(${JSON.stringify(program().at(-1))});`);
@@ -8216,6 +8206,8 @@ test('the command line asks the backend once at start, and after a reload to ano
   const { time: _, ...first } = await heard(1);
   const about = { backend: `http://${host}/200${ABOUT_JSON}`, version: '0.100', mode: 'json-rpc' };
   assert.deepEqual(first, { level: 'info', message: 'the backend answers', ...about });
+  process.kill(gateway.child.pid!, 'SIGHUP'); // to the same backend, which is asked nothing
+  await until(() => gateway.output().includes('"reloaded"'));
   const rows: [url: string, said: RegExp][] = [
     [`http://${host}/401`, /"status":401/],
     [`http://${host}/500{}`, /"reason":"status 500"/],
@@ -8507,13 +8499,13 @@ test('every recipe of docs/recipes.md is run here, and its render command prints
 test('every configuration in the pages loads, and every token in them is confined', (t) => {
   const secretFile = join(folder(t), 'secret');
   writeFileSync(secretFile, SECRET);
-  const configs: GatewayConfig[] = [
-    ...blocks('json').flatMap((block) => block.includes('"tokens"') ? [JSON.parse(block)] : []),
-    ...RECIPES.map(({ heading }) => recipeConfig(heading)),
+  const configs = [
+    ...blocks('json').filter((block) => block.includes('"tokens"')),
+    ...RECIPES.map(({ heading }) => JSON.stringify(recipeConfig(heading))),
   ];
   assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
   assert.equal(configs.length, blocks('json').length);
-  for (const text of configs.map((config) => JSON.stringify(config))) {
+  for (const text of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
     for (const problem of problemsOf(() => loadSettings({ file: configFile(t, text) }))) {
       assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
@@ -8524,7 +8516,7 @@ test('every configuration in the pages loads, and every token in them is confine
     assert.deepEqual(problemsOf(() => loadSettings({ file: configFile(t, good) })), []);
   }
   const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
-  const all = configs.flatMap(({ tokens }) => Object.entries(tokens!));
+  const all = configs.flatMap((text) => Object.entries((JSON.parse(text) as GatewayConfig).tokens!));
   assert.ok(all.length >= 15, `only ${all.length} tokens`);
   for (const [name, token] of all) {
     assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
@@ -8539,7 +8531,7 @@ section('MEMORY'); // ───────────────────�
 const BIG_BYTES = 150 * MIB;
 const PIECE = Buffer.alloc(256 * 1024, 'QUJD');
 
-const noProc = process.platform === 'linux' && isNode ? false : 'told for Node on Linux';
+const noProc = process.platform === 'linux' && isNode ? false : 'measured with /proc, for Node';
 
 function memoryOf({ child }: Process, name: 'VmRSS' | 'VmHWM'): number {
   const status = readFileSync(`/proc/${child.pid}/status`, 'utf8');
