@@ -7535,7 +7535,7 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"limits":{"connections":0},"shutdown":"10"} → limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1
-    {"backend":{"url":"http://api:100%${SECRET}@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25"
+    {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
     {"listen":"8880"} → listen: "8880" is not host:port, :port, [::]:port or unix:/path.sock
     {"auth":{"methods":[],"anonymous":"yes"}} → auth.methods: must be a list with at least one entry | auth.anonymous: "yes" is not true or false
     {"cors":[]} → cors: must be a list with at least one entry`;
@@ -7585,7 +7585,7 @@ test('a configuration file that is cut, is no object, or has a key twice is refu
   const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
   checkProblems(t, dir)`
     file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string holds a control character
-    file X → FILE: is not a JSON object | for: [], null, 5
+    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{" | for: [], null, 5
     file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
     file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
     file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
@@ -8018,6 +8018,36 @@ test('--check says in words what each token may do, and nothing of its secret', 
     `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO}; which will be refused: This token may not use this endpoint. | expires never`,
     '',
   ]);
+});
+
+test('--check reports each pattern that can never match, and no other; GET /v2/send matches where a token makes sends', async (t) => {
+  const good = `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
+    DELETE /v1/devices/:number/:deviceId, DELETE /v1/devices/:number/*, DELETE /v1/devices/*/local-data, GET /swagger/:file,
+    POST /v1/plugins/a/b/c, GET /v1/groups/*/:groupid/avatar, GET /v1/attachments/-x, GET /v1/receive/:anything,
+    GET /*/receive/:number, PUT /v1/groups/:number/*`.split(/,\s+/);
+  const bad =
+    `POST /v2/Send, GET /v2/send, POST /v3/send, POST /send, PATCH /v1/groups/*, GET /v1/new/*, GET /v1/:about,
+    GET /v1/receive/15550100001, GET /v1/receive/--help, GET /v1/../v1/about, GET /v1/receive/:groupid, GET /*/accounts,
+    GET /v1/groups/:number/avatar, POST /v1/polls/:number/:vote, GET /v1/receive/:number/*, GET /:swagger/*,
+    POST /v1/*/:number/pin, GET /swagger, GET /v1/attachments/.., GET /v1/groups/${FROM}/group.QUJD, * /*/*/*/*/*/*/*,
+    GET /v1/groups/:groupid`.split(/,\s+/);
+  const routes = ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]);
+  const [first, second] = [`${SECRET}2`, `${SECRET}3`];
+  const sending = { hook: { secret: first, defaults: DEFAULTS }, rung: { secret: second, message: 'Rang' } };
+  const rows: [allow: string[], tokens: object, warned: string[]][] = [
+    [[...good, ...routes], {}, []],
+    [bad, {}, bad],
+    [['send', bad[0]!, '* /*'], {}, [bad[0]!]],
+    [['GET /v2/send'], sending, ['GET /v2/send']],
+  ];
+  for (const [allow, tokens, warned] of rows) {
+    const all = { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] }, ...tokens };
+    const { code, stdout } = await cli(['--check', '--config', configFile(t, { allow, tokens: all })]);
+    assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*) matches no route of the backend$/gm)], [0, warned]);
+    const [, own = ''] = /^ {2}a\n([^]*?)^ {2}b\n/m.exec(stdout)!;
+    assert.equal(own.includes('matches no route'), warned.length > 0, 'the token that is warned of');
+    assert.doesNotMatch(stdout, /will be refused/);
+  }
 });
 
 test('render prints the send that would be made of a payload, sends nothing, and refuses what the gateway refuses', async (t) => {

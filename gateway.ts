@@ -31,7 +31,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 270 · PIPELINE 205 ·
  *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 52 · RATE 25 · REQUEST BODY 195 · SENDS 145 · TEMPLATES 130 ·
  *   POLICY 70 · BODY SCAN 285 · RELAY 220 · SLOTS 135 · WEBSOCKETS 65 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 55 · LOADING 150 · READERS 280 · DEMO 50 · COMMAND LINE 240 · EXPORTS 5
+ *   ADDRESSES 23 · LOG 55 · LOADING 140 · READERS 275 · DEMO 50 · COMMAND LINE 250 · EXPORTS 5
  *
  * @module
  */
@@ -39,7 +39,7 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
-import { existsSync, readFileSync, statSync, unlinkSync, unwatchFile, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -1118,7 +1118,7 @@ function endRunning(core: Core): void {
  *          ▼      ▼   │                  │
  *          waiting ───┴──────────────────┘
  *
- *   waiting    for a slot, for a backend that is down, or for the handshake of a WebSocket: nothing is lost by a refusal
+ *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
  *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
  *   sent       the backend has the last byte, and may have acted on it
  *   answered   the head of the response is here; a large body may still be on its way
@@ -1977,7 +1977,7 @@ class RequestBody {
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return joinChunks(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : this.#passed);
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
@@ -1994,7 +1994,7 @@ class RequestBody {
     const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
     this.#checkLength(smallerBytes);
     await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
-    return joinChunks(this.#head.splice(0));
+    return Buffer.concat(this.#head.splice(0));
   }
 
   /**
@@ -2157,64 +2157,57 @@ class RequestBody {
   }
 }
 
-/** Joins chunks. Most bodies are one chunk, which is not copied. */
-function joinChunks(chunks: Uint8Array[]): Buffer {
-  return chunks.length === 1 ? chunks[0] as Buffer : Buffer.concat(chunks);
-}
-
 // ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
-// Grafana, GitHub and others post a shape of their own; scripts and devices post a line of text, or a form. Of what is
-// posted with a token that has `defaults` or `message` a new send is made: nothing of the old body is in it but the
-// fields of a send, and what the template took. What was posted, as an object, is called the payload; what goes to the
-// backend, the send; a form here is an HTML form.
+// Grafana, GitHub and others post JSON of their own form; scripts and devices post a line of text, or an HTML form. If
+// the token has `defaults` or `message`, the gateway makes a new send of what was posted. The send contains only the
+// fields of a send, and the text that the template made. Here, "payload" is the posted body as an object, "send" is the
+// body that goes to the backend, and "form" is an HTML form.
 
-/** What a send gets where the body has no usable value of its own. */
+/** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
-/** The fields of a send, kept by their names. The hidden `recipient` is not among them, because nobody documents it. */
+/** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
 const SEND_FIELDS = new Set(
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
 );
 
 /**
- * The fields that are refused in any spelling but their own. Dropped, or taken for text, they would send the message to
- * somebody else, too early or without its picture. jQuery, PHP and axios write a list into a form with brackets or
- * ".0". "amp;" is left of an "&" that was HTML, and secured-signal-api reads "@recipients" in a query.
+ * Other spellings of these fields are refused. Without the field, the message would go to the wrong recipients, too
+ * early or without its picture. jQuery, PHP and axios write a list as "recipients[]" or "recipients.0" into a form.
+ * "amp;" remains of an "&" that was escaped for HTML, and secured-signal-api reads "@recipients" in a query.
  */
 const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
 const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
 
-/** Of those, the one that secured-signal-api keeps a message by. In the payload of a template it is data. */
+/** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
+const NOT_IN_A_SEND = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
 
-/** A credential, right or wrong, must not get into the text. */
+/** The field of the body form. A credential, valid or not, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
 
-/** The one field of a form that holds a webhook's JSON: GitHub's, and Uptime Kuma's. */
-const PAYLOAD_FIELDS = new Set(['payload', 'data']);
-
-/** Wider than JSON: of what begins so, nothing is meant as text. */
+/** A body that begins like this is read as JSON, and refused if it is not JSON: it is not meant as text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** What a form encoder writes (WHATWG URL 5.2, RFC 3986, and those of the languages between them). */
+/** A pair as form encoders write it: by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
 const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
 
-const ESC = '\x1b';
-/** ECMA-48: what sets colours, a title or a link (CSI, OSC), or another character set (as `tput sgr0` does). */
-const SEQUENCES = `(?:${ESC}\\[|\\x9b)[0-?]*[ -/]*[@-~]|${ESC}\\][^\\x07${ESC}]*(?:\\x07|${ESC}\\\\)|${ESC}[ -/]+[0-~]`;
-const TERMINAL_SEQUENCE = new RegExp(SEQUENCES, 'g');
+/** ECMA-48: colours (CSI), a title or a link (OSC), or another character set (as `tput sgr0` writes it). */
+// deno-lint-ignore no-control-regex
+const TERMINAL_SEQUENCE = /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]/g;
 
-/** Whether a token makes sends of what it posts to /v2/send, by its settings alone: a body cannot choose. */
+/** Whether the gateway makes a send of each body that this token posts to /v2/send. The body has no say in it. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
 
 /**
- * What a GET says. HTTP libraries repeat one on a kept connection that broke.
+ * The payload of a send by GET is its query. The connection is not kept, because HTTP libraries repeat a GET on a kept
+ * connection that broke.
  * @returns undefined for a POST, whose query is not read.
- * @throws {Problem} bad_field if somebody is named there, and would be lost.
+ * @throws {Problem} bad_field if the query of a POST names a field that must not be lost.
  */
 function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
   if (isSendByGet(target)) {
@@ -2227,9 +2220,9 @@ function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undef
 }
 
 /**
- * What was posted, as an object, whatever it is: the first that fits decides. curl -d and wget declare everything a
- * form, and many who send JSON declare something else.
- * @throws {Problem} bad_json, bad_field for a key that is given twice and must not be lost.
+ * The payload of a body: JSON, a multipart form, an HTML form or a text, in this order. The Content-Type alone does not
+ * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
+ * @throws {Problem} bad_json, bad_field.
  */
 function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
@@ -2237,13 +2230,14 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
   if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
-  const form = text.trim(); // also of the byte order mark and the line feed that files have
+  const form = text.trim(); // files have a byte order mark or a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
 
 /**
- * A payload in JSON. What JSON.parse would drop in silence, a recipient given twice, is refused.
+ * The payload of a JSON body. JSON.parse would drop the first of two equal keys, so a duplicate of a field that must
+ * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer): Record<string, unknown> {
@@ -2256,32 +2250,35 @@ function readJson(json: Buffer): Record<string, unknown> {
 }
 
 // The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
-// .NET, which alone leaves quotes out and adds "filename*". Everything else is refused, because programs read it
-// differently: a second "name" or boundary, "name*", a backslash or a "%" in a name. A message would go to the default
-// recipients if only another program saw those that it names.
+// .NET, which omits quotes and adds "filename*". Programs disagree about other forms: a second "name" or boundary,
+// "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway could miss recipients that another
+// program sees, and the message would go to the default ones.
 const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
 const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
 
-/** Any header of a part, but one that says that the content is encoded or a multipart form itself. */
+/** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
 /**
- * A multipart form's fields. Not by `Response`: Deno 2.9 and Bun 1.4 pass over a part that they cannot read.
+ * The fields of a multipart form. `Response` would not do: Deno 2.9 and Bun 1.4 skip a part that they cannot read.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
   const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  // After a lone line feed, some programs see a boundary too.
+  // Some programs see a boundary after a lone line feed too.
   if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
   return parts.map(readPart);
 }
 
-/** A part's field. A file is an attachment, but never a number or a recipient, which would be missing then. */
+/**
+ * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
+ * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
+ */
 function readPart(part: string): [name: string, value: string] {
   const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
   const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
@@ -2290,43 +2287,39 @@ function readPart(part: string): [name: string, value: string] {
   if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
   if (file === undefined) return [name, bytes.toString()];
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', dataUri(bytes, type, file)];
+  const fileName = file.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
+  const uri = `data:${type};${fileName && `filename=${fileName};`}base64,${bytes.toString('base64')}`;
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', bytes.length === 0 ? '' : uri];
 }
 
 function failMultipart(): never {
   throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
-/** A file as the backend takes it, which ends a name at a semicolon. */
-function dataUri(bytes: Buffer, type: string, path: string): string {
-  const name = path.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  return bytes.length === 0 ? '' : `data:${type};${name && `filename=${name};`}base64,${bytes.toString('base64')}`;
-}
-
-/** Whether a text is meant as a form: by its first name, or, if it is all as an encoder writes it, by any. */
+/** Whether a text is a form: its first name is known, or an encoder wrote all of it and any of its names is known. */
 function isHtmlForm({ message: template }: Token, text: string): boolean {
-  const isKnown = (name: string): boolean =>
-    SEND_FIELDS.has(name) || PAYLOAD_FIELDS.has(name) || NEVER_DROPPED.test(name) || template?.names.has(name) === true;
+  const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
+  const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
   return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
     (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
 }
 
-/** As a person reads it who has no terminal. CR LF becomes a line feed, for every CR goes. */
+/** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
 function cleanText(text: string): string {
   const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
 /**
- * The fields of a form as an object, or the JSON that its only one holds.
- * @throws {Problem} as readJson, and bad_field for what is not meant for now, or from two accounts.
+ * The payload of a form: its fields, or the JSON that its only field holds.
+ * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
  */
 function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
   const fields = new Map<string, string[]>();
   for (const [name, value] of pairs) {
-    // Without a value it was not filled in; but a list of nobody is not everybody's.
+    // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // A textarea's line ends are CR LF. Not encoded, a "+" is read as a space.
+    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
     const text = value.replaceAll('\r\n', '\n');
     const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
     const values = fields.get(name);
@@ -2336,34 +2329,33 @@ function readFields(pairs: Iterable<readonly [name: string, value: string]>): Re
     else fields.set(name, [restored]);
   }
   const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
+  // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
   const json = fields.size === 1 ? members.payload ?? members.data : undefined;
   return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
 }
 
 /**
- * A send of a webhook's payload.
- * @throws {Problem} bad_field if there is nothing to send, or nobody to send it to.
+ * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
+ * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
 function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
   const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
-  // A picture or a sticker needs no words.
+  // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…');
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${
-    keys.join(', ') || 'none'
-  }.`;
+  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
   const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
 /**
- * The fields of a send that a payload gives.
- * @param isData whether a template makes the message of it.
+ * The fields of a send that a payload has.
+ * @param isData whether the token has a template: then `send_at` is data for it.
  * @throws {Problem} bad_field.
  */
 function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
@@ -2373,201 +2365,184 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
     if (isEmpty || (isData && SEND_AT.test(key))) continue;
     const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
     if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
-    else if (NEVER_DROPPED.test(key)) {
-      const why = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
-      throw badField(key, SEND_AT.test(key) ? NEVER_LATER : why);
-    }
+    else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
-  // A number that is no text is another program's, such as a pull request's.
+  // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
   return fields;
 }
 
-/** Nothing, or a text or a list without anything in it. */
+/** Whether a value is missing, a text of white space or an empty list. */
 function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
 /**
- * Judges a send as if a client had sent it. Returns it as it goes to the backend.
- * @throws {Problem} bad_field, and what judge throws.
+ * Checks a send as if a client had sent it.
+ * @returns the body for the backend.
+ * @throws {Problem} bad_field, and what `check` throws.
  */
-function judgeSend(send: object, judge: (field: Field) => void): Uint8Array {
+function judgeSend(send: object, check: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
-  BodyScan.fieldsOf(bytes, 'all').forEach(judge);
+  BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
 }
 
 // ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
-// Mustache (https://github.com/mustache/spec) in the part that text needs: variables, sections, inverted sections
-// and comments. Nothing is escaped, for there is no HTML. Templates come from the configuration alone; what a
-// client sends is inserted into them, and never read as one.
+// The part of Mustache (https://github.com/mustache/spec) that plain text needs: variables, sections, inverted sections
+// and comments. Nothing is escaped for HTML. Only the configuration contains templates; the values that a client sends
+// are inserted and never parsed as a template.
 
 /**
- * `{{{name}}}`, or `{{`, a sigil, a name and `}}`; before it the indent, if it is the first on its line, and after it
- * the end of the line, if it is the last. Both may be empty, and `(…)?` would not match what is empty. A `{{` alone is
- * matched too, without a tag, for it is a mistake.
+ * A tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name ` alerts `.
+ * A `{{` without an end matches alone, to be reported.
  */
-const TAG = /(?:((?<=^|\n)[ \t]*)|)\{\{(?:(\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})(?:([ \t]*(?:\r?\n|$))|))?/g;
-/** `.`, or parts without white space and braces; a dot before them binds them to the innermost context. */
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?/g;
+
+/** `.`, or parts joined by dots, without white space and braces. A leading dot looks in the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
-/**
- * What stands in a pair of braces: a variable, or a section (its sigil is `#`, if inverted `^`). The template itself
- * stands around all of them.
- */
+/** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
+  /** As the template has it, with its braces. */
   readonly text: string;
-  /** Where it stands in the template. */
+  /** Where in the template it stands. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. The first is empty where it begins with a dot: the innermost context itself. */
+  /** The parts of the name. The first is empty if the name begins with a dot: the innermost context itself. */
   readonly path: readonly string[];
-  /** What a section holds. */
+  /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
 }
 
 /** A compiled Mustache template. */
 class Template {
-  /** The first parts of its names, each of which it may look for at the top level. */
-  readonly names: ReadonlySet<string>;
+  /** The names that the template looks up at the top level: the first part of each name. */
+  readonly names = new Set<string>();
   readonly #whole: Tag;
 
   /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
   constructor(text: string) {
-    this.#whole = parseTemplate(text);
-    this.names = new Set(namesIn(this.#whole));
+    this.#whole = parseTemplate(text, this.names);
   }
 
   /**
-   * The text for some data, cut with an ellipsis if it is too long or too much work.
+   * The text for some data, cut with an ellipsis if the text becomes too long or takes too many steps.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown): string {
-    const contexts = [data];
     let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
     let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
-    const emit = (piece: string): void => {
+    const write = (piece: string): void => {
       text += piece;
       leftBytes -= Buffer.byteLength(piece);
     };
-    const walk = ({ nodes }: Tag): void => {
+    const renderNodes = ({ nodes }: Tag, contexts: readonly unknown[]): void => {
       for (const node of nodes) {
         if (isSpent()) return;
-        if (typeof node === 'string') {
-          emit(node);
-          continue;
-        }
-        leftSteps -= contexts.length + node.path.length; // as many lookups as `lookUp` makes at most
-        const value = lookUp(contexts, node.path);
-        // A section stands for each element of a list, for anything else once, and for what is empty, false or 0 not.
-        const items = Array.isArray(value) ? value : value ? [value] : [];
-        if (!isSection(node)) emit(toText(value));
-        else if (node.sigil === '^' && items.length === 0) walk(node);
-        for (const item of node.sigil === '#' ? items : []) {
-          leftSteps--;
-          if (isSpent()) return;
-          contexts.push(item);
-          walk(node);
-          contexts.pop();
-        }
+        if (typeof node === 'string') write(node);
+        else renderTag(node, contexts);
       }
     };
-    walk(this.#whole);
+    const renderTag = (tag: Tag, contexts: readonly unknown[]): void => {
+      leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
+      const value = lookUp(contexts, tag.path);
+      // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
+      const items = Array.isArray(value) ? value : value ? [value] : [];
+      if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
+      if (tag.sigil !== '#') return write(toText(value));
+      for (const item of items) {
+        leftSteps--;
+        if (isSpent()) return;
+        renderNodes(tag, [...contexts, item]);
+      }
+    };
+    renderNodes(this.#whole, [data]);
     return isSpent() ? cutText(text) : text;
   }
 }
 
-/** The first part of each name: which of a form's fields the template may read. */
-function namesIn({ nodes }: Tag): string[] {
-  return nodes.flatMap((node) =>
-    typeof node === 'string' ? [] : [...node.path.filter(Boolean).slice(0, 1), ...namesIn(node)]
-  );
-}
-
-/** Whether a tag encloses others. */
-function isSection({ sigil }: Tag): boolean {
-  return sigil === '#' || sigil === '^';
-}
-
-/** The first part of a name is looked for from the inside out; the others only in what the one before stands for. */
+/** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
   const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
   return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
 }
 
-/** Own members alone, so that no name reaches what JavaScript adds: `constructor`, or the length of a list. */
+/** An own member. Members that JavaScript adds have no name: neither `constructor`, nor the length of a list. */
 function memberOf(value: unknown, name: string): unknown {
   if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
   return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
 }
 
-/** What a value inserts: itself, an object its JSON, null and what is not there nothing. */
+/** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
 function toText(value: unknown): string {
   if (value === undefined || value === null) return '';
   return typeof value === 'object' ? JSON.stringify(value) : String(value);
 }
 
-/** Makes room for the ellipsis if need be, and not within a character. */
+/** Cuts a text between characters, so that it fits the limit with an ellipsis. */
 function cutText(text: string): string {
   const ellipsis = '…';
   return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
 }
 
 /**
- * The tree of a template, by one pass over its tags; what stands between them is text.
+ * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
+ * @param names gets the first part of each name.
  * @throws {SyntaxError} with line and column.
  */
-function parseTemplate(text: string): Tag {
+function parseTemplate(text: string, names: Set<string>): Tag {
   const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
   let from = 0;
-  for (const match of text.matchAll(TAG)) {
-    const [, indent, tag, triple, sigil = '', inner = '', after] = match;
-    const at = match.index + (indent?.length ?? 0);
-    if (tag === undefined) failTemplate(text, at, 'a "{{" has no "}}"');
-    // A section's tag or a remark that is alone on its line takes the line with it, as the specification has it.
-    const isAlone = indent !== undefined && after !== undefined && /[#^/!]/.test(sigil);
-    const start = isAlone ? match.index : at;
-    if (start > from) open.at(-1)!.nodes.push(text.slice(from, start));
-    from = at + 2 + tag.length + (isAlone ? after.length : 0);
+  for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', index: at } of text.matchAll(TAG)) {
+    if (whole === '{{') failTemplate(text, at, 'a "{{" has no "}}"');
+    // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+    const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
+    const [lineEnd] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(at + whole.length)) ?? [];
+    const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
+    const { nodes } = open.at(-1)!;
+    nodes.push(text.slice(from, isAlone ? at - indent.length : at));
+    from = at + whole.length + (isAlone ? lineEnd.length : 0);
+    if (sigil === '!') continue;
     const name = (triple ?? inner).trim();
-    const path = name === '.' ? [''] : name.split('.');
-    const why = sigil === '!' ? undefined : addTag(open, { text: `{{${tag}`, at, sigil, name, path, nodes: [] });
-    if (why !== undefined) failTemplate(text, at, why);
+    const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
+    const mistake = mistakeInTag(tag, open);
+    if (mistake !== undefined) failTemplate(text, at, mistake);
+    if (sigil === '/') open.pop();
+    else nodes.push(tag);
+    if (/[#^]/.test(sigil)) open.push(tag);
+    const first = tag.path[0] || tag.path[1];
+    if (first) names.add(first);
   }
-  const section = open.at(-1)!;
-  if (open.length > 1) {
-    failTemplate(text, section.at, `${showTag(section.text)} has no ${showTag(`{{/${section.name}}}`)}`);
-  }
-  section.nodes.push(text.slice(from));
-  return section;
+  const last = open.at(-1)!;
+  last.nodes.push(text.slice(from));
+  if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
+  return last;
 }
 
-/** Inserts a variable, or opens or closes a section; returns why it cannot. */
-function addTag(open: Tag[], tag: Tag): string | undefined {
-  const { sigil, name } = tag;
-  const shown = showTag(tag.text);
+/** Why a tag cannot stand where it does, if so. */
+function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+  const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
+  const isTooDeep = /[#^]/.test(sigil) && open.length > NESTING_LIMIT;
+  if (isTooDeep) return `sections are nested more than ${NESTING_LIMIT} levels deep`;
   const section = open.at(-1)!;
-  if (sigil === '/') {
-    if (open.length === 1) return `${shown} closes a section that is not open`;
-    if (name !== section.name) return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
-    open.pop();
-    return undefined;
-  }
-  section.nodes.push(tag);
-  if (isSection(tag)) open.push(tag);
-  return open.length - 1 > NESTING_LIMIT ? `sections are nested more than ${NESTING_LIMIT} levels deep` : undefined;
+  if (sigil !== '/' || name === section.name) return undefined;
+  if (open.length === 1) return `${shown} closes a section that is not open`;
+  return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
 }
 
-/** A tag for a message, by the rule of `showValue`, but for its braces: a long one may be a secret out of place. */
+/**
+ * A tag for a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The braces
+ * do not count.
+ */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
 }
@@ -2686,99 +2661,100 @@ function kindOf(value: string): string {
 // ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * Each letter as itself or escaped. Behind an escaped backslash it errs, and ends metadata that the backend finds no
- * end of.
+ * The end of an attachment's metadata, before the comma: "base64", with any letter escaped. After an escaped backslash
+ * the pattern can match where the backend finds no "base64"; that only ends the metadata early, which is the safe side.
  */
 const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
 
 /** What may follow a backslash, or the beginning of it. */
 const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 
-/** A number or one of the three words (RFC 8259 3 and 6). */
+/** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, whether it is one that numbers and the three words are made of. */
+/** For each byte, whether a number, `true`, `false` or `null` may contain it. */
 const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
 
 /**
- * For each byte, and for each pair of bytes, whether one is not plain within a string: many times faster than a
- * pattern.
+ * Two tables of the bytes that are special in a string: for each byte, whether it is special, and for each pair of
+ * bytes, whether one of them is. They are many times faster than a regular expression.
  */
 function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
   const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
   return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-// Control characters are in no string of JSON; in an attachment, a comma or a semicolon ends a part of its metadata.
+// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
+// semicolons separate the metadata of an attachment.
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
-/** The keys that matter in the body of a send, in that of any request, and in no body at all. */
+/** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
 const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
 const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
 
-/** An object or array that is open, or around them all the document. */
+/** An open object or array. The outermost scope is the document itself. */
 interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
-  readonly close: string; // what closes it
-  key: BodyKey | undefined; // the one of them whose value is read; in an array, the one whose list it is
+  readonly close: string; // the bracket that closes the scope
+  key: BodyKey | undefined; // the key that matters and whose value is being read; in an array, the key of the array
 }
 
 /**
- * A pushed, incremental scanner of one JSON object (RFC 8259), which cuts the top-level `auth` out and reports the
- * fields that matter. It does no I/O and knows no policy. What it passes on, and whether it refuses, does not depend on
- * how the document was cut into chunks.
+ * An incremental scanner of one JSON object (RFC 8259). It cuts the top-level `auth` out and reports the fields that
+ * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
+ * chunks.
  *
- * What `write` returns may be passed on at once, except that a document is complete only with the closing brace, which
- * `end` returns: what fails before never becomes something a backend can act on.
+ * The bytes that `write` returns may be passed on at once. Only `end` returns the closing brace, so that the backend
+ * never gets a complete document that was refused.
  *
- * It is as strict as RFC 8259 and as wide as the backend, whose decoder matches keys without regard to case (Unicode
- * simple folding) and takes the last of duplicates: for keys that matter, a second one, a spelling that only folds to
- * one, and a wrong type are refused.
+ * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
+ * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
+ * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
  *
- * Where the scan stands is said by three things: `#state`, the method that reads the next byte; `#scope`, the innermost
- * object or array with the key that matters there; and `#text`, what is kept of the string or bare value that is read,
- * or undefined while it flows by. Each state may stop at any byte, where the next chunk goes on:
+ * Three fields say how far the scan is. `#state` is the method that reads the next byte. `#scope` is the innermost open
+ * object or array, with the key that matters there. `#text` is the part read so far of a string, number or word whose
+ * text is needed, and undefined for all others. A chunk may end at any byte; each state continues with the next chunk:
  *
- *   #readStructure  one byte between strings and bare values: white space, or what `#expected` reads
- *   #readString     what is plain, and the one byte after it: the quote at its end, a backslash, a separator
- *   #readEscape     one byte after the backslash, until the escape is complete
- *   #readBare       a number or a word, up to the byte after it, which it leaves to #readStructure
+ *   #readStructure  one byte between values: white space, or a byte for `#expected`
+ *   #readString     a run of plain bytes, and the special byte after them
+ *   #readEscape     one byte after a backslash, until the escape is complete
+ *   #readBare       a number or a word, up to the byte after it, which #readStructure reads
  */
 class BodyScan {
-  /** The top-level `auth`, once it has been read completely. */
+  /** The top-level `auth`, once it was read completely. */
   auth: string | undefined;
-  /** How many bytes have been cut out. */
+  /** How many bytes were cut out. */
   cutBytes = 0;
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
-  /** While its sender is not known, who is told nothing of fields: what is wrong with one waits for `takeFields`. */
+  /** While this is true, only `takeFields` throws bad_field, except for `auth`: no unauthenticated client sees it. */
   defers = false;
 
   readonly #keys: typeof SEND_KEYS;
   readonly #seen = new Set<BodyKey>();
-  #hasNumber = false; // null is none
+  #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
-  #problem: Problem | undefined; // the first that is wrong with a field
+  #problem: Problem | undefined; // of the first field that was refused
 
-  #state: (i: number) => number = this.#readStructure; // returns where the next one begins
-  #expected: (i: number, char: string) => void = this.#readValue; // what reads the next byte that is not white space
+  #state: (i: number) => number = this.#readStructure; // returns where the next state begins
+  #expected: (i: number, char: string) => void = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
-  #text: string | undefined; // as it is written, one character per byte
-  #limitBytes = 0; // the length from which on no more of it matters
-  #escape = ''; // what has been read of the one that is open, without its backslash
-  #anyMember = false; // a member has been passed on: the next one needs its comma
+  #text: string | undefined; // with its escapes, one character per byte
+  #limitBytes = 0; // the length at which `#text` ends
+  #escape = ''; // the open escape, without its backslash
+  #anyMember = false; // a member was passed on: the next one needs its comma
 
   #chunk!: Buffer;
-  #offset = 0; // of the chunk in the document
-  #from = 0; // where in the chunk begins what is neither passed on, nor held, nor cut
+  #offset = 0; // where in the document the chunk begins
+  #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
   #out: Uint8Array[] = [];
-  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until it is clear that it may pass
-  #heldFrom = 0; // in the document
+  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
+  #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  /** The fields of a document that is all there. @throws {Problem} bad_json, bad_field. */
+  /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
   static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
     const scan = new BodyScan(keys);
     scan.write(document);
@@ -2786,26 +2762,27 @@ class BodyScan {
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter; with none, the syntax of any JSON object is checked. */
+  /** @param keys which keys matter; with `none`, only the syntax is checked. */
   constructor(keys: keyof typeof KEYS = 'all') {
     this.#keys = KEYS[keys];
   }
 
-  /** The fields found since the last call. @throws {Problem} bad_field, for the first that is not what it should be. */
+  /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
   takeFields(): Field[] {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
   }
 
   /**
-   * Reads a chunk; returns what may be passed on, as parts of the chunks that came in.
+   * Reads a chunk.
+   * @returns the bytes that may be passed on: parts of this chunk and of earlier ones.
    * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
    */
   write(chunk: Uint8Array): Uint8Array[] {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
-    // Natively, for the whole chunk; a character may span two or more of them.
+    // The whole chunk in one native call. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
@@ -2817,8 +2794,9 @@ class BodyScan {
   }
 
   /**
-   * Ends the document; returns the closing brace, for when the last fields are judged.
-   * @throws {Problem} bad_json if it is not complete.
+   * Ends the document.
+   * @returns the closing brace, to be passed on after the last fields were checked.
+   * @throws {Problem} bad_json if the document is not complete.
    */
   end(): Uint8Array[] {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
@@ -2826,27 +2804,27 @@ class BodyScan {
     return [Buffer.from('}')];
   }
 
-  /** @param i where in the chunk; the message counts from the document's beginning. */
+  /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
     throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
   }
 
-  /** Refuses the field that is read, or takes note of that and reads on as if it did not matter. */
+  /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
   #refuse(why: string): void {
     const problem = badField(this.#scope.key!, why);
-    if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` nobody will be known
+    if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` no token will be found
     this.#problem ??= problem;
     this.#scope.key = undefined;
     this.#text = undefined;
   }
 
-  // What may pass. Whether a member may is known only with its key, so that from its comma on its bytes are held: until
-  // `release`, at the end of the key, or, if that is `auth`, until `cut`, at the end of its value. So no byte of a
-  // credential is passed on, and no comma of a member that is not there. In {"a":1,"auth":"x","b":2} these are held:
-  // `,"auth":"x"`, which is cut, and `,"b"`, which is released; if `auth` comes first, the comma after it is cut too.
-  // What is passed on are parts of the chunks themselves: nothing is copied.
+  // Which bytes are passed on. Whether a member may pass depends on its key. So its bytes are held from its comma on.
+  // At the end of the key, `#release` passes them on. If the key is `auth`, they are held until the end of the value,
+  // where `#cut` drops them. So no byte of a credential is passed on, and no comma of a member that was cut. An example
+  // is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
+  // comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
 
-  /** Everything up to `end` goes where the bytes before it went: on, or to what is held. */
+  /** Passes on the bytes up to `end`, or adds them to the held ones. */
   #pass(end: number): void {
     if (end > this.#from) gatherChunk(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
@@ -2865,25 +2843,25 @@ class BodyScan {
 
   #cut(end: number): void {
     const length = this.#offset + end - this.#heldFrom;
-    // A length that was already announced has to stay true, and white space says nothing wherever a member may stand.
+    // A length that was announced must stay true. White space is allowed wherever a member may stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
     this.#held = undefined;
     this.#from = end;
   }
 
-  // The grammar (RFC 8259 2). Each method that is `#expected` reads the one byte that says what begins or ends there.
+  // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
-  /** Between strings and bare values: passes over white space, and gives the next byte to what is expected. */
+  /** Skips white space; gives any other byte to `#expected`. */
   #readStructure(i: number): number {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // What is held is kept in memory, and may be no more than all that is kept of a body whose sender is unknown.
+    // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
 
-  /** The first byte of a value, which says its type; that of the document is an object. */
+  /** The first byte of a value says its type. The document's value must be an object. */
   #readValue(i: number, char: string): void {
     const { depth, key, close } = this.#scope;
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
@@ -2895,27 +2873,27 @@ class BodyScan {
     this.#text = char;
   }
 
-  /** Each object or array that is open has a scope in memory, and so their number is bounded. */
+  /** Each open object or array has a scope in memory, so their number is limited. */
   #open(i: number, char: string): void {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // An array's elements belong to the key whose value it is. Each scope is written out, so that all have one shape:
-    // with a spread, a document of brackets took twice the time.
-    if (char === '[') this.#scope = { outer, depth, close: ']', key: outer.key };
-    else this.#scope = { outer, depth, close: '}', key: undefined };
+    // An array's elements belong to the array's key. The literal has no spread, so that all scopes have one shape in
+    // V8: with a spread, a document of brackets took twice the time.
+    const isArray = char === '[';
+    this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
-    // An object within another has no member that could be cut.
+    // Only a member of the outermost object may be cut.
     if (depth === 1) this.#hold(i + 1);
   }
 
-  /** The first member or element, or the end of what is empty. */
+  /** The first member or element, or the end of an empty object or array. */
   #readFirst(i: number, char: string): void {
     if (char === this.#scope.close) this.#readAfter(i, char);
     else this.#readMember(i, char);
   }
 
-  /** A member of an object; of an array, which has no keys, an element. */
+  /** An array's element, or an object's member, which begins with its key. */
   #readMember(i: number, char: string): void {
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
@@ -2927,7 +2905,7 @@ class BodyScan {
     this.#expected = this.#readValue;
   }
 
-  /** A comma or what closes the scope, after a value; after the document nothing but white space. */
+  /** After a value: a comma, or the bracket that closes the scope. After the document: only white space. */
   #readAfter(i: number, char: string): void {
     const { depth, close, outer } = this.#scope;
     if (depth === 0) this.#fail(i, 'something follows its end');
@@ -2935,7 +2913,7 @@ class BodyScan {
       this.#expected = this.#readMember;
       if (depth === 1) this.#hold(i);
       if (depth > 1 || this.#anyMember) return;
-      this.#cut(i + 1); // as all members so far were
+      this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
     if (char !== close) this.#fail(i, 'a comma or the end of the object or array is expected');
@@ -2944,86 +2922,89 @@ class BodyScan {
     if (depth > 1) return;
     this.#release();
     this.#pass(i);
-    this.#from = i + 1; // the closing brace is held back until `end`
+    this.#from = i + 1; // only `end` returns the closing brace
   }
 
-  /** Goes back to the structure; a top-level `auth` is cut with all that was held since its comma. */
+  /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
   #endValue(end: number): void {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
-    if (this.#scope.close === ']') return; // the key holds for the next element too
+    if (this.#scope.close === ']') return; // the next element has the same key
     if (this.#scope.key === 'auth') this.#cut(end);
     this.#scope.key = undefined;
   }
 
-  // Strings and bare values. Only the text of a key that may matter, and of the value of one that does, is kept; all
-  // others flow by, however long they are. The text ends with the string, or where no more of it can matter.
+  // Strings, numbers and words. `#text` is collected only of a key that can matter and of the value of a key that does.
+  // Everything else streams through, however long it is. `#text` is read up to a limit:
+  //
+  //   a key          one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
+  //   an attachment  its metadata, which is what stands before the data: META_LIMIT_BYTES at most
+  //   another value  one byte more than VALUE_LIMIT_BYTES, so that a longer value is refused
 
-  /**
-   * Of a key as much is kept as the longest that matters can have, and then one byte, with which it is none of them; a
-   * value that is longer than its limit is refused; an attachment's metadata ends there.
-   */
-  #openString(isKey: boolean): void {
-    this.#state = this.#readString;
-    this.#expected = isKey ? this.#readColon : this.#readAfter; // behind the string
-    const { depth, outer, key } = this.#scope;
-    // A key may matter at the top level and in an object under a key that does.
-    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : isAttachment(key) ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+  /** A method, because V8 calls a private getter more slowly. */
+  #isInAttachment(): boolean {
+    return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
   }
 
-  /** Reads as much of a string as the chunk has; returns where it stopped. */
+  #openString(isKey: boolean): void {
+    this.#state = this.#readString;
+    this.#expected = isKey ? this.#readColon : this.#readAfter; // reads the byte after the string
+    const { depth, outer, key } = this.#scope;
+    // A key can matter at the top level, and in an object whose own key matters.
+    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
+    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#isInAttachment() ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+  }
+
+  /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
   #readString(i: number): number {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, isAttachment(this.#scope.key) ? SPECIAL_IN_ATTACHMENT : SPECIAL);
-    // No further than the limit, so that the verdict does not depend on the chunks.
+    const end = findSpecial(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
     const char = String.fromCharCode(chunk[end]!);
     if (char === '"') {
       this.#state = this.#readStructure;
       if (this.#text !== undefined) this.#endText();
-      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // it was not a key
+      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // the string was a value, not a key
     } else if (char === '\\') this.#state = this.#readEscape;
     else if (char < ' ') this.#fail(end, 'a string holds a control character');
-    // A separator of an attachment: its metadata ends at the first "base64,". The backend looks for the last, so that
-    // none may follow.
+    // The rest are the separators of an attachment, such as "data:image/png;filename=a.png;base64,iVBOR". The metadata
+    // ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
     else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
     else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
     else this.#keep(char);
     return end + 1;
   }
 
-  /** Reads one byte of what follows a backslash; the text gets an escape whole, for a part could not be decoded. */
+  /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
   #readEscape(i: number): number {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
-    // The backend splits what it has decoded, so that this would be a separator which the scan has not seen.
-    const isSeparator = escape.length === 5 && /^u00(?:2c|3b)$/i.test(escape);
-    if (isSeparator && isAttachment(this.#scope.key)) this.#refuse('may not have "," or ";" as an escape');
+    // The backend splits an attachment after decoding it. An escaped separator is one that the scan would not see.
+    if (this.#isInAttachment() && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
     return i + 1;
   }
 
-  /** Adds to the text that is kept, if any is. */
+  /** Adds to the text, if it is collected, and ends it at its limit. */
   #keep(text: string): void {
     if (this.#text === undefined) return;
     this.#text += text;
-    if (this.#text.length < this.#limitBytes) return;
-    if (this.#scope.key === undefined || isAttachment(this.#scope.key)) this.#endText();
-    else this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    if (this.#text.length >= this.#limitBytes) this.#endText();
   }
 
-  /** Decodes the text, of which the rest flows by: a key, or what is reported under the key that matters. */
+  /** Decodes the collected text, and handles it: a key, or the value of a key that matters. */
   #endText(): void {
     const { key } = this.#scope;
     const text = this.#text!;
-    // ASCII without an escape is what most have. No key of an object is left to JSON.parse, only ever one string: V8 in
-    // Node 24.21 and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
+    if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    // Most texts are ASCII without an escape. JSON.parse gets only single strings, never an object: V8 in Node 24.21
+    // and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -3033,12 +3014,12 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Decides what a key means. At the top level, a member other than `auth` may pass from here on. */
+  /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
   #endKey(name: string): void {
-    // As Go's encoding/json compares: beside their capitals, only the long s and the Kelvin sign fold to ASCII letters.
+    // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     const rule = this.#keys.get(key);
-    // At the top level there is no key outside, and no `within`.
+    // At the top level, the outer scope has no key, and the rule no `within`.
     if (rule && rule.within === this.#scope.outer!.key) {
       this.#scope.key = key;
       if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
@@ -3050,10 +3031,7 @@ class BodyScan {
     this.#anyMember = true;
   }
 
-  /**
-   * Reads as much of a number or word as the chunk has; returns where it stopped. Its first byte was any that begins no
-   * other value, and is in the text already.
-   */
+  /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -3068,9 +3046,8 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to others. Somebody who sends single bytes must not cost an object for each: of many chunks those at the
- * end are merged, as long as the last is not smaller than the one before, so that each byte is copied a few times at
- * most.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So of more than 32 chunks
+ * the last two are merged while the last is not smaller than the one before; each byte is copied only a few times.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
   chunks.push(chunk);
@@ -3079,7 +3056,7 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
   }
 }
 
-/** The bytes without a UTF-8 character that begins at their end and is not complete (RFC 3629 3). */
+/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
 function wholeCharacters(bytes: Buffer): Buffer {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
@@ -3087,28 +3064,28 @@ function wholeCharacters(bytes: Buffer): Buffer {
 }
 
 /**
- * What is wrong with a value that begins like this under a key that matters: that it is of another type. Refused at its
- * first byte, it need not be understood, and an object under such a key can only be one that may be there.
+ * Whether the value of a key that matters begins as its type must; returns what is wrong. A value of the wrong type is
+ * refused at its first byte, so that only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
-  // The votes of a poll are numbers, which begin with a digit or "-"; what else comes before ":" is no bare value, and
-  // refused as such. Clients send `"base64_attachments": null` for none.
+  // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
+  // #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** The next byte that is not plain: a quote, a backslash, a control character; in an attachment a separator. */
+/** Where the next special byte is, from `i` on, or else the length of the chunk. */
 function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
   // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
   // at an even address, because a view of pairs has to begin there.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
   while (i < near && !bytes[chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Sixteen bytes per test, two at a time: a large attachment spends its time in this loop. Which byte of a pair comes
-  // first does not matter to the table.
+  // Sixteen bytes per test, in eight pairs: a large attachment spends its time in this loop. The table is symmetric, so
+  // that the byte order of the processor does not matter.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
   let at = 0;
   while (
@@ -3119,11 +3096,6 @@ function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): 
   i += 2 * at;
   while (i < chunk.length && !bytes[chunk[i]!]) i++;
   return i;
-}
-
-/** An attachment's string is its metadata while its text is kept, and its data from then on. */
-function isAttachment(key: BodyKey | undefined): boolean {
-  return key !== undefined && BODY_KEYS[key].role === 'attachment';
 }
 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
@@ -3634,22 +3606,22 @@ function waits({ place }: Exchange): boolean {
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
-// A WebSocket is a request like others until both sides agree to it; from then on its bytes are passed on unread. There
-// is nothing to judge in them: the backend's only one, GET /v1/receive, tells what arrives, and takes no orders.
+// A WebSocket is an HTTP request until the backend accepts the upgrade. From then on its bytes are relayed unread. They
+// need no checks: the backend's only WebSocket, GET /v1/receive, reports received messages and takes no commands.
 
-/** One side of a WebSocket, and what it has already said. */
+/** One side of a WebSocket, and the bytes that were already read from it. */
 type Side = readonly [socket: Duplex, head: Buffer];
 
-/** A WebSocket that is open. */
+/** An open WebSocket. */
 interface Tunnel {
-  /** The request that opened it: its token, form, target and client are judged anew when rules change. */
+  /** The request that opened it. Its token, form, target and client are checked again when the rules change. */
   readonly x: Exchange;
   close(reason: string): void;
 }
 
 /**
- * Listens to a client that waits for its handshake: who is not read from is not heard leaving.
- * @returns what stops listening, and gives what the client has said; it should have said nothing (RFC 6455 4.1).
+ * Reads from a client that waits for its handshake. A socket that is not read does not report that its peer has left.
+ * @returns a function that stops the reading and returns what the client has sent; RFC 6455 4.1 lets it send nothing.
  */
 function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const early = [head];
@@ -3665,60 +3637,47 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
 }
 
 /**
- * Passes the backend's consent on, and lets bytes flow both ways until either side ends. From here on it is no HTTP.
+ * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
+ * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], client: Side, backend: Side): void {
-  x.moveTo('tunnel');
-  x.res.detachSocket(client[0] as Socket);
-  client[0].write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
-  joinSockets(x, client, backend);
-}
-
-/**
- * Lets bytes flow, and takes down both sides when one is gone, fails, or does not keep up. One line of the log says at
- * its end how much there was, and why it ended.
- */
-function joinSockets(x: Exchange, [socket, head]: Side, [backend, backendHead]: Side): void {
+function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side): void {
   const { core, requestId, client, token } = x;
   let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
-  const tunnel: Tunnel = {
-    x,
-    close: (why) => {
-      reason = why;
-      socket.destroy();
-      backend.destroy();
-    },
+  const close = (why: string): void => {
+    reason = why;
+    socket.destroy();
+    backend.destroy();
   };
-  core.tunnels.add(tunnel);
-  for (const side of [socket, backend]) {
-    // A quiet WebSocket is no stalled one; TCP's own probes tell of a peer that is gone without a word.
-    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
-    side.on('error', () => tunnel.close('broken'));
-  }
   const toClient = (chunk: Buffer): void => {
     bytesOut += chunk.length;
     socket.write(chunk);
-    // Never pause the backend: a client that does not keep up is dropped instead.
-    if (socket.writableLength > BACKLOG_LIMIT_BYTES) tunnel.close('too_far_behind');
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
   };
-  // Not by pipe, which would pause it.
+  x.moveTo('tunnel');
+  x.res.detachSocket(socket as Socket);
+  socket.write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
+  const tunnel: Tunnel = { x, close };
+  core.tunnels.add(tunnel);
+  for (const side of [socket, backend]) {
+    // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
+    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
+    side.on('error', () => close('broken'));
+    // After one side has ended its half, the other may send its last bytes, but not for ever.
+    side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
+  }
+  // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
   backend.on('data', toClient);
-  backend.on('end', () => socket.end());
-  // One side has ended its half: the other may say its last words, but not for ever.
-  for (const side of [socket, backend]) side.once('end', () => setTimeout(tunnel.close, LINGER_MS, 'ended').unref());
-  socket.on('data', (chunk: Buffer) => {
-    bytesIn += chunk.length;
-  });
+  for (const event of ['end', 'close']) backend.once(event, () => socket.end());
+  socket.on('data', ({ length }: Buffer) => (bytesIn += length));
   if (backendHead.length > 0) toClient(backendHead);
   if (head.length > 0) backend.write(head);
-  socket.pipe(backend); // a client may be paused: it only waits for itself
+  socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(tunnel);
     const ms = Math.round(core.now() - x.startedMs);
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
-  backend.once('close', () => socket.end());
 }
 
 // ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
@@ -3876,39 +3835,37 @@ function normalizeAddress(address: string | undefined): string {
 /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
 type Log = (level: Level, message: string, fields: object) => void;
 
-/** One line per event. Every value is made by the gateway or quoted as JSON, so that none can forge a line. */
+/** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [waiting, waitingBytes, dropped] = ['', 0, 0];
+  let [pending, unreadBytes, dropped] = ['', 0, 0];
   const flush = (): void => {
-    if (waiting === '') return;
-    const [text, bytes] = [waiting, Buffer.byteLength(waiting)];
-    waiting = '';
-    waitingBytes += bytes;
-    // A log that nobody reads must neither stop the gateway nor fill its memory; who reads again is told what is
-    // missing.
+    if (pending === '') return;
+    const [text, bytes] = [pending, Buffer.byteLength(pending)];
+    pending = '';
+    unreadBytes += bytes;
+    // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
+    // read again, one line says how many.
     writeOut(text, () => {
-      waitingBytes -= bytes;
-      if (dropped === 0 || waitingBytes > 0) return;
-      const lines = dropped;
+      unreadBytes -= bytes;
+      if (dropped === 0 || unreadBytes > 0) return;
+      log('warn', 'log lines were dropped, because nobody read them', { lines: dropped });
       dropped = 0;
-      log('warn', 'log lines were dropped, because nobody read them', { lines });
     });
   };
-  const writeOrDrop = (line: string): void => {
-    if (waitingBytes > LOG_LIMIT_BYTES) return void dropped++;
-    // Requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
-    if (waiting === '') setImmediate(flush);
-    waiting += `${line}\n`;
-  };
-  const write = options.log ?? writeOrDrop;
+  const write = options.log ?? ((line: string): void => {
+    if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
+    // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
+    if (pending === '') setImmediate(flush);
+    pending += `${line}\n`;
+  });
   const log: Log = (level, message, fields) => {
     if (LEVELS.indexOf(level) < least) return;
     const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
     write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
-    if (message !== 'request') flush(); // the process may end right after it
+    if (message !== 'request') flush(); // the process may end right after this line
   };
   return log;
 }
@@ -3916,27 +3873,23 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
   const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const pairs = given.map(([name, value]) => {
-    const text = String(value);
-    return `${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
-  });
+  const quote = (text: string): string => /^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text);
+  const pairs = given.map(([name, value]) => `${name}=${quote(String(value))}`);
   return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
-/** Warns of what a stranger, or a backend that is down, can bring about at any rate: once a minute for each message. */
+/** Logs a warning that an unauthenticated client, or a backend that is down, can cause at any rate: once a minute. */
 function warnRarely(core: Core, message: string, fields: object): void {
-  // The limiter of the tokens' rates serves, for no token has a name with a space in it.
+  // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
 
-/**
- * Deno's own standard output: in 2.9 its process.stdout stands still where nobody reads it, and throws on a full disk
- * (tests "a log that nobody reads" and "a full disk"). Where they pass without it, this goes.
- */
+// UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
+// Deno.stdout (tests "a log that nobody reads …" and "a standard output that goes to a full disk …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
-/** Writes to standard output without waiting for who reads it. `done` is called when it is written, or cannot be. */
+/** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}): void {
   if (deno === undefined) return void process.stdout.write(text, done);
   const bytes = Buffer.from(text);
@@ -3946,128 +3899,132 @@ function writeOut(text: string, done: () => void = () => {}): void {
 }
 
 // ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
-// The sources of a configuration are noted first, each value with the place where it was given, and read afterwards.
-// All mistakes are reported at once, and nothing runs with any: a wrong limit that fell back to its default would be a
-// wider one than its owner believes.
+// Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
+// every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
+// limit that fell back to its default could be wider than its owner believes.
 
-/** What the sources of a configuration say, what is wrong with it, and what may not be meant. */
+/** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
-  /** A setting's value as it was given, and where: a message names it as its owner wrote it. */
+  /** By the setting's path: the value, and the place for messages, as its owner wrote it. */
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Of two, the later wins. */
+  /** Notes a value, unless an earlier source gave one. Tokens are not merged: one removed here would live on there. */
   note(path: string, value: unknown, at: string): void {
-    if (value !== undefined) this.given.set(path, { value, at });
+    if (value === undefined) return;
+    const known = this.given.get(path);
+    if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
+    if (known) return;
+    // An empty variable or flag may have been meant to hold a secret. In the file, the reader refuses it.
+    const isEmpty = value === '' && at !== path;
+    if (isEmpty) this.add(at, 'is set but empty; unset it, or give it a value');
+    this.given.set(path, { value: isEmpty ? undefined : value, at });
   }
 }
 
-/** Where a configuration comes from; the flags by the path of their setting. */
+/** Where the command line gets its configuration. `flags` are by the path of their setting. */
 type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
 
 /**
- * Reads file, environment and flags; of two that say something on the same setting, the later wins.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads flags, environment and file. For each setting the first of these that gives a value wins.
+ * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  if (file !== undefined) noteFileAt(sources, file);
-  // Not merged: a token that was taken out of one source would live on in the other.
-  const fromFile = sources.given.get('tokens');
-  noteEnv(sources, env);
-  const tokens = sources.given.get('tokens');
-  if (fromFile && tokens !== fromFile) sources.warnings.push(`${tokens!.at} replaces all tokens of the file`);
   for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
+  noteEnv(sources, env);
+  if (file !== undefined) noteFile(sources, file);
   return readSettings(sources);
 }
 
-/** The settings of a program that embeds the gateway. */
+/** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig): Settings {
   const sources = new Sources();
-  sources.collect('the file', () => noteFile(sources, config));
+  sources.collect('the file', () => noteObject(sources, config));
   return readSettings(sources);
 }
 
-/** A secret, or a password of the backend, that is no digest, in a configuration as JSON.stringify writes it. */
+/** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
-/** A file that cannot be read or parsed is a mistake: without it, the gateway might have no tokens, and be open. */
-function noteFileAt(sources: Sources, file: string): void {
-  const text = sources.collect('configuration', () => readText(file));
+/** Notes the settings of a file. One that cannot be read is a mistake: without its tokens the gateway might be open. */
+function noteFile(sources: Sources, file: string): void {
+  const text = sources.collect('configuration', () => readFile(file).text);
+  if (text === undefined) return;
   const at = showPath(file);
-  // Collected apart, so that a file of which one part cannot be read is told of all the others too.
-  sources.collect(at, () => {
-    if (text === undefined) return;
-    const config = parseFile(text);
-    ensure(isObject(config), 'is not a JSON object');
-    sources.collect('the file', () => noteFile(sources, config));
-    if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
-      sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
-    }
-    for (const { key, index } of repeatedKeys(text)) {
-      sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
-    }
-  });
+  const config = sources.collect(at, () => parseFile(text));
+  if (config === undefined) return;
+  sources.collect('the file', () => noteObject(sources, config));
+  for (const { key, index } of repeatedKeys(text)) {
+    sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
+  }
+  if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+    sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
+  }
 }
 
 /**
- * Notes the settings in a parsed file, or in the object below `before` in it.
- * @throws {UsageError} for all that is none.
+ * Notes the settings of a parsed file, or of one of its objects: with the prefix `backend.`, the member `url` is the
+ * setting `backend.url`.
+ * @throws {UsageError} for every member that is no setting.
  */
-function noteFile(sources: Sources, config: unknown, before = ''): void {
-  if (config === undefined && before !== '') return; // of a program: a file has no undefined
+function noteObject(sources: Sources, config: unknown, prefix = ''): void {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(before)).map(([path]) => {
-    const at = before + path.slice(before.length).split('.')[0];
-    const note = (value: unknown) => at === path ? sources.note(at, value, at) : noteFile(sources, value, `${at}.`);
-    return [at.slice(before.length), note];
+  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+    const [key = '', inner] = path.slice(prefix.length).split('.');
+    const note = (value: unknown) => sources.note(path, value, path);
+    // Only a program can give undefined, and it means that the member is absent.
+    return [key, inner ? (value: unknown = {}) => noteObject(sources, value, `${key}.`) : note];
   });
-  readMembers<Record<string, unknown>>(Object.fromEntries(readers), config);
+  readMembers(Object.fromEntries(readers), config);
 }
 
-/** Parses a configuration file. JSON.parse's own message may quote the file, and so a secret: say only where. */
+/**
+ * Parses a configuration file.
+ * @throws {UsageError} with the place of the mistake. JSON.parse's message could quote a secret, so BodyScan, which is
+ *   as strict, finds the mistake first.
+ */
 function parseFile(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    const bytes = Buffer.from(text);
-    return attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => { // it throws: it is no less strict
-      const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
-      return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
-    });
-  }
+  const bytes = Buffer.from(text);
+  attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => {
+    const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
+    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+  });
+  return JSON.parse(text);
 }
 
-/** In a valid document: braces, and strings, which may be keys. Others are matched so that no brace in them counts. */
+/**
+ * Matches, in valid JSON, each brace and each string, with the colon behind a string that is a key. Strings that are
+ * values are matched so that a brace in them does not count.
+ */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** The keys that an object of a valid document has already: of two tokens of one name JSON.parse keeps the last. */
+/** Finds the keys that their object has already. JSON.parse would silently take the last one. */
 function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
-  const open: Set<string>[] = [];
+  const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
-    else if (token === '}') open.pop();
-    else if (colon !== undefined) {
-      const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
-      if (keys.has(key)) yield { key, index };
-      keys.add(key);
-    }
+    if (token === '}') open.pop();
+    if (colon === undefined) continue;
+    const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+    if (keys.has(key)) yield { key, index };
+    keys.add(key);
   }
 }
 
-/** Where what follows a text begins, as an editor counts: from 1, and by characters. */
+/** The place where a text ends, as editors count: from 1, and in characters. */
 function placeAfter(text: string): string {
   const lines = text.split('\n');
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/** The variables without which somebody gets in, or further than was meant: one that is misspelt must not be lost. */
+/** The variables that restrict who gets in. One that is misspelt is refused: without it the gateway is more open. */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Other names for a setting, those of secured-signal-api among them; the first row that fits decides. What would be a
- * restriction is refused, for without it the gateway is more open. The others may be another program's: a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
+ * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
  */
 const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
@@ -4079,20 +4036,17 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
 ];
 
-/** Notes the settings in the environment; what is nearly the name of one is a mistake, or a warning. */
+/** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+  const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
+  const at = 'API_TOKENS_FILE';
+  if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
+  sources.note('tokens', lines, at);
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
-  const file = env.API_TOKENS_FILE;
-  if (file !== undefined) {
-    const at = 'API_TOKENS_FILE';
-    if (env.API_TOKENS !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-    const text = file && sources.collect(at, () => readText(file));
-    // A file that cannot be read counts as given: without it there would seem to be no tokens.
-    sources.given.set('tokens', { value: text?.replace(/^\s*#.*$/gm, ''), at });
-  }
   for (const name of Object.keys(env)) {
-    // Two letters off would meet other programs' names too.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
+    // One letter off, and without digits. Other programs' names can be two letters off.
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
     const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
     const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
     if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
@@ -4101,57 +4055,49 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
 }
 
 /**
- * Reads every setting from its source or its default. Nothing that is wrong falls back to the default, which may be
- * wider than what was meant.
- * @throws {ConfigError} with everything that is wrong.
+ * Reads every setting from its source, or from its default if no source gives it.
+ * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
-  // A variable or a flag that is set but empty may have been meant to hold a secret.
-  for (const [path, { value, at }] of given) {
-    if (value !== '' || at === path) continue;
-    sources.add(at, 'is set but empty; unset it, or give it a value');
-    given.delete(path);
-  }
-  const isAllRead = found.length === 0; // else nobody can say that there are no tokens
+  const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
   const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
     return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
   const settings: Settings = { ...others, tokens, warnings };
-  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+  if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
-  // Both files are there by now, or that was told already.
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
 }
 
-/** What requests are judged by: the tokens with their fallbacks resolved. */
+/** What requests are checked against: the settings, with the fallbacks of each token resolved. */
 type Rules = ReturnType<typeof makeRules>;
 
-/** Made whole for each configuration, and never changed: a request keeps the one that it began with. */
+/** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
-  // A token's own value replaces the top-level one; merged, a list could only ever become wider.
+  // A token's own value replaces the top-level one whole: merged, a list could only become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
-  /** The token that everybody has, if none is configured. */
+  /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
-    /** The forms that any token accepts. */
+    /** The forms that at least one token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
-    /** Origins that are no strangers, and whose pages may read every answer. */
+    /** The origins that may use the gateway and read its responses. */
     cors: settings.cors ?? new Set<string>(),
     trustedProxies: settings.trustedProxies,
     backend: settings['backend.url'],
-    // 0 is no limit for these two, and no wait for `backend.wait`.
+    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
     backendTimeoutMs: settings['backend.timeout'] || Infinity,
     backendWaitMs: settings['backend.wait'],
     backendParallel: settings['backend.parallel'] || Infinity,
@@ -4161,10 +4107,10 @@ function makeRules(settings: Settings) {
 }
 
 // ── READERS ──────────────────────────────────────────────────────────────────────────────────────
-// One function for each kind of value. It throws what is wrong, without the place, which the caller knows; and never
-// shows 16 characters of a value, for any may be a secret that was put into the wrong place.
+// One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
+// message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
-/** What `run` returns. What it throws instead is told in the gateway's words: the error's own may quote a secret. */
+/** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
   try {
     return run();
@@ -4173,21 +4119,21 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
   }
 }
 
-/** A value for a message, or, if it may be a secret, words in its stead. */
+/** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
 function showValue(value: unknown, instead: string): string {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
-/** Where a member of an object is: by its key, or by its position if the key may be a secret. */
+/** The place of an object's member: its key, or its position if the key may be a secret. */
 function placeOf(key: string, index: number): string {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
 /**
- * Reads a text, number or boolean: the environment has texts alone, and a file may have 5 or "5".
+ * Reads a string, number or boolean from its text: the environment has only strings, and a file may have 5 or "5".
  * @param expected completes the sentence "… is not …".
- * @param parse returns undefined for what is wrong.
+ * @param parse returns undefined for a text that is wrong.
  */
 function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
   const parsed = typeof value === 'object' ? undefined : parse(String(value));
@@ -4196,8 +4142,8 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
 }
 
 /**
- * A reader of sets: an array in JSON, a text separated by commas in the environment. None is empty: whoever writes an
- * empty list may mean nobody, and whoever reads one may take it for no limit.
+ * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused:
+ * its author may mean "nobody", and its reader "no limit".
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
@@ -4209,8 +4155,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 }
 
 /**
- * Reads each member of an object by its own reader. One that has none is a mistake, with what may be meant: a
- * `recipient` that is passed over would be a token that may write to anybody.
+ * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
+ * ignored could write to anybody.
  */
 function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
@@ -4222,42 +4168,40 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   return mistakes.end(Object.fromEntries(members));
 }
 
-/** Is `null` no limit, or nothing allowed? Nobody has to guess. */
+/** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
 function refuseNull(value: unknown): unknown {
   ensure(value !== null, 'null is no value; leave the line out');
   return value;
 }
 
-/** @throws {UsageError} with the setting that may be meant: the nearest, if at most 3 letters are wrong and not all. */
+/** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase()) }));
+  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase(), 4) }));
   const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
   throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
 }
 
-/** Levenshtein's: how many letters must be put in, taken out or changed. */
-function editDistance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (let i = 0; i < a.length; i++) {
-    const next = [i + 1];
-    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j + 1]! + 1, next[j]! + 1, row[j]! + +(a[i] !== b[j])));
-    row = next;
-  }
-  return row[b.length]!;
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
+function editDistance(a: string, b: string, limit: number): number {
+  if (a === b || limit === 0) return 0;
+  const [restA, restB] = [a.slice(1), b.slice(1)];
+  if (a[0] === b[0]) return editDistance(restA, restB, limit);
+  const edited = [[restA, b], [a, restB], [restA, restB]] as const;
+  return 1 + Math.min(...edited.map(([nextA, nextB]) => editDistance(nextA, nextB, limit - 1)));
 }
 
-/** A reader of a word that must be one of these. */
+/** Makes a reader of one of these words. */
 function wordOf<T extends string>(words: readonly T[]): Reader<T> {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
   return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
-/** A reader of texts that are taken as they are. */
+/** Makes a reader of texts that are kept as they are. */
 function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
   return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
-/** What JSON calls an object. */
+/** Whether a value is what JSON calls an object. */
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -4266,7 +4210,7 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
-/** A reader of whole numbers, of up to nine digits and written without signs or zeros before them. */
+/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
   return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
@@ -4274,21 +4218,19 @@ function countFrom(least: number): Reader<number> {
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/**
- * Milliseconds. The unit is needed, except for 0; setTimeout takes no more than 24 days, and fires at once beyond it.
- */
+/** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
 function parseDuration(text: string): number | undefined {
   const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
-/** A reader of durations, in milliseconds; the example goes into its message. */
+/** Makes a reader of durations, in milliseconds. @param example for the message. */
 function duration(example: string): Reader<number> {
   return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
-/** Bytes. One without a unit is a mistake, for "150" may mean anything. */
+/** Reads a size in bytes. The unit is required: "150" could mean anything. */
 function readSize(value: unknown): number {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
@@ -4296,7 +4238,7 @@ function readSize(value: unknown): number {
   });
 }
 
-/** `COUNT/TIME`, neither of them 0: a token that may do nothing is taken out instead. */
+/** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
 function readRate(value: unknown): Rate {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
@@ -4305,39 +4247,38 @@ function readRate(value: unknown): Rate {
   });
 }
 
-/** What `readExpiry` expects, in words. */
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
-/** Milliseconds since the epoch. A date alone means the end of that day. */
+/** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
 function readExpiry(value: unknown): number {
   return readScalar(value, EXPIRY, (text) => {
     const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
     const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
-    // Date.parse takes the 31st of February for the 3rd of March.
+    // Date.parse takes February 31 for March 3.
     return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
   });
 }
 
-/** An account, or a person by number, as the backend wants it. */
+/** Reads a phone number, of an account or of a person, in the backend's form. */
 function readNumber(value: unknown): string {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
-/** A UUID, or a user name: what begins with `group.` is a group for the backend. */
+/** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Numbers are compared as they are written: one without its plus, or with spaces, would never match. */
+/** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
 function readRecipient(value: unknown): string {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
-/** A reader of single recipients. @param group completes the list of what is expected. */
+/** Makes a reader of single recipients. @param group ends the list of what is expected. */
 function recipientOr(group: string): Reader<string> {
   const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
-/** Checked as strictly as a token's own lists: a default that nobody can be reached by would be found out too late. */
+/** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
@@ -4348,39 +4289,38 @@ function destroyThis(this: Socket): void {
   this.destroy();
 }
 
-/** The backend, as requests need it. */
+/** The backend, in the parts that a request needs. */
 type Backend = ReturnType<typeof readBackend>;
 
-/** The backend's address in the parts that a request needs. No message shows it: there may be a password in it. */
+/** Reads the backend's URL. No message shows it: it may hold a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const userinfo = url.username || url.password ? `${url.username}:${url.password}` : '';
-  // Else decodeURIComponent would throw below, and not say which setting it was.
-  ensure(!/%(?![0-9a-f]{2})/i.test(userinfo), 'has a "%" in its userinfo that must be written "%25"');
+  const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
+  const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
   // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
-  // What comes on an idle connection answers no request: the next request would be given it as its own response.
+  // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   return {
-    /** By which a reload knows whether it is the same. With userinfo: not for a log. */
+    /** Tells a reload whether the backend is the same. With userinfo: not for the log. */
     href: url.href,
     /** Without userinfo. */
     origin: url.origin,
-    /** Of the path, without a slash at the end. */
+    /** The path, without a slash at the end. */
     prefix: url.pathname.replace(/\/+$/, ''),
     host: url.host,
     /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo ? `Basic ${Buffer.from(decodeURIComponent(userinfo)).toString('base64')}` : undefined,
+    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
   } as const;
 }
 
-/** An origin is compared as it is written: whatever a browser would write otherwise would never match. */
+/** Reads origins. They are compared as written, so one that no browser would send is refused. */
 function readOrigins(value: unknown): ReadonlySet<string> {
   const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
@@ -4388,8 +4328,8 @@ function readOrigins(value: unknown): ReadonlySet<string> {
 }
 
 /**
- * Where to listen: `path` of a unix socket, or `host`, undefined for every interface, and `port`. `isLocal` says that
- * only programs on this machine can connect; a name other than localhost may mean any address.
+ * Reads where to listen: the `path` of a unix socket, or a `port` and a `host` (undefined: every interface). `isLocal`
+ * says that only programs on this machine can connect. Of names only localhost is local: another may mean any address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
@@ -4403,35 +4343,30 @@ function readListen(value: unknown) {
   });
 }
 
-/** A file that a setting names, and what is in it. */
-function readFile(value: unknown): { path: string; text: string } {
-  ensure(typeof value === 'string', 'must be the path of a file');
-  return { path: value, text: readText(value) };
-}
-
-/** The text of a file. A message names the user who may not read it: in a container that is mostly the mistake. */
-function readText(path: string): string {
-  const uid = 'Deno' in globalThis ? undefined : process.getuid?.(); // Deno 2 asks for a permission of its own
+/** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
+function readFile(path: unknown): { path: string; text: string } {
+  ensure(typeof path === 'string', 'must be the path of a file');
+  // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
+  const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
-  return attempt(() => readFileSync(path, 'utf8'), ({ code }) => `${showPath(path)} cannot be read${user} (${code})`);
+  const explain = ({ code }: NodeJS.ErrnoException) => `${showPath(path)} cannot be read${user} (${code})`;
+  return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
-/**
- * A file's path. What is none may be a secret, and a secret may hold a "/": the first folder at least must be there.
- */
+/** Shows a path. A secret may be in its place, and may hold a "/": so a long path's first folder must exist. */
 function showPath(path: string): string {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
 
-/** Certificate and key for node:https, if both are there. */
+/** Certificate and key for node:https, if the settings have both. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
 /**
- * Says what node:https would only say on the first connection, or on start. Deno 2.9 does not say it even then, and
- * Node takes an empty file for no certificate.
+ * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
+ * connection, takes an empty file for no certificate, and on Deno 2.9 refuses nothing.
  */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
@@ -4440,7 +4375,7 @@ function checkTls(settings: Settings): void {
   const parts = (text: string, kind: string): string[] =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
-  // One by one: of a chain, X509Certificate reads the first alone.
+  // Each certificate by itself: of a chain, X509Certificate reads only the first.
   const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
   ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
@@ -4449,26 +4384,22 @@ function checkTls(settings: Settings): void {
 }
 
 /**
- * Addresses and ranges, as they were `written` and as a `list` to ask. BlockList takes a wrong number of bits for an
- * error of ours; a name would have to be asked for on each request, and its owner could change who is let in.
+ * Reads addresses and CIDR ranges: as `written`, and as a `list` to look an address up in. Names are refused: each
+ * request would have to resolve them, and their owner could change who is let in.
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
-  const readOne = (item: unknown) =>
-    readScalar(item, 'an address or a CIDR range', (text) => {
-      const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-      const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
-      if (!isIP(address) || Number(bits ?? 0) > size) return undefined;
-      list.addSubnet(address, Number(bits ?? size), type);
-      return text;
-    });
-  return { written: [...listOf(readOne)(value)], list };
+  const isAddress = (text: string): boolean => {
+    const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
+    const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
+    const isRight = isIP(address) !== 0 && Number(bits ?? 0) <= size;
+    if (isRight) list.addSubnet(address, Number(bits ?? size), type);
+    return isRight;
+  };
+  return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
 }
 
-/**
- * An allowlist: its `groups`, with those that they stand for, its `patterns`, and both as they were `written`. A word
- * that is neither is refused: it may be misspelt, and what it should open would be missed.
- */
+/** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
@@ -4478,65 +4409,66 @@ function readAllow(value: unknown) {
 }
 
 /**
- * `METHOD /path`, where METHOD may be `*`, and a segment a literal, `:name` or `*`. A literal is compared with what a
- * client wrote after decoding, so an escape in it would never match, and a part of a segment is no wildcard.
+ * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
+ * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
   const parts = path.split('/');
-  const good = (method === '*' || METHODS.includes(method)) &&
+  const isRight = [...METHODS, '*'].includes(method) &&
     parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
-  return good ? { method, parts } : undefined;
+  return isRight ? { method, parts } : undefined;
 }
 
 /**
- * `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. None at all is a mistake, for
- * without tokens everybody is let in. Of two with one secret, one would be used with the other's rights.
+ * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. An empty one is a
+ * mistake: without tokens everybody is let in. So are two tokens with one secret: which one's rights would count? And a
+ * secret as a name: each log line would show it.
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const owners = new Map<string, string>();
+  const [names, digests] = [tokens.map(({ name }) => name), tokens.map(({ digest }) => digest)];
+  const shown = names.map((name, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
-    const [owner, here] = [owners.get(digest), showValue(name, `[${i}]`)];
-    if (owner !== undefined) mistakes.add('', `${owner} and ${here} have the same secret`);
-    if (digest !== '') owners.set(digest, here); // else it could not be read
-  });
-  tokens.forEach(({ name }, i) => { // which every log line would show
-    if (owners.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
+    const first = digests.indexOf(digest);
+    if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    if (names.indexOf(name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
 }
 
-/** A name stands in every log line, and in the answers to `--check`: it is one word, and forges nothing. */
+/** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
 function checkTokenName(name: string): void {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
-/** Messages give an entry's position and not its text: what looks like a name may be half of a secret. */
+/**
+ * Reads tokens from text. A token that is wrong has the digest ''. Messages give a word's position, not its text: what
+ * looks like a name may be half of a secret.
+ */
 function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
-  const names = new Set<string>();
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
-      const isPair = !/^=*$/.test(secret);
-      ensure(isPair, 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
-      ensure(!names.has(name), 'has the name of an earlier one');
-      names.add(name);
+      ensure(/[^=]/.test(secret), 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       return readSecret(secret, true);
     });
     return { name, digest: digest ?? '' };
   });
 }
 
-/** The tokens of a file, each an object with a secret, or a file with one, and settings of its own. */
+/** Reads the tokens of a file. A token whose secret is wrong has the digest ''. */
 function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    const at = isObject(config) ? placeOf(name, i) : `[${i}]`; // else the name may be meant as the secret
+    // In { "SECRET": "phone" } the name is the secret, so the message gives the position.
+    const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
+    // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
@@ -4548,20 +4480,21 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
   });
 }
 
-/** Of a file, the white space around the secret goes: editors end it with a line feed. */
-function readSecretFile(value: unknown): string {
-  return readSecret(readFile(value).text.trim(), true);
+/** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
+function readSecretFile(path: unknown): string {
+  return readSecret(readFile(path).text.trim(), true);
 }
 
-/** What other formats have around a secret, and between two: by a mistake in quoting it would become part of one. */
+/** What other formats write around and between secrets. After a mistake in quoting it would be part of a secret. */
 const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
-/** The digest of nothing, or of an empty line: of a program that was given no secret. */
+/** The digests of an empty text and of an empty line: `hash` was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
- * A secret's digest. A message never shows any of it. `isBare` says that it comes from an environment or a file of its
- * own, where a quote is taken as it stands; in JSON nobody writes one by mistake.
+ * Reads a secret, and returns its digest. No message shows any of it.
+ * @param isBare whether it comes from the environment or a file of its own, where a quote is taken literally. In JSON
+ *   nobody writes one by mistake.
  */
 function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
@@ -4581,40 +4514,43 @@ function readSecret(secret: unknown, isBare = false): string {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash protects guessable passwords; a secret of `gateway.ts token` has 256 random
- * bits, and a slow one at every request would stop a small computer.
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.ts token` has 256 random
+ * bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string): string {
-  // The shorter way is 2 µs faster. Node 20.11 and those before it do not have it: until 20.12 is the oldest.
+  // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
 // ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
-// Built on the public interface alone, and so an example of embedding.
+// Uses only the public interface, and so is an example of embedding.
 
-/** A stand-in backend that knows the three routes of a first try and shows what reaches it. */
+/** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
 function startDemoBackend(show: (line: string) => void): http.Server {
   return http.createServer(async (req, res) => {
-    const answers: Record<string, [status: number, body?: object]> = {
+    const responses: Record<string, [status: number, body?: object]> = {
       'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
       'GET /v1/health': [204],
       'POST /v2/send': [201, { timestamp: String(Date.now()) }],
     };
     const body = await readAll(req).catch(() => undefined);
-    if (body === undefined) return; // the client left in the middle
+    if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
-    const [status, answer] = answers[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, json] = responses[route] ?? [404, { error: 'this stand-in backend has no such route' }];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, answer && { 'Content-Type': 'application/json' }).end(answer && JSON.stringify(answer));
+    res.writeHead(status, json && { 'Content-Type': 'application/json' }).end(json && JSON.stringify(json));
   }).listen(0, '127.0.0.1').unref();
 }
 
-/** Starts gateway and stand-in backend with a new token. A first command is short; the others are told after it. */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<void> {
+/**
+ * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
+ * after the first request.
+ */
+async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
-  const secret = newSecret().slice(0, 22); // 132 bits; the first command fits into 80 columns
+  const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     ...(listen !== undefined && { listen }),
@@ -4623,15 +4559,8 @@ async function runDemo(listen: string | undefined, print: (text: string) => void
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  gateway.server.once('close', () => backend.close());
   const send = (form: string, where: string, auth = {}): string =>
     `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
-  print(`
-A demonstration: the backend is a stand-in, and nothing here reaches Signal.
-Paste this into another terminal; the message appears below. Ctrl-C ends it.
-
-curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
-`);
   const others = [
     '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
     send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
@@ -4641,11 +4570,17 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
     `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
   ].join('\n');
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
+  return `
+A demonstration: the backend is a stand-in, and nothing here reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C ends it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+`;
 }
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
-/** All that need no place in a file. Each setting has a variable; only the two of a first try have flags too. */
+/** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
 const FLAGS = {
   config: { type: 'string' },
   listen: { type: 'string' },
@@ -4658,8 +4593,7 @@ const FLAGS = {
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main(): Promise<void> {
-  // Whoever read this may have gone (`--help | head`, a log's pipe): no reason to end with a stack trace, or to stop
-  // serving.
+  // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
   process.stdout.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
   writeOut(stdout);
@@ -4667,14 +4601,14 @@ async function main(): Promise<void> {
   process.exitCode = code;
 }
 
-/** Runs a command line. Returns the exit code and what to write, once the command is done or the gateway serves. */
+/** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
     return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
-    // A problem is one of `render`: what the webhook would be told.
+    // `render` throws a Problem: the refusal that the webhook would get.
     const isAnswer = error instanceof UsageError || error instanceof Problem;
     const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
     const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
@@ -4682,16 +4616,16 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   }
 }
 
-/** Returns what a command prints, or nothing if a gateway serves from now on. */
+/** Returns the output of a command, or undefined if a gateway listens from now on. */
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // These need no configuration, and so work with a broken one.
+  // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
   if (values.version) return VERSION;
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
-  // Not echoed: an argument may be meant as a secret.
+  // The argument is not shown: it may be a secret.
   ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
 
   const file = values.config ?? env.GATEWAY_CONFIG;
@@ -4700,10 +4634,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    await runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
-    return undefined;
+    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
   }
-  // One way to load for `--check`, `render`, a start and a reload: what is checked is what will run.
+  // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const flags = { 'listen': values.listen, 'backend.url': values.backend };
   const load = (): Settings => loadSettings({ file, env, flags });
   const settings = load();
@@ -4717,16 +4650,16 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return undefined;
 }
 
-/** @throws {UsageError} for an unknown flag or a missing value, in parseArgs' first sentence; the others advise. */
+/** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
     const [said = ''] = message.split('. ');
-    const isLong = /^Unknown option '.{16}/s.test(said); // it may be meant as a secret
-    return `${isLong ? 'that is no option' : said}; see --help`;
+    const mayBeSecret = /^Unknown option '.{16}/s.test(said);
+    return `${mayBeSecret ? 'that is no option' : said}; see --help`;
   });
 }
 
-/** The text of `--help`, in 80 columns. The settings come from their table. */
+/** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
   const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
@@ -4767,26 +4700,21 @@ The groups of allow:
 The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
-/** A new secret for the client, its digest for the configuration, and, with a name, the line of a token in the file. */
+/** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
 function makeToken(name: string | undefined): string {
   if (name !== undefined) checkTokenName(name);
-  const secret = newSecret();
+  const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
   const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
   return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
-/** 256 random bits in the alphabet that no client's encoding breaks: letters, digits, `-` and `_`. */
-function newSecret(): string {
-  return randomBytes(32).toString('base64url');
-}
-
-/** From standard input alone: as an argument, a secret would be in the shell's history and in the list of processes. */
+/** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
 function hashSecret(line: string): string {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
-/** What `--check` says of a configuration that is good. */
+/** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   return [
@@ -4798,12 +4726,14 @@ function printCheck(settings: Settings): string {
   ].join('\n');
 }
 
-/** What a token may do, in words, with what is missing too: "any account" is what an owner has to see. */
+/** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern));
   const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
+    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
@@ -4816,7 +4746,30 @@ function describeToken(token: Token, nowMs: number): string {
   return [`  ${token.name}`, ...lines].join('\n');
 }
 
-/** What is made of a webhook. A send of the token's own defaults is judged as one that a client posts. */
+/** Values for the parameters that have a form; others may be anything. */
+const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
+
+/**
+ * Whether a pattern lets any request through. For each route it tries one, with the literals of route and pattern and
+ * with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ */
+function canMatch(token: Token, pattern: Pattern): boolean {
+  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
+  return ROUTES.some(({ method, parts }) => {
+    const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
+      const both = [part, pattern.parts[i] ?? '*'];
+      return encodeURIComponent(both.find(isLiteral) ?? both.map((each) => EXAMPLES[each]).find(Boolean) ?? 'x');
+    });
+    try {
+      const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
+      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+    } catch {
+      return false;
+    }
+  });
+}
+
+/** Describes what is made of a webhook, and whether the token may send to its own defaults. */
 function describeSends(token: Token): string {
   const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
@@ -4830,7 +4783,7 @@ function describeSends(token: Token): string {
   return parts.join('; ');
 }
 
-/** The target by which a token gets its sends made. @throws {Problem} if its allowlist lets none of the two through. */
+/** The target of a token's sends, by POST or GET. @throws {Problem} if its allowlist lets neither through. */
 function sendTarget(token: Token): Target {
   const isByGet = token.allow.patterns.some(spellsSendByGet);
   const target = parseTarget(isByGet ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
@@ -4840,9 +4793,9 @@ function sendTarget(token: Token): Target {
 }
 
 /**
- * What a gateway with these settings would send if this were posted with a token.
+ * The send that a gateway with these settings would make of a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
- * @throws {Problem} as the gateway would answer.
+ * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer): string {
   const tokens = [...makeRules(settings).tokens.values()];
@@ -4852,7 +4805,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
   if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
-  // No Content-Type is known here, but a multipart form shows its boundary.
+  // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
   const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
@@ -4860,17 +4813,15 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
 }
 
 /**
- * Asks the backend once for its version, so that a wrong address is seen when the gateway starts and not when the first
- * alert is lost. The answer decides nothing. The question carries no userinfo: a 401 is an answer too.
+ * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
+ * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
 async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
   const backend = origin + prefix;
   try {
-    const response = await fetch(`${backend}/v1/about`, {
-      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
-      redirect: 'manual',
-      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
-    });
+    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
+    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
+    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
     const { status } = response;
     if (status === 401) return log('info', 'the backend answers', { backend, status });
     ensure(response.ok, `status ${status}`);
@@ -4880,31 +4831,30 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, pr
     log('info', 'the backend answers', { backend, version, mode });
   } catch (error) {
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
-    log('warn', 'the backend does not answer as it should', {
-      backend,
-      reason: cause?.code ?? cause?.message ?? message,
-    });
+    const reason = cause?.code ?? cause?.message ?? message;
+    log('warn', 'the backend does not answer as it should', { backend, reason });
   }
 }
 
 /**
- * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, and handles them before the log says that
- * the gateway listens. Not earlier: where the port is taken, Deno would wait for a signal.
+ * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
+ * the log says that the gateway listens.
  */
 function stopOnSignal(gateway: Gateway): void {
+  // UNTIL Deno ends while a signal is handled: not before "listening", or Deno 2.9 would not end if the port is taken.
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // Not left to the runtime: lines that nobody reads, and on Bun 1.4 a connection without a byte, would keep it
-    // running.
+    // Log lines that nobody reads would keep the process running; so would watched files on Deno 2.9, and on Bun 1.4 a
+    // connection without a byte.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
 }
 
 /**
- * Reloads on SIGHUP and when a file that the settings came from has changed, once for both. Files are watched by name
- * (editors and secret mounts replace them), and those named in a new configuration with it.
+ * Reloads on SIGHUP and on a change of a file that the settings came from; both at once are one reload. Files are
+ * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
@@ -4919,7 +4869,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
   };
   const reload = (): void => {
-    // Whatever is wrong with the new configuration, the old one goes on: a lock that falls open or shut is none.
+    // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
       if (gateway.apply(settings)) void askBackend(gateway, settings);
@@ -4931,34 +4881,29 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   files.forEach(watch);
   process.on('SIGHUP', reloadSoon);
-  gateway.server.once('close', () => { // or Deno 2.9 would not end
-    process.off('SIGHUP', reloadSoon);
-    watched.forEach((file) => unwatchFile(file));
-  });
 }
 
-/** The files that settings name. */
+/** The files that the settings name. */
 function settingsFiles(settings: Settings): (string | undefined)[] {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
-/**
- * Whether this file was started, and not imported. Node 20 has no import.meta.main: there argv[1] is compared, which
- * may lack the suffix, or be a link, as that of an installed package is. Until Node 22 is the oldest.
- */
+/** Whether this file was started, not imported. */
 function isEntryPoint(): boolean {
   const { main: isMain } = import.meta as { main?: boolean };
   if (isMain !== undefined) return isMain;
+  // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
+  // suffix, and is a link where the package is installed.
   try {
     return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
-  } catch { // an argument of another program, not a script
+  } catch { // argv[1] is no script
     return false;
   }
 }
 
 // ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
-// To embed: createGateway and ConfigError, with the types below. The others are for the tests and the benchmark.
+// For embedding: createGateway and ConfigError, with the types. The others are for the tests and the benchmark.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
