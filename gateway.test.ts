@@ -7387,7 +7387,7 @@ test('log.level is the least severe level that is logged', async (t) => {
   assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
 });
 
-test('a gateway whose log nobody reads any more goes on, and ends with 0', async (t) => {
+test('a gateway whose standard output is closed goes on, and ends with 0', async (t) => {
   const gateway = await startProcess(t, { backend: await startBackend(t) });
   gateway.child.stdout!.destroy();
   for (let i = 1; i <= 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -7395,7 +7395,7 @@ test('a gateway whose log nobody reads any more goes on, and ends with 0', async
   assert.doesNotMatch(gateway.output(), /EPIPE/);
 });
 
-// Memory grew by each line, and SIGTERM did not end it any more; on Deno it stood still after 260 requests.
+// Each line made the memory grow, and SIGTERM no longer ended the process; on Deno it stopped after 260 requests.
 test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
   const gateway = await startProcess(t, { backend: await startBackend(t), env: { LOG_LEVEL: 'debug' } });
   gateway.child.stdout!.pause();
@@ -7424,7 +7424,7 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
 test('a standard output that goes to a full disk stops neither the gateway nor its end', {
   skip: process.platform !== 'linux' && 'only Linux has /dev/full',
 }, async (t) => {
-  // No log says where it listens: it is told a place, and asked until it answers there.
+  // No log says where the gateway listens: the test sets the place, and asks there until a response comes.
   const to = { port: 0, socketPath: join(folder(t), 'gateway.sock') };
   const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
   const { url } = await startBackend(t);
@@ -7617,7 +7617,7 @@ test('in a program, a setting that is undefined is absent', () => {
   assert.deepEqual([problems('127.0.0.1:0'), problems('0.0.0.0:0')], [0, 1]);
 });
 
-test('flags replace the environment, the environment replaces the file, and tokens are not merged', (t) => {
+test('flags replace the environment, the environment replaces the file, and tokens are not merged; by default a shutdown takes 8 s at most, and cors is off', (t) => {
   const backend = { url: 'http://file:1', timeout: '1s' };
   const file = configFile(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
@@ -7676,7 +7676,7 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
   }
 });
 
-/** A secret in many shapes, each of them in every place that a configuration has. */
+/** Secrets in many shapes. Each is put into every place that a configuration has. */
 const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4= /9j-canary/of/some_length`
   .split(' ');
 /** Paths and variables of all settings, as docs/settings.md has them. */
@@ -7715,9 +7715,9 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
     const paths = [...SETTING_ROWS.map(([path]) => path), ...parents, [S], ...parents.map((path) => [...path, S])];
     const wrong = paths.flatMap((path) => values.map((value) => nest(path, value)));
     for (const config of [...wrong, ...tokens.map((value) => ({ tokens: value }) as object)]) {
-      // Where a secret passes for what it is not, nothing is wrong and nothing is said.
+      // Where a secret is a valid value, there is no mistake and no message.
       assertSilent(S, () => createGateway(config));
-      if (S !== CANARIES[0]) continue; // what is read of a file is read like that
+      if (S !== CANARIES[0]) continue; // a file is read in the same way
       assertSilent(S, () => loadFile(JSON.stringify(config)));
       assertSilent(S, () => loadFile(JSON.stringify(config).slice(0, -1)));
     }
@@ -7741,7 +7741,7 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   const config: GatewayConfig = { listen: '127.0.0.1:0', ...tokens({}) };
   writeFileSync(file, JSON.stringify(config));
   const { child, output, ...to } = await startProcess(t, { args: ['--config', file] });
-  assert.equal((await ask(to)).status, 401); // it is up, and so are its handlers of signals
+  assert.equal((await ask(to)).status, 401); // the gateway is up, and so are its signal handlers
   writeFileSync(file, JSON.stringify({ ...config, [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
@@ -7887,7 +7887,7 @@ test("a certificate without its key, with another's, or that is none, is a mista
   for (const cert of [chain, first.cert]) {
     check(cert, second.key, 'tls: its "key" is not the key of the first certificate in "cert"');
   }
-  // A chain, one with the words that programs write around it, and all in one file.
+  // A chain; a chain with the words that programs write around it; chain and key in one file.
   const both = `${first.key}\n${chain}`;
   check(chain, first.key);
   check(`subject=CN=my-host\n${chain}\n`, first.key);
@@ -7907,7 +7907,7 @@ const wordsOf = (line: string): string[] =>
 /** The first group of each match. */
 const groupsOf = (text: string, pattern: RegExp): string[] => Array.from(text.matchAll(pattern), ([, group]) => group!);
 
-test('importing does no work and says nothing', async (t) => {
+test('an import of gateway.ts does no work and prints nothing', async (t) => {
   const importing = script(t, `await import(${JSON.stringify(program().at(-1))});`);
   const ended = await runProcess([], { program: importing, env: { LISTEN: 'nonsense' } });
   assert.deepEqual(ended, { code: 0, stdout: '', stderr: '' });
@@ -7933,7 +7933,7 @@ test('the process ends with 0, 1 or 2, and writes to standard output or to stand
   const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `127.0.0.1:${port}`], [2, 'hash', SECRET]];
   for (const [code, ...args] of rows) {
     const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
-    // Once as it is started by hand: through the loader, where the runtime needs one.
+    // Once as people start it: through the loader, where the runtime needs one.
     const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
     assert.deepEqual(ended, await cli(args, given));
     assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
@@ -8120,7 +8120,7 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   assert.match((await render(sized(1025), less)).stderr, /larger than this gateway accepts/);
 });
 
-test('SIGTERM ends it with 0 after the running request, and SIGINT does too', async (t) => {
+test('SIGTERM and SIGINT end the process with 0 after the running request', async (t) => {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     let finish = (): void => {};
     const backend = await startBackend(t, (req, res) => {
@@ -8131,7 +8131,7 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
     const running = ask(gateway, { body: MESSAGE, headers: BEARER });
     await until(() => backend.seen.length === 1);
     const closing = gateway.close(signal);
-    // It refuses new connections as soon as it has heard of the signal.
+    // The gateway refuses new connections as soon as it handles the signal.
     while (await ask(gateway, { path: '/healthz' }).then(() => true, () => false));
     finish();
     assert.equal((await running).status, 200);
@@ -8140,8 +8140,8 @@ test('SIGTERM ends it with 0 after the running request, and SIGINT does too', as
   }
 });
 
-// The handlers of signals came a moment after the line that says "listening".
-test('a SIGTERM in the moment in which it listens ends it with 0, and so does a demonstration', {
+// The signal handlers were set a moment after the log line "listening".
+test('a SIGTERM at the moment the gateway starts to listen ends the process with 0, a demonstration too', {
   skip: !isNode && 'only Node loads a module before the program',
 }, async (t) => {
   const code = `const { stdout } = process, { write } = stdout;
@@ -8616,7 +8616,7 @@ for (const place of ['a header', 'its body']) {
           res.writeHead(201).end('{}');
         });
         const isInBody = place === 'its body';
-        // What is checked stands at both ends of the document.
+        // The fields that are checked stand at both ends of the document.
         const head = `${(isInBody ? AUTHED(SECRET) : HELLO).slice(0, -1)},"base64_attachments":["`;
         const tail = `"],"recipient":"${TO}"}`;
         const isChunked = isInBody === (pace === 'fast');
@@ -8650,7 +8650,7 @@ test('memory: a response of 150 MiB costs no more than 64 MiB, read slowly too',
   });
 });
 
-test('a thousand idle connections and a thousand slow uploads are survived, and a send gets through after them', {
+test('a gateway survives a thousand idle connections and a thousand slow uploads, and relays a send after them', {
   skip: noProc,
 }, async (t) => {
   const backend = await startBackend(t);
@@ -8703,7 +8703,7 @@ test('docs/settings.md names every code of an error, with its status, and the se
   for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
-test('every problem that there is has been provoked by a test before this one', (t) => {
+test('every problem has been provoked by an earlier test', (t) => {
   const codes = groupsOf(PROBLEMS, /^ {2}(\w+): \[\d+/gm);
   assert.ok(codes.length > 20, `only ${codes}`);
   if (gatewaysStarted < 500) return t.skip('only some of the tests were run');
@@ -8920,8 +8920,8 @@ test('the sections of gateway.ts stand as its contents say, within their budgets
   assert.deepEqual(all.map(({ name }) => name), budgets.map(([name]) => name));
   const tooLong = all.filter(({ text }, i) => codeLines(text).length > Number(budgets[i]![1]));
   assert.deepEqual(tooLong.map(({ name, text }) => [name, codeLines(text).length]), []);
-  // What stands above GATEWAY are tables and types, and the words to read them. The command line stands last, for it is
-  // the outermost: it may call everything.
+  // The sections above GATEWAY hold tables and types, and functions to read them. The command line stands last, because
+  // it is the outermost: it may call everything.
   const names = all.map(({ name }) => name);
   const inner = all.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
   const upward = inner.flatMap(({ name, text }, i) => {
@@ -8957,10 +8957,10 @@ test('the numbers of gateway.ts that are no settings stand in one section, and d
   assert.deepEqual(rows, found.map(({ limit, value }) => [inWords(value, limit), limit]));
 });
 
-test('the top level holds what is expected, and the pages tell of this version', () => {
+test('the top level holds only the expected files, and the pages name this version', () => {
   const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.test.ts
     gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
-  // What who follows the pages makes here is no surprise: the tests pass after it as well.
+  // A reader who follows the pages creates the ignored files: the tests pass with them too.
   const made = readFileSync(join(HERE, '.gitignore'), 'utf8').split('\n');
   const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
   assert.deepEqual(others, []);
@@ -8973,7 +8973,7 @@ test('the top level holds what is expected, and the pages tell of this version',
   assert.deepEqual(Object.keys(PAGES).filter((page) => !published.includes(page)), []);
 });
 
-// deno fmt breaks the lines of code, and `npm run check` asks it; what it leaves are comments and texts.
+// deno fmt wraps code, and `npm run check` runs deno fmt. It wraps neither comments nor texts.
 test('comments are no wider than the code', () => {
   const files = ['gateway.bench.ts', 'gateway.test.ts', 'gateway.ts'].map((file) =>
     readFileSync(join(HERE, file), 'utf8')
@@ -9006,7 +9006,7 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await close();
   const code = `import('${PACKAGE.name}').then((m) => m.createGateway({}))`;
   await promisify(execFile)(process.execPath, ['-e', code], { cwd: home });
-  // The last test, so that this stands in the closing lines of .ci/run.
+  // This test is the last, so that its diagnostic stands in the closing lines of .ci/run.
   const { RUNTIMES_PASSED } = process.env;
   if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
