@@ -7369,11 +7369,12 @@ section('LOG'); // ────────────────────�
 
 test('a log line in text form is one line, whatever is in it; the first one says what the tokens may do', async (t) => {
   const config = tokens({ allow: ['info', 'receive'] }, { allow: ['setup', 'receive', 'send'] });
+  config.tokens!.old = { secret: `${SECRET}2`, allow: ['info'], expires: '2020-01-01' };
   const { gateway } = await startBoth(t, { log: { format: 'text' }, allow: ['messaging'], ...config });
   await ask(gateway, { headers: BEARER });
   await ask(gateway, { body: '{"a":', headers: { authorization: `Bearer ${OTHER}` } });
   const lines = [
-    /^\S+Z info {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=2 names=test,other allow=info,receive,setup,send$/,
+    /^\S+Z warn {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=3 names=test,other,old allow=info,receive,setup,send warning="the token \\"old\\" has expired"$/,
     /^\S+Z info {2}request requestId=\S+ client=127\.0\.0\.1 method=GET route=\/v1\/about token=test form=bearer status=200 bytesIn=0 bytesOut=\d+ ms=\d+$/,
     /^\S+Z warn {2}request .* status=400 code=bad_json /,
   ];
