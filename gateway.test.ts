@@ -7597,7 +7597,7 @@ test('file, environment, flags: of two, the later wins', (t) => {
     flags: { listen: '127.0.0.1:3' },
   });
   assert.equal(settings.listen.port, 3);
-  assert.equal(settings['backend.url'].origin, 'http://env:2');
+  assert.equal(settings['backend.url'].url.origin, 'http://env:2');
   assert.equal(settings['backend.timeout'], 1000);
   assert.equal(settings.rate?.count, 2);
   assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);

@@ -263,7 +263,13 @@ const readMethods = listOf(wordOf(FORMS));
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
+  'backend.timeout': [
+    'BACKEND_TIMEOUT',
+    'top',
+    duration('150s', Infinity),
+    '150s',
+    'until its response headers; 0 = none',
+  ],
   'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
   'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
@@ -749,7 +755,6 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
-    settings,
     rules: makeRules(settings),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
@@ -765,6 +770,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * first.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
+    /** By connection, the responses that are due on it, in the order of their requests. */
+    due: new WeakMap<Socket, http.ServerResponse[]>(),
     /**
      * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
@@ -780,7 +787,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 
 /** @param headersTimeout in milliseconds; named as node:http names it. */
 function makeServer(core: Core, headersTimeout: number): http.Server | https.Server {
-  const tls = tlsFiles(core.settings);
+  const tls = tlsFiles(core.rules);
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
@@ -794,24 +801,20 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
   // them.
   server.maxHeadersCount = 0;
-  // By connection, the responses that are due on it, in the order of their requests.
-  const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
-    const queue = queues.get(req.socket) ?? [];
-    queues.set(req.socket, queue);
     // An idle connection that its client keeps would delay the end until the deadline.
     res.once('close', () => core.draining && server.closeIdleConnections());
-    void handleInTurn(core, req, res, queue, upgrade);
+    void handleInTurn(core, req, res, upgrade);
   };
   server.on('request', (req, res) => onRequest(req, res));
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request without a response, this response would get between the bytes of that one. No client does that.
-    if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
+    if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
@@ -820,9 +823,9 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.on('connect', onUpgrade);
   // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
-    if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
+    if (socket.writableLength > 0 || !core.due.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket));
   // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -878,7 +881,7 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
     // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     socket.once('close', () => connections.delete(socket));
-    if (connections.size <= core.settings['limits.connections']) return;
+    if (connections.size <= core.rules['limits.connections']) return;
     const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
     connections.delete(longest);
     longest.destroy();
@@ -890,22 +893,17 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
 /**
  * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count for many.
- * @param queue the responses that are due on the connection.
  */
-async function handleInTurn(
-  core: Core,
-  req: http.IncomingMessage,
-  res: http.ServerResponse,
-  queue: http.ServerResponse[],
-  upgrade: Side | undefined,
-): Promise<void> {
+async function handleInTurn(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side) {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
-  const before = queue.at(-1);
+  const due = core.due.get(socket) ?? [];
+  core.due.set(socket, due);
+  const before = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
-  if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
-  res.once('close', () => queue.splice(queue.indexOf(res), 1));
+  if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
+  res.once('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
     // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
@@ -920,21 +918,17 @@ async function handleInTurn(
  * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
  */
 function hasNoPeer(core: Core, socket: Socket): boolean {
-  return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
+  return socket.remoteAddress === undefined && core.rules.listen.path === undefined;
 }
 
 /**
  * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
  * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
  * the same connection is ignored.
- * @param queue the responses that are due on the connection.
  */
-function answerUnparsed(
-  core: Core,
-  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
-  socket: Socket,
-  [current, next]: http.ServerResponse[],
-): void {
+function answerUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
+  const { code: reason = '', rawPacket } = error;
+  const [current, next] = core.due.get(socket) ?? [];
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
   if (isGone) return void socket.destroy();
   if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
@@ -979,16 +973,14 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
-  // The same address keeps its connections, its slots and its outage.
-  const [backend, next] = [core.settings['backend.url'], settings['backend.url']];
-  const isSame = next.href === backend.href;
-  if (isSame) settings = { ...settings, 'backend.url': backend };
-  const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
+  const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) =>
-    JSON.stringify(settings[path]) !== JSON.stringify(started[path])
+    JSON.stringify(settings[path]) !== JSON.stringify(kept[path])
   );
-  core.settings = { ...settings, ...started };
-  core.rules = makeRules(settings);
+  const backend = core.rules['backend.url'];
+  const isSame = settings['backend.url'].url.href === backend.url.href;
+  // The same address keeps its connections, its slots and its outage.
+  core.rules = makeRules({ ...settings, ...kept, ...(isSame && { 'backend.url': backend }) });
   if (!isSame) core.queue = new BackendQueue();
   core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
@@ -1013,7 +1005,7 @@ function logRules(core: Core, message: string, more: object): void {
   ];
   core.log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
-    backend: rules.backend.origin + rules.backend.prefix,
+    backend: rules['backend.url'].name,
     tokens: rules.tokens.size,
     names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
     allow: [...new Set(rules.all.flatMap((token) => token.allow.written))].join(','),
@@ -1023,12 +1015,12 @@ function logRules(core: Core, message: string, more: object): void {
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
-  const { path, host, port } = core.settings.listen;
+  const { path, host, port } = core.rules.listen;
   if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error'
   const address = server.address() as AddressInfo | string;
-  const scheme = tlsFiles(core.settings) ? 'https' : 'http';
+  const scheme = tlsFiles(core.rules) ? 'https' : 'http';
   const url = typeof address === 'string'
     ? `unix:${address}`
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
@@ -1069,7 +1061,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
-  const { shutdown } = core.settings;
+  const { shutdown } = core.rules;
   const deadlines = [
     setTimeout(() => endRunning(core), shutdown - Math.min(shutdown / 2, LAST_WORDS_MS)),
     setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
@@ -1234,11 +1226,6 @@ class Exchange {
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
-  /** Starts the timer anew with the time that the backend has. */
-  waitForBackend(): void {
-    this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
-  }
-
   stopTimer(): void {
     clearTimeout(this.#timer);
   }
@@ -1341,8 +1328,8 @@ function begin(x: Exchange): void {
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
-function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
-  const limit = Math.max(1, settings['limits.connections'] / 2);
+function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token): void {
+  const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
@@ -1930,7 +1917,7 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
   async open(target: Target, judge: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#x.rules.bodyLimitBytes);
+    this.#checkLength(this.#x.rules['limits.body']);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
       throw new Problem('bad_json', {
@@ -1963,7 +1950,7 @@ class RequestBody {
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
+    const smallerBytes = Math.min(limitBytes, this.#x.rules['limits.body']);
     this.#checkLength(smallerBytes);
     await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
     return Buffer.concat(this.#head.splice(0));
@@ -2018,7 +2005,7 @@ class RequestBody {
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
+    let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
       const wait = (): void => {
         const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
@@ -2087,7 +2074,7 @@ class RequestBody {
    * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes?: number): Promise<Uint8Array | undefined> {
+  async #next(limitBytes = this.#x.rules['limits.body'], roomBytes?: number): Promise<Uint8Array | undefined> {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
@@ -2118,7 +2105,7 @@ class RequestBody {
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
-        this.#x.waitForBackend();
+        this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
@@ -3104,7 +3091,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   let response: BackendResponse | undefined;
   try {
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules.backendWaitMs : 0);
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules['backend.wait'] : 0);
     response = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
     const { incoming, upgraded } = response;
@@ -3141,7 +3128,8 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
-  const headers = ['host', rules.backend.host];
+  const { url, authorization } = rules['backend.url'];
+  const headers = ['host', url.host];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
@@ -3156,7 +3144,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
-  if (rules.backend.authorization) headers.push('authorization', rules.backend.authorization);
+  if (authorization) headers.push('authorization', authorization);
   return headers;
 }
 
@@ -3213,7 +3201,7 @@ function isLarge(content: Content): content is Exclude<Content, Uint8Array | und
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
-  const { backend, backendTimeoutMs } = x.rules;
+  const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
@@ -3265,7 +3253,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   if (!isLarge(content)) {
     await x.queue.enter(x, true); // a try has no slot yet
-    x.waitForBackend();
+    x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
     x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
@@ -3331,7 +3319,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
   const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
   while (report.bytesOut !== length) {
-    const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
+    const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
     report.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
@@ -3417,7 +3405,7 @@ class BackendQueue {
   /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
-    const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
+    const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
     const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
     x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
   }
@@ -3429,7 +3417,7 @@ class BackendQueue {
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
     const place = x.place!;
-    const isLimited = x.core.rules.backendParallel < Infinity;
+    const isLimited = x.core.rules['backend.parallel'] < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
@@ -3437,7 +3425,7 @@ class BackendQueue {
     if (!this.#waiting.includes(x)) return;
     // In line there is no timer: at the end of each try the queue looks who has waited for too long.
     if (this.#isInLine(x)) x.stopTimer();
-    else x.waitFor(x.rules.backendTimeoutMs, 'busy');
+    else x.waitFor(x.rules['backend.timeout'], 'busy');
     await x.standBy();
   }
 
@@ -3449,7 +3437,7 @@ class BackendQueue {
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
+    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
@@ -3490,10 +3478,10 @@ class BackendQueue {
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
   serve(core: Core): void {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { backendParallel }, slotTimeoutMs } = core;
+    const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, backendParallel);
-      if (this.#holders.length - lent.length >= backendParallel) return;
+      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, slots);
+      if (this.#holders.length - lent.length >= slots) return;
       const next = this.#next(core, lent);
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
@@ -3508,11 +3496,11 @@ class BackendQueue {
    * Where there are several tokens and several slots, no token holds all of them.
    * @param lent the requests whose slots do not count, because they are lent.
    */
-  #next({ rules: { backendParallel, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
+  #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
     const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
-    const most = Math.max(1, backendParallel - 1);
+    const most = Math.max(1, slots - 1);
     const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
     const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
     return this.#waiting
@@ -3553,7 +3541,7 @@ class BackendQueue {
   }
 
   #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
-    core.log('warn', message, { backend: rules.backend.origin, reason, waiting: waiting.length });
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting: waiting.length });
   }
 }
 
@@ -4024,7 +4012,7 @@ function readSettings(sources: Sources): Settings {
   return sources.end(settings);
 }
 
-/** What requests are checked against: the settings, with the fallbacks of each token resolved. */
+/** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = ReturnType<typeof makeRules>;
 
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
@@ -4036,22 +4024,14 @@ function makeRules(settings: Settings) {
   /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
+    ...settings,
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
     /** The forms that at least one token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
-    /** The origins that may use the gateway and read its responses. */
     cors: settings.cors ?? new Set<string>(),
-    trustedProxies: settings.trustedProxies,
-    backend: settings['backend.url'],
-    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
-    backendTimeoutMs: settings['backend.timeout'] || Infinity,
-    backendWaitMs: settings['backend.wait'],
-    backendParallel: settings['backend.parallel'] || Infinity,
-    bodyLimitBytes: settings['limits.body'],
-    warnings: settings.warnings,
   } as const;
 }
 
@@ -4159,10 +4139,10 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
-/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
+/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. 0 means no limit. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
-  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
+  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value)) || Infinity;
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -4174,9 +4154,9 @@ function parseDuration(text: string): number | undefined {
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
-/** Makes a reader of durations, in milliseconds. @param example for the message. */
-function duration(example: string): Reader<number> {
-  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
+/** Makes a reader of durations, in milliseconds. @param example for the message. @param zero what 0 means. */
+function duration(example: string, zero = 0): Reader<number> {
+  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration) || zero;
 }
 
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
@@ -4255,14 +4235,14 @@ function readBackend(value: unknown) {
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
+  const prefix = url.pathname.replace(/\/+$/, '');
   return {
-    /** Tells a reload whether the backend is the same. With userinfo: not for the log. */
-    href: url.href,
-    /** Without userinfo. */
-    origin: url.origin,
+    /** With userinfo: not for the log. */
+    url,
+    /** For the log. */
+    name: url.origin + prefix,
     /** The path, without a slash at the end. */
-    prefix: url.pathname.replace(/\/+$/, ''),
-    host: url.host,
+    prefix,
     /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
     authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
@@ -4309,7 +4289,7 @@ function showPath(path: string): string {
 }
 
 /** Certificate and key for node:https, if the settings have both. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
@@ -4669,7 +4649,7 @@ function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   return [
     'The configuration is good.',
-    `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
+    `backend ${settings['backend.url'].name}`,
     rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...rules.all.map((token) => describeToken(token, Date.now())),
@@ -4765,8 +4745,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
  * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
  * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
-async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
-  const backend = origin + prefix;
+async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings): Promise<void> {
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
     const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
