@@ -7717,7 +7717,7 @@ test('a token in a file takes its secret from another, and settings of its own',
   );
   const [token] = loadSettings({ file }).tokens;
   assert.equal(token!.digest, createHash('sha256').update(SECRET).digest('hex'));
-  assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
+  assert.equal(token!.expires, Date.parse('2027-06-30T23:59:59.999Z'));
   assert.deepEqual([...token!.methods!], ['path']);
 });
 

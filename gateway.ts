@@ -1147,7 +1147,7 @@ class Exchange {
 
   // What it holds.
   /** Its place in the queue of the backend, with its slot. */
-  place: Place | undefined;
+  readonly place = new Place();
   /** How many bytes of its body are in memory, for a send that is made of them. */
   heldBytes = 0;
   /**
@@ -1204,7 +1204,7 @@ class Exchange {
    * keeps its slot and goes on without its client until the head of the response, or until its slot is overdue.
    */
   leave(): void {
-    const { timer, isOverdue } = this.place ?? {};
+    const { timer, isOverdue } = this.place;
     if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
@@ -1553,7 +1553,8 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  readonly expiresMs: number | undefined;
+  /** In milliseconds since the epoch. */
+  readonly expires: number | undefined;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
 }
@@ -1623,8 +1624,8 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
 }
 
 /** Whether a token has expired. It is asked at every request, so that a token expires without a reload. */
-function isExpired({ expiresMs }: Token, nowMs: number): boolean {
-  return expiresMs !== undefined && expiresMs <= nowMs;
+function isExpired({ expires }: Token, nowMs: number): boolean {
+  return expires !== undefined && expires <= nowMs;
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -1808,11 +1809,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
 
 /** At most `count` requests per time. `written` is the configured text. */
-interface Rate {
-  readonly count: number;
-  readonly perMs: number;
-  readonly written: string;
-}
+type Rate = ReturnType<typeof readRate>;
 
 /**
  * A token bucket per key, by the generic cell rate algorithm. A bucket holds `count` at first and regains one every
@@ -3105,7 +3102,9 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    if (response) breakOff(response);
+    // The connection of a response that breaks off is not used again.
+    // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
+    if (response?.incoming.readableEnded === false) (response.upgraded?.[0] ?? response.incoming.socket).destroy();
     throw backendProblem(error);
   }
 }
@@ -3230,7 +3229,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
       // A body without a length that ends by a reset would look complete.
       if (response && !response.incoming.complete) response.reader.isBroken = true;
       // Without a connection nothing can have been sent.
-      reject(x.place!.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+      reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     });
     outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
     const onConnect = (): void => {
@@ -3255,7 +3254,7 @@ async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: 
     await x.queue.enter(x, true); // a try has no slot yet
     x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
-    x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
+    x.moveTo(isUpgrade && !x.place.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
   const room = x.changesOf(outgoing, ['drain', 'close']);
@@ -3264,12 +3263,6 @@ async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: 
     if (outgoing.destroyed) return; // the response says why
   }
   outgoing.end();
-}
-
-/** Breaks a response off. Its connection is not used again. */
-function breakOff({ incoming, upgraded }: BackendResponse): void {
-  // UNTIL Node lets `outgoing.destroy()` destroy it: where the response is complete, Node 26.10 pools the socket again.
-  if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
@@ -3356,19 +3349,19 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
 // ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
-interface Place {
-  readonly needsSlot: boolean;
+class Place {
+  needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
-  readonly readyMs: number;
+  readyMs = 0;
   /** Until when it waits for a backend that is down; `readyMs` if it does not. */
-  readonly untilMs: number;
-  isConnected: boolean;
+  untilMs = 0;
+  isConnected = false;
   /** Set while the request waits for a slot. */
-  wantsSlot: boolean;
+  wantsSlot = false;
   /** Set while it holds one. */
   timer: NodeJS.Timeout | undefined;
   /** It has held its slot for `slotTimeoutMs`. */
-  isOverdue: boolean;
+  isOverdue = false;
 }
 
 /** From a refused connection until one comes about. */
@@ -3406,8 +3399,7 @@ class BackendQueue {
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
     const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
-    const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
-    x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
+    Object.assign(x.place, { needsSlot, readyMs, untilMs });
   }
 
   /**
@@ -3416,11 +3408,11 @@ class BackendQueue {
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
-    const place = x.place!;
+    const place = x.place;
     const isLimited = x.core.rules['backend.parallel'] < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
+    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
     this.serve(x.core);
     if (!this.#waiting.includes(x)) return;
     // In line there is no timer: at the end of each try the queue looks who has waited for too long.
@@ -3431,13 +3423,13 @@ class BackendQueue {
 
   /** A connection came about: the backend is up. */
   connected(x: Exchange): void {
-    x.place!.isConnected = true;
+    x.place.isConnected = true;
     if (!this.#outage) return;
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
+    for (const y of line) y.place.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
@@ -3454,7 +3446,7 @@ class BackendQueue {
         this.serve(x.core);
       }, outage.pauseMs).unref();
     }
-    const isLate = ({ place }: Exchange): boolean => place!.untilMs <= performance.now();
+    const isLate = ({ place }: Exchange): boolean => place.untilMs <= performance.now();
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
     this.release(x);
@@ -3465,7 +3457,7 @@ class BackendQueue {
 
   /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
   release(x: Exchange): void {
-    const place = x.place!;
+    const place = x.place;
     clearTimeout(place.timer);
     place.timer = undefined;
     place.isOverdue = false;
@@ -3480,13 +3472,13 @@ class BackendQueue {
     if (this.#outage) this.#serveLine(this.#outage);
     const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, slots);
+      const lent = this.#holders.filter(({ place }) => place.isOverdue).slice(0, slots);
       if (this.#holders.length - lent.length >= slots) return;
       const next = this.#next(core, lent);
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
-      next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      next.place.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3497,7 +3489,7 @@ class BackendQueue {
    * @param lent the requests whose slots do not count, because they are lent.
    */
   #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
-    const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
+    const isAble = (x: Exchange): boolean => x.place.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
     const most = Math.max(1, slots - 1);
@@ -3525,7 +3517,7 @@ class BackendQueue {
 
   /** Whether the request waits for a backend that is down. */
   #isInLine({ place }: Exchange): boolean {
-    return this.#outage !== undefined && !place!.isConnected;
+    return this.#outage !== undefined && !place.isConnected;
   }
 
   #admit(x: Exchange): void {
@@ -3535,7 +3527,7 @@ class BackendQueue {
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange): void {
-    x.place!.isOverdue = true;
+    x.place.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
@@ -3547,7 +3539,7 @@ class BackendQueue {
 
 /** Whether the request is one that waits for a backend that is down. */
 function waits({ place }: Exchange): boolean {
-  return place!.untilMs > place!.readyMs;
+  return place.untilMs > place.readyMs;
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
@@ -4168,7 +4160,7 @@ function readSize(value: unknown): number {
 }
 
 /** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
-function readRate(value: unknown): Rate {
+function readRate(value: unknown) {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
     const perMs = parseDuration(time);
@@ -4405,8 +4397,8 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
     });
-    const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { ...read, name, digest: digest ?? '', secretFile, expiresMs } as TokenSettings;
+    const read = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
+    return { ...read, name, digest: digest ?? '', secretFile } as TokenSettings;
   });
 }
 
@@ -4660,7 +4652,7 @@ function printCheck(settings: Settings): string {
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
   const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
-  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
+  const expiry = token.expires === undefined ? 'never' : new Date(token.expires).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
     ...idle.map((entry) => ['warning', `${entry} matches no route of the backend`]),
