@@ -263,13 +263,7 @@ const readMethods = listOf(wordOf(FORMS));
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': [
-    'BACKEND_TIMEOUT',
-    'top',
-    duration('150s', Infinity),
-    '150s',
-    'until its response headers; 0 = none',
-  ],
+  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
   'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
   'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
   'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
@@ -997,7 +991,7 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
-  const expired = rules.all.filter((token) => isExpired(token, now()));
+  const expired = rules.all.filter((token) => token.expires <= now());
   const warnings = [
     ...(rules.anonymous ? [OPEN_WARNING] : []),
     ...rules.warnings,
@@ -1037,12 +1031,9 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
-  const isStale = await once(probe, 'connect').then(
-    () => false,
-    (error: NodeJS.ErrnoException) => error.code === 'ECONNREFUSED',
-  );
+  const failure = await once(probe, 'connect').then(() => undefined, ({ code }: NodeJS.ErrnoException) => code);
   probe.destroy();
-  if (isStale) unlinkSync(path);
+  if (failure === 'ECONNREFUSED') unlinkSync(path);
 }
 
 /**
@@ -1399,7 +1390,7 @@ function closeStaleTunnels(core: Core): void {
   for (const [x, close] of core.tunnels) {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
-    const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
+    const isGood = token !== undefined && takesForm && token.expires > core.now();
     if (!isGood || refusalOfPage(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
@@ -1553,8 +1544,8 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  /** In milliseconds since the epoch. */
-  readonly expires: number | undefined;
+  /** In milliseconds since the epoch; Infinity if never. Asked at every request, so it needs no reload. */
+  readonly expires: number;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
 }
@@ -1614,18 +1605,13 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const expired = token !== undefined && isExpired(token, core.now());
+  const expired = token !== undefined && token.expires <= core.now();
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   return retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
-}
-
-/** Whether a token has expired. It is asked at every request, so that a token expires without a reload. */
-function isExpired({ expires }: Token, nowMs: number): boolean {
-  return expires !== undefined && expires <= nowMs;
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -4011,7 +3997,7 @@ type Rules = ReturnType<typeof makeRules>;
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
   // A token's own value replaces the top-level one whole: merged, a list could only become wider.
-  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -4024,6 +4010,9 @@ function makeRules(settings: Settings) {
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
+    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
+    'backend.timeout': settings['backend.timeout'] || Infinity,
+    'backend.parallel': settings['backend.parallel'] || Infinity,
   } as const;
 }
 
@@ -4131,10 +4120,10 @@ function readBoolean(value: unknown): boolean {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
-/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. 0 means no limit. */
+/** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number): Reader<number> {
   const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
-  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value)) || Infinity;
+  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -4146,9 +4135,9 @@ function parseDuration(text: string): number | undefined {
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
-/** Makes a reader of durations, in milliseconds. @param example for the message. @param zero what 0 means. */
-function duration(example: string, zero = 0): Reader<number> {
-  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration) || zero;
+/** Makes a reader of durations, in milliseconds. @param example for the message. */
+function duration(example: string): Reader<number> {
+  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
@@ -4652,7 +4641,7 @@ function printCheck(settings: Settings): string {
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
   const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
-  const expiry = token.expires === undefined ? 'never' : new Date(token.expires).toISOString();
+  const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
     ...idle.map((entry) => ['warning', `${entry} matches no route of the backend`]),
@@ -4662,7 +4651,7 @@ function describeToken(token: Token, nowMs: number): string {
     ['rate', token.rate?.written ?? 'no limit'],
     ['from', words(token.clients?.written) || 'any address'],
     ['webhooks', makesSends(token) ? describeSends(token) : ''],
-    ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
+    ['expires', `${expiry}${token.expires <= nowMs ? ' (it has)' : ''}`],
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
