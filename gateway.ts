@@ -23,15 +23,15 @@
  * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
  * configuration.
  *
- * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
+ * Budget: 3,040 lines of code, 45 a function, 230 a class. A feature pays for its lines by what it makes superfluous.
  *
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 270 · PIPELINE 205 ·
- *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 52 · RATE 25 · REQUEST BODY 195 · SENDS 145 · TEMPLATES 130 ·
- *   POLICY 70 · BODY SCAN 285 · RELAY 220 · SLOTS 135 · WEBSOCKETS 65 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 55 · LOADING 140 · READERS 275 · DEMO 50 · COMMAND LINE 250 · EXPORTS 5
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
+ *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
  */
@@ -571,7 +571,7 @@ class Mistakes {
 // The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
 // group. It stays closed until a pattern names it.
 
-/** The groups of `allow`. Each holds the routes that one kind of client needs. `messaging` opens send and receive too. */
+/** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
 const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'] as const;
 type Group = (typeof GROUPS)[number];
 
@@ -2146,8 +2146,8 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * The payload of a send by GET, which is its query. The connection is not kept, because HTTP libraries repeat a GET on a
- * kept connection that broke.
+ * The payload of a send by GET, which is its query. The connection is not kept, because HTTP libraries repeat a GET on
+ * a kept connection that broke.
  * @returns undefined for a POST, whose query is not read.
  * @throws {Problem} bad_field if the query of a POST names a field that must not be lost.
  */
@@ -2178,7 +2178,8 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
 }
 
 /**
- * The payload of a JSON body. A duplicate key that must not be lost is refused, because JSON.parse would drop the first.
+ * The payload of a JSON body. A duplicate key that must not be lost is refused, because JSON.parse would drop the
+ * first.
  * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer): Record<string, unknown> {
@@ -2190,10 +2191,10 @@ function readJson(json: Buffer): Record<string, unknown> {
   return payload;
 }
 
-// The headers of a multipart form (RFC 7578), as these encoders write them: curl, browsers, Python, Node, PHP, Go, Java,
-// and .NET, which omits quotes and adds "filename*". All else is refused, because programs read it differently: a second
-// "name" or boundary, "name*", a backslash or a "%" in a name. Otherwise the message would go to the default recipients
-// when only another program sees the recipients that the form names.
+// The headers of a multipart form (RFC 7578), as these encoders write them: curl, browsers, Python, Node, PHP, Go,
+// Java, and .NET, which omits quotes and adds "filename*". All else is refused, because programs read it differently: a
+// second "name" or boundary, "name*", a backslash or a "%" in a name. Otherwise the message would go to the default
+// recipients when only another program sees the recipients that the form names.
 const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
@@ -2407,7 +2408,7 @@ class Template {
   }
 }
 
-/** Looks for the first part of a name from the innermost context outwards, and for each other part in the one before. */
+/** Looks for the first part of a name from the innermost context outwards, for each other part in the one before. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
   const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
   return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
@@ -2480,8 +2481,8 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string 
 }
 
 /**
- * A tag for a message. As with `showValue`, a long one is not shown, for it may be a misplaced secret; the braces do not
- * count.
+ * A tag for a message. As with `showValue`, a long one is not shown, for it may be a misplaced secret; the braces do
+ * not count.
  */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
@@ -2616,16 +2617,16 @@ const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
 
 /**
- * Two tables of the special bytes of a string: for each byte, whether it is special, and for each pair of bytes, whether
- * one of them is. Tables are many times faster than a regular expression.
+ * Two tables of the special bytes of a string: for each byte, whether it is special, and for each pair of bytes,
+ * whether one of them is. Tables are many times faster than a regular expression.
  */
 function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
   const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
   return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
 }
 
-// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. In an attachment,
-// commas and semicolons separate the metadata.
+// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. In an
+// attachment, commas and semicolons separate the metadata.
 const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
@@ -2758,10 +2759,10 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. Whether a member may pass depends on its key. So the bytes from the member's comma on are
-  // held: until the end of the key, where `#release` passes them on, or, if the key is `auth`, until the end of the
-  // value, where `#cut` drops them. No byte of a credential is passed on, and no comma of a member that was cut.
-  // An example is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes
+  // Which bytes are passed on. Whether a member may pass depends on its key. So the bytes from the member's comma on
+  // are held: until the end of the key, where `#release` passes them on, or, if the key is `auth`, until the end of the
+  // value, where `#cut` drops them. No byte of a credential is passed on, and no comma of a member that was cut. An
+  // example is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes
   // first, the comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
 
   /** Passes on the bytes up to `end`, or adds them to the held ones. */
@@ -2818,8 +2819,8 @@ class BodyScan {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
-    // An array's elements belong to the array's key. A literal without a spread gives all scopes one shape in V8: with a
-    // spread, a document of brackets took twice the time.
+    // An array's elements belong to the array's key. A literal without a spread gives all scopes one shape in V8: with
+    // a spread, a document of brackets took twice the time.
     const isArray = char === '[';
     this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
@@ -2942,8 +2943,8 @@ class BodyScan {
     const { key } = this.#scope;
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-    // Most texts are ASCII without an escape. JSON.parse gets single strings, never an object with keys: V8 in Node 24.21
-    // and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
+    // Most texts are ASCII without an escape. JSON.parse gets single strings, never an object with keys: V8 in Node
+    // 24.21 and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -2955,7 +2956,8 @@ class BodyScan {
 
   /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
   #endKey(name: string): void {
-    // Go's encoding/json folds case like this: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
+    // Go's encoding/json folds case like this: besides capitals, only the long s and the Kelvin sign fold to ASCII
+    // letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     const rule = this.#keys.get(key);
     // At the top level, the outer scope has no key, and the rule no `within`.
@@ -2970,7 +2972,7 @@ class BodyScan {
     this.#anyMember = true;
   }
 
-  /** Reads a number or a word as far as the chunk has it; returns where it stopped. Its first byte is already in `#text`. */
+  /** Reads a number or a word as far as the chunk has it; returns where it stopped. `#text` has its first byte. */
   #readBare(i: number): number {
     let end = i;
     while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
@@ -3799,8 +3801,9 @@ function warnRarely(core: Core, message: string, fields: object): void {
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
 
-// UNTIL Deno's process.stdout neither stands still where nobody reads it nor throws on a full disk, as that of 2.9 does:
-// Deno.stdout is used instead (tests "a log that nobody reads is dropped …" and "a standard output that goes to a full disk …").
+// UNTIL Deno's process.stdout neither stands still where nobody reads it nor throws on a full disk, as that of 2.9
+// does: Deno.stdout is used instead (tests "a log that nobody reads is dropped …" and "a standard output that goes to a
+// full disk …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
@@ -4661,8 +4664,9 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route and pattern and
- * with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
+ * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
+ * `GET /v1/groups/+10000`.
  */
 function canMatch(token: Token, allow: Allow): boolean {
   const pattern = allow.patterns[0]!;
