@@ -3187,13 +3187,13 @@ function isLarge(content: Content): content is Exclude<Content, Uint8Array | und
  * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
-function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
+function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
   const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise((resolve, reject) => {
+  return new Promise<BackendResponse>((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
     x.moveTo('sending');
     const path = backendPath(backend, target);
