@@ -6617,7 +6617,7 @@ test('flags replace the environment, the environment replaces the file, and toke
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
   const settings = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
   assert.equal(settings.listen.port, 3);
-  assert.equal(settings['backend.url'].origin, 'http://env:2');
+  assert.equal(settings['backend.url'].url.origin, 'http://env:2');
   assert.equal(settings['backend.timeout'], 1000);
   assert.equal(settings.rate?.count, 2);
   assert.deepEqual(settings.tokens.map((token) => token.name), ['file']);
@@ -6639,7 +6639,7 @@ test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, an
   const file = configFile(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
   const [token] = loadSettings({ file }).tokens;
   assert.equal(token!.digest, hashOf(SECRET));
-  assert.equal(token!.expiresMs, Date.parse('2027-06-30T23:59:59.999Z'));
+  assert.equal(token!.expires, Date.parse('2027-06-30T23:59:59.999Z'));
   assert.deepEqual([...token!.methods!], ['path']);
 });
 
@@ -7502,7 +7502,7 @@ recipe('Synology', 'bearer', ['Volume 1 on nas has degraded.'], ([table], to) =>
   return postAs(table!, to, { [name!]: 'Volume 1 on nas has degraded.' });
 });
 recipe('A page', 'bearer', ['Dinner is ready'], async ([script], to) => {
-  const browser = { ...CHROME, 'origin': 'https://dash.example:8443', 'sec-fetch-site': 'cross-site' };
+  const browser = { 'user-agent': 'Mozilla/5.0', 'origin': DASHBOARD, 'sec-fetch-site': 'cross-site' };
   const fetch = (url: string, init: Ask): Promise<Answer> =>
     ask(to, { ...init, path: targetIn(url), headers: { ...init.headers, ...browser } });
   const send = new Function('fetch', `${script}; return send`)(fetch) as (text: string) => Promise<Answer>;

@@ -23,15 +23,15 @@
  * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
  * configuration.
  *
- * Budget: 3,100 lines of code, 45 a function, 250 a class. A feature pays for its lines by what it makes superfluous.
+ * Budget: 3,040 lines of code, 45 a function, 230 a class. A feature pays for its lines by what it makes superfluous.
  *
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 110 · GATEWAY 270 · PIPELINE 205 ·
- *   TARGET 80 · CREDENTIALS 65 · ORIGINS 52 · ENDPOINTS 52 · RATE 25 · REQUEST BODY 195 · SENDS 145 · TEMPLATES 130 ·
- *   POLICY 70 · BODY SCAN 285 · RELAY 220 · SLOTS 135 · WEBSOCKETS 65 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 55 · LOADING 140 · READERS 275 · DEMO 50 · COMMAND LINE 250 · EXPORTS 5
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
+ *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
  */
@@ -571,8 +571,9 @@ class Mistakes {
 // The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
 // group. It stays closed until a pattern names it.
 
-/** The groups of `allow`. Each holds the routes that one kind of client needs. */
-type Group = 'send' | 'info' | 'receive' | 'messaging' | 'setup';
+/** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
+const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'] as const;
+type Group = (typeof GROUPS)[number];
 
 /** A route for one method. `template` is written as in the backend; `parts` are its segments. */
 type Route = (typeof ROUTES)[number];
@@ -596,8 +597,8 @@ const ROUTES = Object.entries({
     'DELETE{} /v1/remote-delete/:number',
     'POST{},DELETE{} /v1/polls/:number',
     'POST{} /v1/polls/:number/vote',
-    // The attachments of all accounts: `refusalOfEndpoint` closes these routes, and a search without an account, to
-    // tokens with `senders`.
+    // The attachments of all accounts: `refusalOf` closes these routes, and a search without an account, to tokens
+    // with `senders`.
     'GET /v1/attachments',
     'GET,DELETE /v1/attachments/:attachment',
     'GET,POST{} /v1/sticker-packs/:number',
@@ -654,15 +655,6 @@ const ROUTES = Object.entries({
   })
 );
 
-/** The groups that each word of `allow` opens. */
-const GROUPS: Record<Group, readonly Group[]> = {
-  send: ['send'],
-  info: ['info'],
-  receive: ['receive'],
-  messaging: ['send', 'receive', 'messaging'],
-  setup: ['setup'],
-};
-
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
@@ -708,11 +700,6 @@ function isInternalId(value: string): boolean {
 
 /** A pattern of `allow`. Its method may be `*`, and so may its parts. */
 type Pattern = Pick<Route, 'method' | 'parts'>;
-
-/** Whether a pattern opens GET /v2/send. No wildcard opens it: `GET *` is meant to allow reads, and this GET sends. */
-function spellsSendByGet({ method, parts }: Pattern): boolean {
-  return method === 'GET' && parts.join('/') === 'v2/send';
-}
 
 /** A parsed allowlist: its `groups`, its `patterns`, and all entries as `written`. */
 type Allow = ReturnType<typeof readAllow>;
@@ -762,7 +749,6 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   return {
-    settings,
     rules: makeRules(settings),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
@@ -778,6 +764,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * first.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
+    /** By connection, the responses that are due on it, in the order of their requests. */
+    due: new WeakMap<Socket, http.ServerResponse[]>(),
     /**
      * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
@@ -785,15 +773,15 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     running: [] as Exchange[],
     /** The queue of the present backend. Requests that began before a reload keep the queue of theirs. */
     queue: new BackendQueue(),
-    /** The WebSockets that are open. */
-    tunnels: new Set<Tunnel>(),
+    /** The open WebSockets: the request that opened each, which is checked again, and a function that closes it. */
+    tunnels: new Map<Exchange, (reason: string) => void>(),
     draining: false,
   };
 }
 
 /** @param headersTimeout in milliseconds; named as node:http names it. */
 function makeServer(core: Core, headersTimeout: number): http.Server | https.Server {
-  const tls = tlsFiles(core.settings);
+  const tls = tlsFiles(core.rules);
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
@@ -807,26 +795,20 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
   // them.
   server.maxHeadersCount = 0;
-  // By connection, the responses that are due on it, in the order of their requests.
-  const queues = new WeakMap<Socket, http.ServerResponse[]>();
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
-    const queue = queues.get(req.socket) ?? [];
-    queues.set(req.socket, queue);
-    res.once('close', () => {
-      // An idle connection that its client keeps would delay the end until the deadline.
-      if (core.draining) server.closeIdleConnections();
-    });
-    void handleInTurn(core, req, res, queue, upgrade);
+    // An idle connection that its client keeps would delay the end until the deadline.
+    res.once('close', () => core.draining && server.closeIdleConnections());
+    void handleInTurn(core, req, res, upgrade);
   };
   server.on('request', (req, res) => onRequest(req, res));
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request without a response, this response would get between the bytes of that one. No client does that.
-    if (hasNoPeer(core, req.socket) || queues.get(req.socket)?.length) socket.destroy();
+    if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
     else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
@@ -835,9 +817,9 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.on('connect', onUpgrade);
   // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
-    if (socket.writableLength > 0 || !queues.get(socket)?.length) socket.destroy();
+    if (socket.writableLength > 0 || !core.due.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket, queues.get(socket) ?? []));
+  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket));
   // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -859,14 +841,11 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  */
 function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
+  const isLeft = (name: string): boolean => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    if (!/^(?:upgrade|connection|http2-settings)$/i.test(req.rawHeaders[i]!)) {
-      lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
-    }
+    if (isLeft(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
   }
-  const others = [...connectionNames(req.headers.connection)].filter((name) =>
-    name !== 'upgrade' && name !== 'http2-settings'
-  );
+  const others = [...connectionNames(req.headers.connection)].filter(isLeft);
   if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
   socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
   return socket;
@@ -896,7 +875,7 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
     // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     socket.once('close', () => connections.delete(socket));
-    if (connections.size <= core.settings['limits.connections']) return;
+    if (connections.size <= core.rules['limits.connections']) return;
     const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
     connections.delete(longest);
     longest.destroy();
@@ -908,22 +887,17 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
 /**
  * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count for many.
- * @param queue the responses that are due on the connection.
  */
-async function handleInTurn(
-  core: Core,
-  req: http.IncomingMessage,
-  res: http.ServerResponse,
-  queue: http.ServerResponse[],
-  upgrade: Side | undefined,
-): Promise<void> {
+async function handleInTurn(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side) {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
-  const before = queue.at(-1);
+  const due = core.due.get(socket) ?? [];
+  core.due.set(socket, due);
+  const before = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
-  if (queue.push(res) > PIPELINE_LIMIT) return void socket.destroy();
-  res.once('close', () => queue.splice(queue.indexOf(res), 1));
+  if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
+  res.once('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (before !== undefined) await once(before, 'close');
     // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
@@ -938,29 +912,22 @@ async function handleInTurn(
  * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
  */
 function hasNoPeer(core: Core, socket: Socket): boolean {
-  return socket.remoteAddress === undefined && core.settings.listen.path === undefined;
+  return socket.remoteAddress === undefined && core.rules.listen.path === undefined;
 }
 
 /**
  * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
  * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
  * the same connection is ignored.
- * @param queue the responses that are due on the connection.
  */
-function answerUnparsed(
-  core: Core,
-  { code: reason = '', rawPacket }: NodeJS.ErrnoException & { rawPacket?: Buffer },
-  socket: Socket,
-  [current, next]: http.ServerResponse[],
-): void {
+function answerUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
+  const { code: reason = '', rawPacket } = error;
+  const [current, next] = core.due.get(socket) ?? [];
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
   if (isGone) return void socket.destroy();
   if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
-  const code = /TIMEOUT/.test(reason)
-    ? 'request_timeout'
-    : /OVERFLOW/.test(reason)
-    ? 'too_many_headers'
-    : 'bad_request';
+  const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
+  const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
   const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
   if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
     warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
@@ -1000,16 +967,14 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
     ]);
   }
-  // The same address keeps its connections, its slots and its outage.
-  const [backend, next] = [core.settings['backend.url'], settings['backend.url']];
-  const isSame = next.href === backend.href;
-  if (isSame) settings = { ...settings, 'backend.url': backend };
-  const started = Object.fromEntries(START_ONLY.map((path) => [path, core.settings[path]]));
+  const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) =>
-    JSON.stringify(settings[path]) !== JSON.stringify(started[path])
+    JSON.stringify(settings[path]) !== JSON.stringify(kept[path])
   );
-  core.settings = { ...settings, ...started };
-  core.rules = makeRules(settings);
+  const backend = core.rules['backend.url'];
+  const isSame = settings['backend.url'].url.href === backend.url.href;
+  // The same address keeps its connections, its slots and its outage.
+  core.rules = makeRules({ ...settings, ...kept, ...(isSame && { 'backend.url': backend }) });
   if (!isSame) core.queue = new BackendQueue();
   core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
@@ -1026,7 +991,7 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
 function logRules(core: Core, message: string, more: object): void {
   const { rules, now } = core;
-  const expired = rules.all.filter((token) => isExpired(token, now()));
+  const expired = rules.all.filter((token) => token.expires <= now());
   const warnings = [
     ...(rules.anonymous ? [OPEN_WARNING] : []),
     ...rules.warnings,
@@ -1034,7 +999,7 @@ function logRules(core: Core, message: string, more: object): void {
   ];
   core.log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
-    backend: rules.backend.origin + rules.backend.prefix,
+    backend: rules['backend.url'].name,
     tokens: rules.tokens.size,
     names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
     allow: [...new Set(rules.all.flatMap((token) => token.allow.written))].join(','),
@@ -1044,12 +1009,12 @@ function logRules(core: Core, message: string, more: object): void {
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
-  const { path, host, port } = core.settings.listen;
+  const { path, host, port } = core.rules.listen;
   if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
   await once(server, 'listening'); // rejects on 'error'
   const address = server.address() as AddressInfo | string;
-  const scheme = tlsFiles(core.settings) ? 'https' : 'http';
+  const scheme = tlsFiles(core.rules) ? 'https' : 'http';
   const url = typeof address === 'string'
     ? `unix:${address}`
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
@@ -1066,12 +1031,9 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
 async function removeStaleSocket(path: string): Promise<void> {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
-  const isStale = await once(probe, 'connect').then(
-    () => false,
-    (error: NodeJS.ErrnoException) => error.code === 'ECONNREFUSED',
-  );
+  const failure = await once(probe, 'connect').then(() => undefined, ({ code }: NodeJS.ErrnoException) => code);
   probe.destroy();
-  if (isStale) unlinkSync(path);
+  if (failure === 'ECONNREFUSED') unlinkSync(path);
 }
 
 /**
@@ -1079,7 +1041,7 @@ async function removeStaleSocket(path: string): Promise<void> {
  */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
-  for (const tunnel of core.tunnels) tunnel.close('shutdown');
+  for (const close of core.tunnels.values()) close('shutdown');
   for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
@@ -1090,7 +1052,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
-  const { shutdown } = core.settings;
+  const { shutdown } = core.rules;
   const deadlines = [
     setTimeout(() => endRunning(core), shutdown - Math.min(shutdown / 2, LAST_WORDS_MS)),
     setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
@@ -1176,7 +1138,7 @@ class Exchange {
 
   // What it holds.
   /** Its place in the queue of the backend, with its slot. */
-  place: Place | undefined;
+  readonly place = new Place();
   /** How many bytes of its body are in memory, for a send that is made of them. */
   heldBytes = 0;
   /**
@@ -1225,10 +1187,7 @@ class Exchange {
     const onChange = (): void => wake();
     for (const event of events) stream.on(event, onChange);
     this.#listeners.push(onChange);
-    return () =>
-      new Promise((resolve) => {
-        wake = resolve;
-      });
+    return () => new Promise((resolve) => (wake = resolve));
   }
 
   /**
@@ -1236,7 +1195,7 @@ class Exchange {
    * keeps its slot and goes on without its client until the head of the response, or until its slot is overdue.
    */
   leave(): void {
-    const { timer, isOverdue } = this.place ?? {};
+    const { timer, isOverdue } = this.place;
     if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
@@ -1256,11 +1215,6 @@ class Exchange {
     clearTimeout(this.#timer);
     const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
-  }
-
-  /** Starts the timer anew with the time that the backend has. */
-  waitForBackend(): void {
-    this.waitFor(this.rules.backendTimeoutMs, 'backend_timeout');
   }
 
   stopTimer(): void {
@@ -1365,8 +1319,8 @@ function begin(x: Exchange): void {
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
-function claimConnection({ core: { connections, settings }, rules, req }: Exchange, { name }: Token): void {
-  const limit = Math.max(1, settings['limits.connections'] / 2);
+function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token): void {
+  const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
@@ -1433,10 +1387,10 @@ function logExchange(x: Exchange): void {
  */
 function closeStaleTunnels(core: Core): void {
   const { anonymous, tokens } = core.rules;
-  for (const { x, close } of core.tunnels) {
+  for (const [x, close] of core.tunnels) {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
-    const isGood = token !== undefined && takesForm && !isExpired(token, core.now());
+    const isGood = token !== undefined && takesForm && token.expires > core.now();
     if (!isGood || refusalOfPage(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
@@ -1590,7 +1544,8 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  readonly expiresMs: number | undefined;
+  /** In milliseconds since the epoch; Infinity if never. Asked at every request, so it needs no reload. */
+  readonly expires: number;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
 }
@@ -1650,18 +1605,13 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const expired = token !== undefined && isExpired(token, core.now());
+  const expired = token !== undefined && token.expires <= core.now();
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   return retryAfterMs > 0
     ? new Problem('too_many_failures', { reason, retryAfterMs })
     : new Problem('unauthorized', { reason });
-}
-
-/** Whether a token has expired. It is asked at every request, so that a token expires without a reload. */
-function isExpired({ expiresMs }: Token, nowMs: number): boolean {
-  return expiresMs !== undefined && expiresMs <= nowMs;
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -1766,19 +1716,14 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
 
 /**
  * The problem if a token may not make a request: its client addresses, endpoints and accounts. Open WebSockets are
- * checked again when the rules change.
+ * checked again when the rules change. First the allowlist decides. Then some of its endpoints are closed to a token
+ * that has `senders` or `recipients`. Each of these rules stands on its own.
+ * @param client the client's address, which `--check` does not have.
  */
-function refusalOf(token: Token, target: Target, client: string): Problem | undefined {
-  return addressAllowed(token.clients, client) ? refusalOfEndpoint(token, target) : new Problem('client_not_allowed');
-}
-
-/**
- * The same without the client's address, which `--check` does not have. First the allowlist decides. Then some of its
- * endpoints are closed to a token that has `senders` or `recipients`. Each of these rules stands on its own.
- */
-function refusalOfEndpoint(token: Token, target: Target): Problem | undefined {
+function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
   const { allow, senders, recipients } = token;
   const { method, route, segments, parameters } = target;
+  if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
   const grant = findGrant(allow, target);
   if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
 
@@ -1819,7 +1764,8 @@ const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:m
  */
 function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
   const { segments, route } = target;
-  if (isSendByGet(target)) return allow.patterns.some(spellsSendByGet) ? 'named' : undefined;
+  // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
+  if (isSendByGet(target)) return allow.written.includes('GET /v2/send') ? 'named' : undefined;
   const matches = allow.patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
@@ -1849,11 +1795,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
 // ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
 
 /** At most `count` requests per time. `written` is the configured text. */
-interface Rate {
-  readonly count: number;
-  readonly perMs: number;
-  readonly written: string;
-}
+type Rate = ReturnType<typeof readRate>;
 
 /**
  * A token bucket per key, by the generic cell rate algorithm. A bucket holds `count` at first and regains one every
@@ -1958,7 +1900,7 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
    */
   async open(target: Target, judge: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#x.rules.bodyLimitBytes);
+    this.#checkLength(this.#x.rules['limits.body']);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
       throw new Problem('bad_json', {
@@ -1991,7 +1933,7 @@ class RequestBody {
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#x.rules.bodyLimitBytes);
+    const smallerBytes = Math.min(limitBytes, this.#x.rules['limits.body']);
     this.#checkLength(smallerBytes);
     await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
     return Buffer.concat(this.#head.splice(0));
@@ -2046,7 +1988,7 @@ class RequestBody {
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules.bodyLimitBytes : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
+    let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
       const wait = (): void => {
         const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
@@ -2115,7 +2057,7 @@ class RequestBody {
    * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules.bodyLimitBytes, roomBytes?: number): Promise<Uint8Array | undefined> {
+  async #next(limitBytes = this.#x.rules['limits.body'], roomBytes?: number): Promise<Uint8Array | undefined> {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
@@ -2146,7 +2088,7 @@ class RequestBody {
         if (this.#isComplete) pieces.push(...scan.end());
         scan.takeFields().forEach(judge);
         if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
-        this.#x.waitForBackend();
+        this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
@@ -2480,8 +2422,7 @@ function memberOf(value: unknown, name: string): unknown {
 
 /** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
 function toText(value: unknown): string {
-  if (value === undefined || value === null) return '';
-  return typeof value === 'object' ? JSON.stringify(value) : String(value);
+  return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
 /** Cuts a text between characters, so that it fits the limit with an ellipsis. */
@@ -3101,22 +3042,20 @@ function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): 
 // ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
 
 /** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
-const HOP_BY_HOP = [
-  ...['connection', 'transfer-encoding', 'te', 'trailer', 'upgrade', 'proxy-authenticate', 'proxy-authorization'],
-  ...['keep-alive', 'proxy-connection', 'proxy-authentication-info', 'http2-settings'],
-];
+const HOP_BY_HOP = ('connection transfer-encoding te trailer upgrade proxy-authenticate proxy-authorization ' +
+  'keep-alive proxy-connection proxy-authentication-info http2-settings').split(' ');
+
+/** Fields of a response that the client does not get. */
+const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
 
 /** Fields of the client that the backend does not get. */
-const NOT_FORWARDED = [
+const NOT_OUTBOUND = new Set([
+  ...HOP_BY_HOP,
   // The gateway sets these itself, or has obeyed them (`expect`).
-  ...['host', 'expect', 'authorization', 'forwarded', 'x-real-ip', 'x-request-id', 'content-length', 'accept-encoding'],
+  ...'host expect authorization forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
   // Copies of the URL, which may hold a token, that browsers and proxies make; and cookies of other programs.
-  ...['referer', 'x-rewrite-url', 'x-envoy-original-path', 'cookie'],
-];
-
-/** Fields that are not passed on: of a response, and of a request. */
-const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
-const NOT_OUTBOUND = new Set([...HOP_BY_HOP, ...NOT_FORWARDED]);
+  ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
+]);
 
 /** The head of the backend's response, and the way to read the rest. */
 interface BackendResponse {
@@ -3137,7 +3076,7 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   let response: BackendResponse | undefined;
   try {
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules.backendWaitMs : 0);
+    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules['backend.wait'] : 0);
     response = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
     const { incoming, upgraded } = response;
@@ -3151,7 +3090,9 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    if (response) breakOff(response);
+    // The connection of a response that breaks off is not used again.
+    // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
+    if (response?.incoming.readableEnded === false) (response.upgraded?.[0] ?? response.incoming.socket).destroy();
     throw backendProblem(error);
   }
 }
@@ -3174,7 +3115,8 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
-  const headers = ['host', rules.backend.host];
+  const { url, authorization } = rules['backend.url'];
+  const headers = ['host', url.host];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
@@ -3189,7 +3131,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
-  if (rules.backend.authorization) headers.push('authorization', rules.backend.authorization);
+  if (authorization) headers.push('authorization', authorization);
   return headers;
 }
 
@@ -3245,18 +3187,13 @@ function isLarge(content: Content): content is Exclude<Content, Uint8Array | und
  * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
-function connectAndSend(
-  x: Exchange,
-  target: Target,
-  content: Content,
-  isUpgrade: boolean,
-): Promise<BackendResponse> {
-  const { backend, backendTimeoutMs } = x.rules;
+function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
+  const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise((resolve, reject) => {
+  return new Promise<BackendResponse>((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
     x.moveTo('sending');
     const path = backendPath(backend, target);
@@ -3280,7 +3217,7 @@ function connectAndSend(
       // A body without a length that ends by a reset would look complete.
       if (response && !response.incoming.complete) response.reader.isBroken = true;
       // Without a connection nothing can have been sent.
-      reject(x.place!.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+      reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     });
     outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
     const onConnect = (): void => {
@@ -3300,17 +3237,12 @@ function connectAndSend(
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
-async function writeRequest(
-  x: Exchange,
-  outgoing: http.ClientRequest,
-  content: Content,
-  isUpgrade: boolean,
-): Promise<void> {
+async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   if (!isLarge(content)) {
     await x.queue.enter(x, true); // a try has no slot yet
-    x.waitForBackend();
+    x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
-    x.moveTo(isUpgrade && !x.place!.needsSlot ? 'waiting' : 'sent');
+    x.moveTo(isUpgrade && !x.place.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
   const room = x.changesOf(outgoing, ['drain', 'close']);
@@ -3319,12 +3251,6 @@ async function writeRequest(
     if (outgoing.destroyed) return; // the response says why
   }
   outgoing.end();
-}
-
-/** Breaks a response off. Its connection is not used again. */
-function breakOff({ incoming, upgraded }: BackendResponse): void {
-  // UNTIL Node lets `outgoing.destroy()` destroy it: where the response is complete, Node 26.10 pools the socket again.
-  if (!incoming.readableEnded) (upgraded?.[0] ?? incoming.socket).destroy();
 }
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
@@ -3374,7 +3300,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
   const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
   while (report.bytesOut !== length) {
-    const chunk = await reader.next(rules.backendTimeoutMs, 'backend_timeout');
+    const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
     if (chunk === undefined && length === undefined) return;
     report.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
@@ -3411,19 +3337,19 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
 // ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
-interface Place {
-  readonly needsSlot: boolean;
+class Place {
+  needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
-  readonly readyMs: number;
+  readyMs = 0;
   /** Until when it waits for a backend that is down; `readyMs` if it does not. */
-  readonly untilMs: number;
-  isConnected: boolean;
+  untilMs = 0;
+  isConnected = false;
   /** Set while the request waits for a slot. */
-  wantsSlot: boolean;
+  wantsSlot = false;
   /** Set while it holds one. */
   timer: NodeJS.Timeout | undefined;
   /** It has held its slot for `slotTimeoutMs`. */
-  isOverdue: boolean;
+  isOverdue = false;
 }
 
 /** From a refused connection until one comes about. */
@@ -3460,9 +3386,8 @@ class BackendQueue {
   /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
   join(x: Exchange, needsSlot: boolean, waitMs: number): void {
     const readyMs = performance.now();
-    const untilMs = readyMs + Math.min(waitMs, x.rules.backendTimeoutMs);
-    const nothingYet = { isConnected: false, wantsSlot: false, timer: undefined, isOverdue: false };
-    x.place = { needsSlot, readyMs, untilMs, ...nothingYet };
+    const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
+    Object.assign(x.place, { needsSlot, readyMs, untilMs });
   }
 
   /**
@@ -3471,28 +3396,28 @@ class BackendQueue {
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
-    const place = x.place!;
-    const isLimited = x.core.rules.backendParallel < Infinity;
+    const place = x.place;
+    const isLimited = x.core.rules['backend.parallel'] < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
     if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place!.readyMs <= place.readyMs) + 1, 0, x);
+    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
     this.serve(x.core);
     if (!this.#waiting.includes(x)) return;
     // In line there is no timer: at the end of each try the queue looks who has waited for too long.
     if (this.#isInLine(x)) x.stopTimer();
-    else x.waitFor(x.rules.backendTimeoutMs, 'busy');
+    else x.waitFor(x.rules['backend.timeout'], 'busy');
     await x.standBy();
   }
 
   /** A connection came about: the backend is up. */
   connected(x: Exchange): void {
-    x.place!.isConnected = true;
+    x.place.isConnected = true;
     if (!this.#outage) return;
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     clearTimeout(this.#outage.pause);
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place!.wantsSlot ? y.waitFor(y.rules.backendTimeoutMs, 'busy') : this.#admit(y);
+    for (const y of line) y.place.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
@@ -3509,7 +3434,7 @@ class BackendQueue {
         this.serve(x.core);
       }, outage.pauseMs).unref();
     }
-    const isLate = ({ place }: Exchange): boolean => place!.untilMs <= performance.now();
+    const isLate = ({ place }: Exchange): boolean => place.untilMs <= performance.now();
     const line = this.#waiting.filter((y) => this.#isInLine(y));
     for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
     this.release(x);
@@ -3520,7 +3445,7 @@ class BackendQueue {
 
   /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
   release(x: Exchange): void {
-    const place = x.place!;
+    const place = x.place;
     clearTimeout(place.timer);
     place.timer = undefined;
     place.isOverdue = false;
@@ -3533,15 +3458,15 @@ class BackendQueue {
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
   serve(core: Core): void {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { backendParallel }, slotTimeoutMs } = core;
+    const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place!.isOverdue).slice(0, backendParallel);
-      if (this.#holders.length - lent.length >= backendParallel) return;
+      const lent = this.#holders.filter(({ place }) => place.isOverdue).slice(0, slots);
+      if (this.#holders.length - lent.length >= slots) return;
       const next = this.#next(core, lent);
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
-      next.place!.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      next.place.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3551,11 +3476,11 @@ class BackendQueue {
    * Where there are several tokens and several slots, no token holds all of them.
    * @param lent the requests whose slots do not count, because they are lent.
    */
-  #next({ rules: { backendParallel, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
-    const isAble = (x: Exchange): boolean => x.place!.wantsSlot && !this.#isInLine(x);
+  #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
+    const isAble = (x: Exchange): boolean => x.place.wantsSlot && !this.#isInLine(x);
     if (tokens.size < 2) return this.#waiting.find(isAble);
     const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
-    const most = Math.max(1, backendParallel - 1);
+    const most = Math.max(1, slots - 1);
     const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
     const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
     return this.#waiting
@@ -3580,7 +3505,7 @@ class BackendQueue {
 
   /** Whether the request waits for a backend that is down. */
   #isInLine({ place }: Exchange): boolean {
-    return this.#outage !== undefined && !place!.isConnected;
+    return this.#outage !== undefined && !place.isConnected;
   }
 
   #admit(x: Exchange): void {
@@ -3590,19 +3515,19 @@ class BackendQueue {
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange): void {
-    x.place!.isOverdue = true;
+    x.place.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
 
   #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
-    core.log('warn', message, { backend: rules.backend.origin, reason, waiting: waiting.length });
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting: waiting.length });
   }
 }
 
 /** Whether the request is one that waits for a backend that is down. */
 function waits({ place }: Exchange): boolean {
-  return place!.untilMs > place!.readyMs;
+  return place.untilMs > place.readyMs;
 }
 
 // ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
@@ -3611,13 +3536,6 @@ function waits({ place }: Exchange): boolean {
 
 /** One side of a WebSocket, and the bytes that were already read from it. */
 type Side = readonly [socket: Duplex, head: Buffer];
-
-/** An open WebSocket. */
-interface Tunnel {
-  /** The request that opened it. Its token, form, target and client are checked again when the rules change. */
-  readonly x: Exchange;
-  close(reason: string): void;
-}
 
 /**
  * Reads from a client that waits for its handshake. A socket that is not read does not report that its peer has left.
@@ -3656,8 +3574,7 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
   x.moveTo('tunnel');
   x.res.detachSocket(socket as Socket);
   socket.write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
-  const tunnel: Tunnel = { x, close };
-  core.tunnels.add(tunnel);
+  core.tunnels.set(x, close);
   for (const side of [socket, backend]) {
     // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
     if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
@@ -3674,7 +3591,7 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
-    core.tunnels.delete(tunnel);
+    core.tunnels.delete(x);
     const ms = Math.round(core.now() - x.startedMs);
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
@@ -4075,34 +3992,29 @@ function readSettings(sources: Sources): Settings {
   return sources.end(settings);
 }
 
-/** What requests are checked against: the settings, with the fallbacks of each token resolved. */
+/** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = ReturnType<typeof makeRules>;
 
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
   // A token's own value replaces the top-level one whole: merged, a list could only become wider.
-  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, ...token }) as Token;
+  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** Every request's token, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
+    ...settings,
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
     /** The forms that at least one token accepts. */
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
-    /** The origins that may use the gateway and read its responses. */
     cors: settings.cors ?? new Set<string>(),
-    trustedProxies: settings.trustedProxies,
-    backend: settings['backend.url'],
     // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
-    backendTimeoutMs: settings['backend.timeout'] || Infinity,
-    backendWaitMs: settings['backend.wait'],
-    backendParallel: settings['backend.parallel'] || Infinity,
-    bodyLimitBytes: settings['limits.body'],
-    warnings: settings.warnings,
+    'backend.timeout': settings['backend.timeout'] || Infinity,
+    'backend.parallel': settings['backend.parallel'] || Infinity,
   } as const;
 }
 
@@ -4239,7 +4151,7 @@ function readSize(value: unknown): number {
 }
 
 /** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
-function readRate(value: unknown): Rate {
+function readRate(value: unknown) {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
     const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
     const perMs = parseDuration(time);
@@ -4306,14 +4218,14 @@ function readBackend(value: unknown) {
   const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
+  const prefix = url.pathname.replace(/\/+$/, '');
   return {
-    /** Tells a reload whether the backend is the same. With userinfo: not for the log. */
-    href: url.href,
-    /** Without userinfo. */
-    origin: url.origin,
+    /** With userinfo: not for the log. */
+    url,
+    /** For the log. */
+    name: url.origin + prefix,
     /** The path, without a slash at the end. */
-    prefix: url.pathname.replace(/\/+$/, ''),
-    host: url.host,
+    prefix,
     /** For node:http's client. */
     options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
     authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
@@ -4360,7 +4272,7 @@ function showPath(path: string): string {
 }
 
 /** Certificate and key for node:https, if the settings have both. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Settings): { cert: string; key: string } | undefined {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
@@ -4401,10 +4313,11 @@ function readAddresses(value: unknown) {
 
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
-  const expected = `one of ${Object.keys(GROUPS).join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
-  const isKnown = (text: string): boolean => Object.hasOwn(GROUPS, text) || readPattern(text) !== undefined;
+  const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
+  const isKnown = (text: string): boolean => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
   const written = [...listOf(textThat(isKnown, expected))(value)];
-  const groups = new Set(written.flatMap((word) => GROUPS[word as Group] ?? []));
+  const groups = new Set<Group>(GROUPS.filter((group) => written.includes(group)));
+  if (groups.has('messaging')) groups.add('send').add('receive');
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
 
@@ -4475,8 +4388,8 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
     });
-    const { expires: expiresMs, ...read } = mistakes.collect(at, () => readMembers(TOKEN_READERS, others)) ?? {};
-    return { ...read, name, digest: digest ?? '', secretFile, expiresMs } as TokenSettings;
+    const read = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
+    return { ...read, name, digest: digest ?? '', secretFile } as TokenSettings;
   });
 }
 
@@ -4719,7 +4632,7 @@ function printCheck(settings: Settings): string {
   const rules = makeRules(settings);
   return [
     'The configuration is good.',
-    `backend ${settings['backend.url'].origin}${settings['backend.url'].prefix}`,
+    `backend ${settings['backend.url'].name}`,
     rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
     ...rules.all.map((token) => describeToken(token, Date.now())),
@@ -4729,18 +4642,18 @@ function printCheck(settings: Settings): string {
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern));
-  const expiry = token.expiresMs === undefined ? 'never' : new Date(token.expiresMs).toISOString();
+  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
+  const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
-    ...idle.map(({ method, parts }) => ['warning', `${method} /${parts.join('/')} matches no route of the backend`]),
+    ...idle.map((entry) => ['warning', `${entry} matches no route of the backend`]),
     ['presented', token.digest && `as ${words(token.methods)}`],
     ['sends from', words(token.senders) || 'any account'],
     ['sends to', words(token.recipients) || 'anybody'],
     ['rate', token.rate?.written ?? 'no limit'],
     ['from', words(token.clients?.written) || 'any address'],
     ['webhooks', makesSends(token) ? describeSends(token) : ''],
-    ['expires', `${expiry}${isExpired(token, nowMs) ? ' (it has)' : ''}`],
+    ['expires', `${expiry}${token.expires <= nowMs ? ' (it has)' : ''}`],
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
@@ -4750,11 +4663,12 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether a pattern lets any request through. For each route it tries one, with the literals of route and pattern and
- * with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
+ * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
+ * `GET /v1/groups/+10000`.
  */
-function canMatch(token: Token, pattern: Pattern): boolean {
-  const allow: Allow = { written: [], groups: new Set(), patterns: [pattern] };
+function canMatch(token: Token, allow: Allow): boolean {
+  const pattern = allow.patterns[0]!;
   return ROUTES.some(({ method, parts }) => {
     const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
       const both = [part, pattern.parts[i] ?? '*'];
@@ -4783,13 +4697,12 @@ function describeSends(token: Token): string {
   return parts.join('; ');
 }
 
-/** The target of a token's sends, by POST or GET. @throws {Problem} if its allowlist lets neither through. */
+/** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
 function sendTarget(token: Token): Target {
-  const isByGet = token.allow.patterns.some(spellsSendByGet);
-  const target = parseTarget(isByGet ? 'GET' : SEND_ROUTE.method, SEND_ROUTE.template);
-  const refusal = refusalOfEndpoint(token, target);
-  if (refusal) throw refusal;
-  return target;
+  const [byPost, byGet] = [SEND_ROUTE.method, 'GET'].map((method) => parseTarget(method, SEND_ROUTE.template));
+  const refusal = refusalOf(token, byPost!);
+  if (refusal && refusalOf(token, byGet!)) throw refusal;
+  return byPost!;
 }
 
 /**
@@ -4816,8 +4729,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
  * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
  * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
-async function askBackend({ log }: RunningGateway, { 'backend.url': { origin, prefix } }: Settings): Promise<void> {
-  const backend = origin + prefix;
+async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings): Promise<void> {
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
     const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
