@@ -3210,97 +3210,96 @@ table("attack: read all accounts' attachments by a pattern that names nothing", 
   GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
+/** A gateway on a clock that its test sets, and what comes of one request after the other to it. */
+async function startClocked(t: TestContext, config: GatewayConfig) {
+  const clock = { nowMs: 1_700_000_000_000 };
+  const both = await startBoth(t, config, { now: () => clock.nowMs });
+  const asks = (way: string, ...wanted: string[]): Promise<void> =>
+    checkRows(both, [`* ${way}`, wanted.map((row) => row.includes('→') ? row : `GET /v1/about → ${row}`)]);
+  return { both, clock, asks };
+}
+
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const tokens = { a: { secret: SECRET }, b: { secret: OTHER } };
-  const both = await startBoth(t, { rate: '3/1m', tokens }, { now: () => nowMs });
-  const rows = (...wanted: string[]): Promise<void> =>
-    checkRows(both, ['* bearer', wanted.map((row) => `GET /v1/about → ${row}`)]);
-  await rows('200', '200', '200');
+  const { clock, asks } = await startClocked(t, { rate: '3/1m', ...tokens({}, {}) });
+  await asks('bearer', '200', '200', '200');
   // What may not pass anyway does not count, neither before nor after.
-  await checkRows(both, ['* bearer', 'GET /v1/accounts → 403 setup_blocked']);
-  await rows('429 rate_limited | Retry-After: 20');
-  await checkRows(both, [`* bearer ${OTHER}`, 'GET /v1/about → 200']);
-  nowMs += 19_999;
-  await rows('429 rate_limited');
-  nowMs += 1;
-  await rows('200', '429 rate_limited');
+  await asks('bearer', 'GET /v1/accounts → 403 setup_blocked', '429 rate_limited | Retry-After: 20');
+  await asks(`bearer ${OTHER}`, '200');
+  clock.nowMs += 19_999;
+  await asks('bearer', '429 rate_limited');
+  clock.nowMs += 1;
+  await asks('bearer', '200', '429 rate_limited');
 });
 
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
-  const rows = (client: string, ...wanted: string[]): Promise<void> =>
-    checkRows(both, [`* bearer ${OTHER} | X-Forwarded-For: ${client}`, wanted.map((row) => `GET /v1/about → ${row}`)]);
+  const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
+  const from = (client: string, ...wanted: string[]): Promise<void> =>
+    asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
   // A flood must not fill the log of a small computer.
-  await rows('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
-  await rows('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
-  await rows('203.0.113.8', '401 unauthorized');
+  await from('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
+  await from('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  await from('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
-  await checkRows(both, ['* X-Forwarded-For: 203.0.113.7', ['none → 401 unauthorized', 'bearer → 200']]);
-  nowMs += 2000;
-  await rows('203.0.113.7', '401 unauthorized', '429 too_many_failures');
+  await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
+  clock.nowMs += 2000;
+  await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (let i = 0; i < 30; i++) await rows(`2001:db8::${i.toString(16)}`, '401 unauthorized');
-  await rows('2001:db8:0:0:ffff::1', '429 too_many_failures');
-  await rows('2001:db8:0:1::1', '401 unauthorized');
-  for (let i = 0; i < 30; i++) await rows(`2001:db8::b:${i.toString(16)}:d:e:f`, '401 unauthorized');
-  await rows('2001:db8:0:b::', '429 too_many_failures');
-  await rows('2001:db8:b::', '401 unauthorized');
-  for (let i = 0; i < 30; i++) await rows(`::c:b:${i}:d:e:f`, '401 unauthorized');
-  await rows('0:0:c:b::', '429 too_many_failures');
-  await rows('c:b::', '401 unauthorized');
+  for (
+    const [member, last, other] of [
+      ['2001:db8::', '2001:db8:0:0:ffff::1', '2001:db8:0:1::1'],
+      ['2001:db8::b:#:d:e:f', '2001:db8:0:b::', '2001:db8:b::'],
+      ['::c:b:#:d:e:f', '0:0:c:b::', 'c:b::'],
+    ] as const
+  ) {
+    for (let i = 0; i < 30; i++) {
+      await from(
+        member.includes('#') ? member.replace('#', i.toString(16)) : member + i.toString(16),
+        '401 unauthorized',
+      );
+    }
+    await from(last, '429 too_many_failures');
+    await from(other, '401 unauthorized');
+  }
 });
 
 // 500 requests without a credential were 500 lines, on a card of a few gigabytes.
 test('a flood without a good token is 30 log lines a minute of each address, whatever is refused; then it is at debug', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const both = await startBoth(t, {
-    trustedProxies: ['127.0.0.1'],
-    clients: ['203.0.113.0/24', '2001:db8::/32'],
-    cors: ['https://dash.example'],
-  }, { now: () => nowMs });
-  const some: Ask[] = [
-    {},
-    { path: '/v1/accounts', body: MESSAGE },
-    { path: '/v1/about/%2e%2e' },
-    { headers: { authorization: `Bearer ${OTHER}` } },
-    { headers: { authorization: 'Digest x' } },
-    { body: 'x', headers: { 'content-encoding': 'gzip' } },
-    { method: 'OPTIONS', headers: { 'origin': 'https://other.example', 'access-control-request-method': 'POST' } },
-  ];
-  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
-  const from = (client: string, { headers, ...rest }: Ask): Promise<Answer> =>
-    ask(both.gateway, { ...rest, headers: { ...headers, 'x-forwarded-for': client } });
-  const levels = async (count: number, ...attempts: (() => Promise<Answer>)[]): Promise<string[]> => {
-    const before = requests(both.gateway).length;
-    for (let i = 0; i < count; i++) await attempts[i % attempts.length]!();
-    return requests(both.gateway).slice(before).map((line) => line.level);
-  };
-  const flooded = [...Array<string>(30).fill('warn'), ...Array<string>(10).fill('debug')];
-  for (const [i, each] of some.entries()) {
-    assert.deepEqual(await levels(40, () => from(`203.0.113.${i + 1}`, each)), flooded, JSON.stringify(each));
+  const clients = ['127.0.0.1', '203.0.113.0/24', '2001:db8::/32'];
+  const config = { trustedProxies: ['127.0.0.1'], clients, cors: ['https://a.example'] };
+  const { both, clock, asks } = await startClocked(t, config);
+  const rows = literal`
+    GET /v1/about → 401
+    POST /v1/accounts | {} → 401
+    GET /v1/about/%2e%2e → 400
+    'x' | Content-Encoding: gzip → 415
+    OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`.trim().split(/\n */);
+  const flood = (client: string, some: string[]): Promise<void> =>
+    asks(
+      'none',
+      ...Array.from({ length: 40 }, (_, i) =>
+        `X-Forwarded-For: ${client.replace('#', i.toString(16))} | ${some[i % some.length]} | level=${
+          i < 30 ? 'warn' : 'debug'
+        }`),
+    );
+  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, [row]);
+  await flood('198.51.100.1', ['GET /v1/about → 403 client_not_allowed']);
+  const wrong = ['Authorization: Digest x', `bearer ${OTHER}`];
+  await flood('203.0.113.99', [...rows, ...wrong.map((row) => `${row} → 401`)]);
+  for (const [i, row] of wrong.entries()) {
+    const alone = [...Array<string>(30).fill('401 | level=warn'), '429 | level=debug'];
+    await asks(`X-Forwarded-For: 203.0.113.10${i} | ${row}`, ...alone);
   }
-  assert.deepEqual(await levels(40, () => from('198.51.100.1', {})), flooded, 'an address that may not connect');
-  assert.deepEqual(await levels(40, ...some.map((each) => () => from('203.0.113.99', each))), flooded, 'all together');
-  let host = 0; // one household is one IPv6 /64
-  assert.deepEqual(await levels(40, () => from(`2001:db8::${(++host).toString(16)}`, {})), flooded);
-  assert.deepEqual(
-    [...new Set(await levels(5, () => from('203.0.113.1', { method: 'OPTIONS', headers: preflight })))],
-    [
-      'debug',
-    ],
-  );
-  assert.equal(both.backend.connections, 0);
+  await flood('2001:db8::#', rows.slice(0, 1)); // one household is one IPv6 /64
+  const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
+  assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
+  assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
   // The count of wrong credentials is another one, and a good token's lines are logged as ever.
-  const wrong = { headers: { authorization: `Bearer ${OTHER}` } };
-  for (let i = 0; i < 30; i++) assert.equal((await from('203.0.113.1', wrong)).status, 401);
-  assert.equal((await from('203.0.113.1', wrong)).status, 429);
-  const right = () => from('203.0.113.1', { headers: BEARER });
-  const setup = () => from('203.0.113.1', { headers: BEARER, path: '/v1/accounts' });
-  assert.deepEqual(await levels(80, right, setup), Array(40).fill(['info', 'warn']).flat());
-  nowMs += 2000;
-  assert.deepEqual(await levels(2, () => from('203.0.113.1', {})), ['warn', 'debug']);
+  const first = 'X-Forwarded-For: 203.0.113.1';
+  await asks(`${first} | bearer ${OTHER}`, ...Array<string>(30).fill('401'), '429');
+  const logged = 'bearer → 200 | level=info ;; bearer | GET /v1/accounts → 403 setup_blocked | level=warn';
+  await asks(first, ...Array<string>(40).fill(logged));
+  clock.nowMs += 2000;
+  await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
@@ -3322,14 +3321,13 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
 
 // A token was locked out for as long as the clock had been set back.
 test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const { gateway } = await startBoth(t, { rate: '3/1m' }, { now: () => nowMs });
-  const status = async (): Promise<number> => (await ask(gateway, { headers: BEARER })).status;
-  for (let i = 0; i < 3; i++) assert.equal(await status(), 200);
-  nowMs -= 3_600_000;
-  const got: number[] = [];
-  for (let i = 0; i <= 4; i++, nowMs += 5000) got.push(await status());
-  assert.deepEqual(got, [429, 429, 429, 429, 200]);
+  const { clock, asks } = await startClocked(t, { rate: '3/1m' });
+  await asks('bearer', '200', '200', '200');
+  clock.nowMs -= 3_600_000;
+  for (const status of ['429', '429', '429', '429', '200']) {
+    await asks('bearer', status);
+    clock.nowMs += 5000;
+  }
 });
 
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
