@@ -4549,108 +4549,87 @@ test('a template inserts, repeats and leaves out as the Mustache specification h
   }
 });
 
+const NO_TEMPLATES = literal`
+  Hello {{name ¦ 1, column 7: a "{{" has no "}}"
+  a\nb {{{name}} ¦ 2, column 3: "{{{name}}" has no name, or one with a space, a brace or an empty part in it
+  a\r\n\r\n  {{#alerts}}\n{{x}} ¦ 3, column 3: "{{#alerts}}" has no "{{/alerts}}"
+  {{#a}}{{^b}}x{{/b}} ¦ 1, column 1: "{{#a}}" has no "{{/a}}"
+  x\n{{/a}} ¦ 2, column 1: "{{/a}}" closes a section that is not open
+  {{#a}}\n {{#b}}\n  {{/a}}{{/b}} ¦ 3, column 3: "{{/a}}" stands where "{{/b}}" is expected
+  ${
+  '{{}} ¦{{ # }} ¦{{{}}} ¦{{a..b}} ¦{{a.}} ¦{{..}} ¦{{#if a}}'.split(' ¦').map((tag) =>
+    `${tag}{{/if}} ¦ 1, column 1: "${tag}" has no name`
+  )
+}
+  ü {{range .Alerts}} ¦ 1, column 3: "{{range .Alerts}}" has no name
+  {{>part}} ¦ 1, column 1: "{{>part}}": partials, blocks and other delimiters are not supported
+  ${['{{=<% %>=}}', '{{<a}}', '{{$a}}'].map((tag) => `${tag}{{/a}} ¦ 1, column 1: "${tag}": partials`)}
+  a\n😀ü {{ ¦ 2, column 4: 
+  ${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)} ¦ 1, column 385: sections are nested more than 64 levels deep`;
 test('a template that is not one is refused, with line and column', () => {
-  for (
-    const [template, at, why] of [
-      ['Hello {{name', '1, column 7', 'a "{{" has no "}}"'],
-      ['a\nb {{{name}}', '2, column 3', '"{{{name}}" has no name, or one with a space, a brace or an empty part in it'],
-      ['a\r\n\r\n  {{#alerts}}\n{{x}}', '3, column 3', '"{{#alerts}}" has no "{{/alerts}}"'],
-      ['{{#a}}{{^b}}x{{/b}}', '1, column 1', '"{{#a}}" has no "{{/a}}"'],
-      ['x\n{{/a}}', '2, column 1', '"{{/a}}" closes a section that is not open'],
-      ['{{#a}}\n {{#b}}\n  {{/a}}{{/b}}', '3, column 3', '"{{/a}}" stands where "{{/b}}" is expected'],
-      ['{{}}', '1, column 1', '"{{}}" has no name'],
-      ['{{ # }}', '1, column 1', '"{{ # }}" has no name'],
-      ['{{{}}}', '1, column 1', '"{{{}}}" has no name'],
-      ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'],
-      ['{{a.}}', '1, column 1', '"{{a.}}" has no name'],
-      ['{{..}}', '1, column 1', '"{{..}}" has no name'],
-      ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'],
-      ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
-      ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'],
-      ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'],
-      ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'],
-      ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
-      [`${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)}`, '1, column 385', 'sections are nested more than 64 levels deep'],
-    ] as const
-  ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`),
-      template,
-    );
+  for (const line of NO_TEMPLATES.trim().split(/\n */)) {
+    const [template = '', mistake] = line.split(' ¦ ');
+    const isIt = (error: Error): boolean => error instanceof SyntaxError && error.message.startsWith(`line ${mistake}`);
+    assert.throws(() => new Template(String(unescaped(template))), isIt, line);
   }
 });
 
 test('what is said of a template is one line without control characters, however the tag looks', () => {
+  const isShort = ({ message }: Error): boolean => message.length < 250 && !/\p{Cc}/u.test(message);
   for (
-    const template of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
+    const tag of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
   ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error.message.length < 250 && !/\p{Cc}/u.test(error.message),
-    );
+    assert.throws(() => new Template(tag), isShort);
   }
-  assert.throws(() => new Template('a\n😀ü {{'), /^SyntaxError: line 2, column 4: /);
 });
 
 test('a template cut at any place is one or is refused, and renders without an accident', () => {
   const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
-  for (let i = 0; i <= whole.length; i++) {
-    for (const part of [whole.slice(0, i), whole.slice(i)]) {
-      try {
-        new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
-      } catch (error) {
-        assert.ok(error instanceof SyntaxError, String(error));
-        assert.match(error.message, /^line \d+, column \d+: /);
-      }
+  for (const part of Array.from(whole, (_, i) => [whole.slice(0, i), whole.slice(i)]).flat()) {
+    try {
+      new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
+    } catch (error) {
+      assert.match(String(error), /^SyntaxError: line \d+, column \d+: /);
     }
   }
 });
+
+const render = (template: string, data: unknown): string => new Template(template).render(data);
 
 test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
-  const limit = 64 * 1024;
-  const render = (template: string, data: unknown): string => new Template(template).render(data);
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit) }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit + 1) }), `${'x'.repeat(limit - 3)}…`);
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: '' }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: 'y' }), `${'x'.repeat(limit - 3)}…`);
+  const [whole, cut] = ['x'.repeat(LIMIT), `${'x'.repeat(LIMIT - 3)}…`];
+  assert.equal(render('{{a}}', { a: whole }), whole);
+  assert.equal(render('{{a}}', { a: `${whole}x` }), cut);
+  assert.equal(render('{{a}}{{b}}', { a: whole, b: '' }), whole);
+  assert.equal(render('{{a}}{{b}}', { a: whole, b: 'y' }), cut);
   assert.equal(render('{{#a}}line {{.}}\n{{/a}}', { a: Array.from({ length: 100_000 }, (_, i) => i) }).slice(-1), '…');
-  for (const pad of ['', 'x', 'xx', 'xxx']) {
-    for (const char of ['ü', '€', '😀']) {
-      const text = render('{{p}}{{a}}', { p: pad, a: char.repeat(limit) });
-      assert.ok(Buffer.byteLength(text) <= limit && Buffer.byteLength(text) > limit - 4, `${Buffer.byteLength(text)}`);
-      assert.equal(text.replaceAll(char, ''), `${pad}…`);
-    }
+  for (const [i, char] of [...'ü€😀ü€😀ü€😀ü€😀'].entries()) {
+    const [pad, text] = ['x'.repeat(i / 3), render('{{p}}{{a}}', { p: 'x'.repeat(i / 3), a: char.repeat(LIMIT) })];
+    assert.ok(Buffer.byteLength(text) <= LIMIT && Buffer.byteLength(text) > LIMIT - 4, `${Buffer.byteLength(text)}`);
+    assert.equal(text.replaceAll(char, ''), `${pad}…`);
   }
 });
 
-test('a rendering stops where its text is cut, and a name costs more the deeper it is looked for', () => {
+test('the work of a rendering is bounded, and it stops where its text is cut, however sections multiply', () => {
   // All of it is longer than a string may be.
-  const text = new Template('{{a}}'.repeat(1000)).render({ a: 'x'.repeat(1024 * 1024) });
-  assert.equal(Buffer.byteLength(text), 64 * 1024);
-  assert.equal(
-    new Template(`${'{{#a}}'.repeat(60)}${'{{b}}'.repeat(1000)}${'{{/a}}'.repeat(60)}`).render({ a: 1 }),
-    '…',
-  );
-});
-
-test('the work of a rendering is bounded, however sections multiply', () => {
+  assert.equal(Buffer.byteLength(render('{{a}}'.repeat(1000), { a: 'x'.repeat(MIB) })), LIMIT);
+  // A name costs more the deeper it is looked for.
+  const nested = (depth: number, inner: string): string => `${'{{#a}}'.repeat(depth)}${inner}${'{{/a}}'.repeat(depth)}`;
+  assert.equal(render(nested(60, '{{b}}'.repeat(1000)), { a: 1 }), '…');
   const a = Array<number>(100_000).fill(1);
   // Without a bound the first of these would take 10^15 steps, the second 10^50.
-  assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
-  assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
-  assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
+  assert.equal(render(nested(3, ''), { a }), '…');
+  assert.equal(render(nested(10, '{{b}}'), { a }), '…');
+  assert.equal(render(nested(1, `{{${Array<string>(10_000).fill('x').join('.')}}}`), { a }), '…');
   // Below the limit it is the length of the data times that of the template.
   for (const n of [50, 100, 200]) {
-    const [template, data] = ['{{#a}}{{#a}}{{#a}}.{{/a}}{{/a}}{{/a}}', { a: Array<number>(n).fill(1) }];
-    const text = new Template(template).render(data);
-    assert.ok(
-      text.endsWith('…') && text.length < template.length * JSON.stringify(data).length,
-      `${text.length} of ${n ** 3}`,
-    );
+    const data = { a: a.slice(0, n) };
+    const text = render(nested(3, '.'), data);
+    const isBounded = text.length < nested(3, '.').length * JSON.stringify(data).length;
+    assert.ok(text.endsWith('…') && isBounded, `${text.length} of ${n ** 3}`);
   }
   // One way through much data is no multiplication.
-  assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
+  assert.equal(render('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end', { a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
 section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
