@@ -2217,15 +2217,13 @@ table('query and path are off unless they are named', {})`
   POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send`;
 table('a token that names a form accepts it, whatever the default is', tokens({ methods: ['path'] }, {}))`
   * → 401 unauthorized
-  GET /@auth=${SECRET}/v1/about → 200
-  bearer ;; GET /@auth=${OTHER}/v1/about`;
+  GET /@auth=${SECRET}/v1/about → 200 ;; bearer ;; GET /@auth=${OTHER}/v1/about`;
 table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
   bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
   POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
-  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201
-  POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
+  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201 ;; POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
   POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
   # An empty header counts as absent.
   Authorization: | ${AUTHED(SECRET)} → 201
@@ -2265,23 +2263,17 @@ test('a secret may hold colons and UTF-8, and end in a byte that looks like a sp
 table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
   * → 400 bad_credential
   GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
-  GET /v1/@auth=${SECRET}/about → 400 bad_target
-  {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
-  bearer | bearer
-  Authorization: | bearer → 200`;
+  GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
+  bearer | bearer ;; Authorization: | bearer → 200`;
 const THE_401 =
   literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
 const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
 table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
   * ${THE_401}
-  bearer wrong → reason=unknown_token
-  bearer ${OTHER} → reason=expired_token
-  basic api:${OTHER} → reason=expired_token
-  basic → reason=form_not_accepted
-  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted
-  basic root:${SECRET} → reason=wrong_user
-  basic ${SECRET} → reason=wrong_user
-  Authorization: ${SECRET} → reason=unknown_scheme
+  bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
+  basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
+  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted ;; basic root:${SECRET} → reason=wrong_user
+  basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
   Authorization: Token ${SECRET} → reason=unknown_scheme
   * ${THE_401} | reason=no_credential
   GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
@@ -2333,15 +2325,13 @@ table('attack: use a token after its last day', tokens({ expires: '2024-02-29' }
   GET /v1/about ;; ${HELLO}`;
 table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
   * ${HELLO} | bearer → 403 client_not_allowed
-  POST /v2/send
-  X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
+  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
 table("attack: use somebody else's token in the body beside one that may not", tokens({ allow: ['info'] }, {}))`
   * ${HELLO} | bearer → 403 endpoint_not_allowed
-  ${AUTHED(OTHER)}
-  ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
+  ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
 table('attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED)`
   * 'x=1&recipients=${STRANGER}' | bearer → 400 bad_json
@@ -2374,10 +2364,7 @@ table('per token: rate, clients and allow replace the top-level ones whole', {
   ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
 })`
   * POST /v2/send | ${HELLO} | bearer → 201
-  bearer
-  GET /v1/about → 403 endpoint_not_allowed
-  bearer
-  bearer → 429 rate_limited
+  bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
   bearer ${OTHER} → 403 client_not_allowed`;
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
@@ -3147,14 +3134,8 @@ table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
 );
 table('the default allows sending and asking about, and nothing more', {})`
   * bearer → 200
-  GET /v1/about
-  GET /v1/health → 204
-  ${HELLO} → 201
-  POST /v1/send | ${HELLO} → 201
-  GET /v1/receive/${FROM} → 403
-  GET /v1/attachments → 403
-  POST /api/v1/rpc | {} → 404
-  GET / → 404`;
+  GET /v1/about ;; GET /v1/health → 204 ;; ${HELLO} → 201 ;; POST /v1/send | ${HELLO} → 201
+  GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 404 ;; GET / → 404`;
 
 test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
@@ -3199,8 +3180,7 @@ table('attack: use a spelling of a setup route that is no route', { allow: ['mes
 const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
 table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
   * bearer → passes
-  GET /v1/about → 200
-  GET /v1/attachments/abc ;; GET /v1/accounts
+  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts
   GET /v1/attachments → 403 endpoint_not_allowed`;
 // A wildcard counted as naming the route.
 table("attack: read all accounts' attachments by a pattern that names nothing", {
@@ -3356,14 +3336,10 @@ table('what does not begin like an object, a text or a form, lacks a token: 401,
   '* → 401 unauthorized | reason=no_credential',
   NO_OBJECT,
   literal`
-    POST /v2/send
-    Transfer-Encoding: chunked | ''
-    Content-Type: text/plain | 'Backup done: 5 files'
+    POST /v2/send ;; Transfer-Encoding: chunked | '' ;; Content-Type: text/plain | 'Backup done: 5 files'
     Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
-    Content-Type: application/json | ' \n[{"auth":"x"}]'
-    -- message = hi
-    Content-Type: text/plain | '\xff\xfe not UTF-8'
-    Content-Type: text/plain | '${' '.repeat(70_000)}'
+    Content-Type: application/json | ' \n[{"auth":"x"}]' ;; -- message = hi
+    Content-Type: text/plain | '\xff\xfe not UTF-8' ;; Content-Type: text/plain | '${' '.repeat(70_000)}'
     Content-Type: text/plain | '${'long '.repeat(20_000)}'
     {"auth":null,${HELLO.slice(1)}`,
 ]);
@@ -3407,8 +3383,7 @@ table('an empty body is fine where the route needs none', { allow: ['setup', 'me
   DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`;
 table('the body of a GET authenticates it and goes no further', {})`
   * GET /v1/about
-  {"auth":"${SECRET}"} → 200 | ''
-  '{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`;
+  {"auth":"${SECRET}"} → 200 | '' ;; '{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`;
 
 test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
@@ -3730,10 +3705,8 @@ const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:
 );
 table('a webhook: a new send is made of its fields, and nothing else passes', hook())`
   * ${MADE}
-  {"message":"hi"} → same
-  {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
-  {"message":"hi","number":2} → {"message":"hi"}
-  {"message":"hi","number":""} → {"message":"hi"}
+  {"message":"hi"} → same ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
+  {"message":"hi","number":2} → {"message":"hi"} ;; {"message":"hi","number":""} → {"message":"hi"}
   {"message":"hi","number":["${THIRD}"]} → {"message":"hi"}
   {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null} → {"message":"hi"}
   {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
@@ -3746,8 +3719,7 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
   {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true} → {"message":"hi"}
   {"message":"hi","numbers":["x"],"recipients_":["x"],"":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"} → {"message":"hi"}
   # The other fields of a send, of whatever type: that is the backend's to judge.
-  {"base64_attachments":["QUJD"]} → same
-  {"sticker":"a:1"} → same
+  {"base64_attachments":["QUJD"]} → same ;; {"sticker":"a:1"} → same
   {"message":"see https://a.b","link_preview":{"url":"https://a.b","title":"A","base64_thumbnail":"QUJD"}} → same
   {"message":"x","quote_timestamp":1,"quote_author":"${TO}","quote_message":"x","quote_mentions":[{"start":0}]} → same
   {"message":"x","mentions":[{"author":"${TO}"}],"edit_timestamp":1,"notify_self":false,"view_once":true} → same
@@ -3885,11 +3857,10 @@ const IN_MULTIPART = '* bearer | Content-Type: multipart/form-data; boundary=lim
 table("a multipart form's recipients are found however their part is written", hook())([
   `${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
   ...literal`
-  Content-Disposition: form-data; name=recipients
-  content-disposition:form-data;name="recipients"
+  Content-Disposition: form-data; name=recipients ;; content-disposition:form-data;name="recipients"
   CONTENT-DISPOSITION: form-data ; NAME="recipients"
   Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n${SOMEBODY}`
-    .trim().split(/\n */).map(headRow),
+    .trim().split(/\n *| ;; /).map(headRow),
 ]);
 const TWO_READINGS = literal`
   Content-Disposition: form-data; name*=UTF-8''recipients ¦ Content-Disposition: form-data; name='recipients'
@@ -3975,8 +3946,7 @@ table('a text loses what only a terminal understands; JSON loses nothing, a form
 const LIMIT = 64 * 1024;
 table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', hook())`
   * ${MADE}
-  '${'x'.repeat(LIMIT)}' → same
-  '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
+  '${'x'.repeat(LIMIT)}' → same ;; '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
   '${'x'.repeat(LIMIT - 5)}😀😀' → {"message":"${'x'.repeat(LIMIT - 5)}…"}
   '\u001b[m${'x'.repeat(LIMIT)}\r' → {"message":"${'x'.repeat(LIMIT)}"}
   '${'ü'.repeat(8 * LIMIT)}' → {"message":"${'ü'.repeat(LIMIT / 2 - 2)}…"}
@@ -3985,11 +3955,9 @@ table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON a
 const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
 table("a template sees a text, a form and a file's data as it sees JSON", hook(READS_FILE))`
   * ${MADE}
-  'hello' → {"message":": hello!"}
-  'who=ada&message=hello' → {"message":"ada: hello!"}
+  'hello' → {"message":": hello!"} ;; 'who=ada&message=hello' → {"message":"ada: hello!"}
   -- who = ada -- f; filename="x" = x → {"message":"ada: ","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-  '' → {"message":": !"}
-  {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
+  '' → {"message":": !"} ;; {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
 
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
 table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
@@ -4103,10 +4071,8 @@ table("GET /v2/send is sent by POST, where the token's allowlist spells it, in e
 const RANG = hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] });
 table('a template fills the message of a GET, and of one without a query too', RANG)`
   * ${MADE}
-  GET /v2/send?at=9 → {"message":"Rang at 9"}
-  GET /v2/send → {"message":"Rang"}
-  GET /v2/send/? → {"message":"Rang"}
-  GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
+  GET /v2/send?at=9 → {"message":"Rang at 9"} ;; GET /v2/send → {"message":"Rang"}
+  GET /v2/send/? → {"message":"Rang"} ;; GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
 
 const KEPT: Handler = (req, res) => {
   const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];
@@ -4251,8 +4217,7 @@ const READS_AUTH = reading('{{author}}{{authority}}{{oauth}}{{.}}');
 table('only "auth" is dropped of a webhook, whatever it holds and however it is spelled', hook(READS_AUTH))`
   * ${MADE} | {"message":"{\"a\":1}"}
   {"auth":{"type":"oauth"},"a":1} ;; {"auth":1,"a":1} ;; {"Auth":"x","a":1}
-  {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"}
-  'payload={"auth":"${OTHER}","a":1}'
+  {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"} ;; 'payload={"auth":"${OTHER}","a":1}'
   {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
 const HOOKED: GatewayConfig = {
@@ -4320,13 +4285,11 @@ test('a webhook that is compressed is 415; one that stops, or trickles in for to
 const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
 table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
   * bearer
-  GET /v1/about → 200
-  POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
+  GET /v1/about → 200 ;; POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
   PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
 table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
   * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
-  bearer ${OTHER} → {"more":1}
-  bearer`;
+  bearer ${OTHER} → {"more":1} ;; bearer`;
 
 test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
   const both = await startWebhook(t, reading('one {{x}}'));
@@ -4639,16 +4602,12 @@ const GROUPS = `/v1/groups/${FROM}`;
 const SAID = `"message":"hello","number":"${FROM}"`;
 table('a confined token does what it is meant for', CONFINED)`
   * bearer → 201
-  GET /v1/about → 200
-  ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
-  GET /v1/receive/${FROM} → 200
-  GET /v1/receive/%2B${FROM.slice(1)} → 200
-  ${TYPING} | {"recipient":"${TO}"} → 204
-  GET ${GROUPS}/${GROUP} → 200`;
+  GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
+  GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
+  ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200`;
 table('attack: send as another account, or read one', CONFINED)`
   * bearer → 403 sender_not_allowed
-  {"number":"${STRANGER}","recipients":["${TO}"]}
-  POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
+  {"number":"${STRANGER}","recipients":["${TO}"]} ;; POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
   {"number":"${FROM} ","recipients":["${TO}"]} ;; {"number":"${FROM.slice(1)}","recipients":["${TO}"]}
   {"\u006eumber":"\u002b15559999999","recipients":["${TO}"]} ;; POST /v1/reactions/${STRANGER} | ${HELLO}
   GET /v1/receive/${STRANGER} ;; GET /v1/receive/%2B${STRANGER.slice(1)} ;; GET /%76%31/receive/${STRANGER}
@@ -4775,8 +4734,7 @@ table('attack: smuggle an option through /v1/send', { allow: ['send'] })([
 table("a group's internal_id as a recipient is 400, and the sentence says which one to use", { allow: ['messaging'] })`
   * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
   {${SAID},"recipients":["${INTERNAL_ID}"]}
-  POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true}
-  {${SAID},"recipient":"${INTERNAL_ID}"}
+  POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
   POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
 table('attack: write to a group by its path', ONE_RECIPIENT)`
   * bearer → 403 recipient_not_allowed
@@ -4810,47 +4768,35 @@ table("attack: write a file outside the backend's folder", {})([
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
   ...literal`
-    data:image/png;filename=good.png;filename=../bad;base64,QUJD
-    data:image/png;filename=..\u002fx;base64,QUJD
-    data:x;base64,QUJD;filename=../x;base64,QUJD
-    data:x,y;filename=../x;base64,QUJD
-    data:x;filename=.,base64,base64,QUJD
-    data:x;filename=../../x, March.pdf;base64,QUJD
-    data:x;base64,AA;filename=../../x;base64,QUJD
-    data:x;base64,AA,filename=../../x,base64,QUJD
+    data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
+    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD
+    data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
+    data:x;base64,AA;filename=../../x;base64,QUJD ;; data:x;base64,AA,filename=../../x,base64,QUJD
     data:x;filename=..,base64,QUJD
-    data:x;filename=..xbase64,QUJD`.trim().split('\n').map((data) => attachment(data.trim())),
+    data:x;filename=..xbase64,QUJD`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
   // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
   ...literal`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
-    {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="}
-    {"Base64_thumbnail":"QQ=="}
-    {"base64_thumbnail":["QQ=="]}
-    {"ba\u017fe64_thumbnail":"QQ=="}
-    {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="}
-    []
-    "x"
-    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split('\n').map((preview) =>
+    {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="} ;; {"Base64_thumbnail":"QQ=="}
+    {"base64_thumbnail":["QQ=="]} ;; {"ba\u017fe64_thumbnail":"QQ=="}
+    {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
+    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split(/\n| ;; /).map((preview) =>
     `${HELLO.slice(0, -1)},"link_preview":${preview.trim()}}`
   ),
 ]);
 table('an attachment and a link preview with innocent names pass', {})([
   '* bearer → 201',
   ...literal`
-    QUJD
-    data:image/png;base64,QUJD
-    data:image/png;filename=holiday..2026.png;base64,QUJD
-    data:;filename=.hidden;base64,QUJD
-    data:text/plain;filename=grüße @home (1).txt;base64,QUJD
+    QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
+    data:;filename=.hidden;base64,QUJD ;; data:text/plain;filename=grüße @home (1).txt;base64,QUJD
     data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
     data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
-    data:image\/png;base64,Q\u002B\/D`.trim().split('\n').map((data) => attachment(data.trim())),
+    data:image\/png;base64,Q\u002B\/D`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
   ...literal`
-    null
-    {}
+    null ;; {}
     {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
-    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split('\n').map((preview) =>
+    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split(/\n| ;; /).map((preview) =>
     `{"link_preview":${preview.trim()},${HELLO.slice(1)}`
   ),
 ]);
