@@ -107,6 +107,10 @@ interface Backend {
 
 type Handler = (req: http.IncomingMessage, res: http.ServerResponse, seen: Seen) => void;
 
+function seenOf({ method, url, headers, rawHeaders }: http.IncomingMessage, body: Buffer, complete: boolean): Seen {
+  return { method: method!, url: url!, headers, rawHeaders, body, complete };
+}
+
 /** A backend that records what reaches it. Without a handler it answers as signal-cli-rest-api does. */
 async function startBackend(t: TestContext, handler?: Handler): Promise<Backend> {
   const backend: Backend = { url: '', port: 0, seen: [], sent: [], connections: 0, server: http.createServer() };
@@ -118,14 +122,7 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
       backend.connections--;
       return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
     }
-    const seen: Seen = {
-      method: req.method!,
-      url: req.url!,
-      headers: req.headers,
-      rawHeaders: req.rawHeaders,
-      body: Buffer.alloc(0),
-      complete: false,
-    };
+    const seen = seenOf(req, Buffer.alloc(0), false);
     backend.seen.push(seen);
     req.on('error', () => {});
     if (handler) return handler(req, res, seen);
@@ -372,6 +369,14 @@ interface Ask {
   agent?: http.Agent;
 }
 
+function jsonIn(text: string): AnswerJson {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined!; // no JSON
+  }
+}
+
 /** One request on a connection of its own, its target as given. A body makes it a POST, an object is sent as JSON. */
 async function ask(
   { port, host = '127.0.0.1', socketPath, ca }: Address,
@@ -404,11 +409,8 @@ async function ask(
   const chunks: Buffer[] = [];
   for await (const chunk of res) chunks.push(chunk as Buffer);
   const text = Buffer.concat(chunks).toString();
-  let json!: AnswerJson;
-  try {
-    json = JSON.parse(text);
-  } catch { /* not JSON */ }
-  return { status: res.statusCode!, headers: res.headers, rawHeaders: res.rawHeaders, text, json, fingerprint };
+  const { statusCode, headers: own, rawHeaders } = res;
+  return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
 
 /** A send of which the test writes the body itself. */
@@ -732,14 +734,7 @@ async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: 
 }): Promise<UpgradeBackend> {
   const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
   backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
-    backend.seen.push({
-      method: req.method!,
-      url: req.url!,
-      headers: req.headers,
-      rawHeaders: req.rawHeaders,
-      body: head,
-      complete: true,
-    });
+    backend.seen.push(seenOf(req, head, true));
     backend.sockets.push(socket);
     socket.on('error', () => {});
     t.after(() => socket.destroy());
@@ -1037,11 +1032,7 @@ function parseAnswer(response: string): Answer {
     headers[name.toLowerCase()] = name.toLowerCase() in headers ? `${headers[name.toLowerCase()]}, ${value}` : value;
   }
   const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
-  let json!: AnswerJson;
-  try {
-    json = JSON.parse(text);
-  } catch { /* not JSON */ }
-  return { status: statusOf(response), headers, rawHeaders: [], text, json, fingerprint: '' };
+  return { status: statusOf(response), headers, rawHeaders: [], text, json: jsonIn(text), fingerprint: '' };
 }
 
 async function checkRow(both: Both, row: Row): Promise<void> {
@@ -2307,9 +2298,6 @@ table('auth within the first 64 KiB is found, and one byte later it is not', {})
   ${lateAuth(64 * 1024)}
   ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
-table('attack: use a token after its last day', tokens({ expires: '2024-02-29' }))`
-  * bearer → 401 unauthorized
-  GET /v1/about ;; ${HELLO}`;
 table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
   * ${HELLO} | bearer → 403 client_not_allowed
   POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
@@ -3154,10 +3142,6 @@ table('attack: reach setup by another spelling', { allow: ['messaging', 'info', 
   /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
   /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
   /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x`;
-table('attack: reach setup by wildcards', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
-  * bearer → 403 setup_blocked
-  GET /v1/qrcodelink?device_name=x ;; GET /v1/qrcodelink/raw?device_name=x ;; GET /swagger/doc.json
-  GET /v1/contacts/${FROM} ;; GET /v1/identities/${FROM} ;; PUT /v1/profiles/${FROM}`;
 table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
   * bearer → 403 setup_blocked
   POST /v1/register/${FROM} ;; GET /v1/accounts`;
@@ -4015,15 +3999,12 @@ test('a text, a form and a webhook come with their token in each form, and it re
   assert.ok(!/auth/.test(both.backend.seen.map((seen) => seen.url) + both.gateway.log.join()), 'auth is in an URL');
 });
 
-table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})([
-  '* bearer → 400 bad_json',
-  ...["'Backup done'", "'message=x'", "' '", '-- message = x'].map((body) =>
-    `${body} → ". A text or a form is taken with a token that has "defaults" or "message"."`
-  ),
-  // Not where that would not help.
-  `'{"message"' → "it ends too early, at byte 10.","`,
-  `'x' | POST /v1/send → "it must begin with \\"{\\", at byte 0.","`,
-]);
+table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})`
+  * bearer → 400 bad_json | ". A text or a form is taken with a token that has "defaults" or "message"."
+  'Backup done' ;; 'message=x' ;; ' ' ;; -- message = x
+  # Not where that would not help.
+  * bearer → 400 bad_json
+  '{"message"' → "it ends too early, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
 
 /** A token that may send by a GET, and how that is told. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
@@ -4341,10 +4322,8 @@ table(
   'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
   {"message":"hi","recipients\u0000":["+15550100003"]}
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
-table(
-  'a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays',
-  hook(reading('{{note}}|{{message}}')),
-)`
+const READS_NOTE = hook(reading('{{note}}|{{message}}'));
+table('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', READS_NOTE)`
   * ${MADE} | {"message":"a\nb\rc|one\ntwo\n\n"}
   'message=one%0D%0Atwo%0D%0A%0D%0A&note=a%0D%0Ab%0Dc' ;; -- message = one\r\ntwo\r\n\r\n -- note = a\r\nb\rc
   * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n\r\n"}
@@ -4354,9 +4333,11 @@ table(
 // What asks for a later time would be sent at once. A large body that ends in send_at is in REQUEST BODY.
 const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
 const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
-table('attack: have a send, a form, or a form that a template reads, sent at once, though it asks for a later time', {
-  ...hook({ allow: ['send', 'GET /v2/send'] }),
-})`
+const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
+table(
+  'attack: have a send, a form, or a form that a template reads, sent at once, though it asks for later',
+  BY_EITHER,
+)`
   * ${LATER}
   ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
   ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
@@ -4367,9 +4348,12 @@ table('attack: have a send, a form, or a form that a template reads, sent at onc
   'payload={"message":"hi","send_at":0}'
   * @ ${READS_LATER} | ${LATER}
   ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
-table('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', {
-  allow: ['send', 'messaging', 'POST /v1/plugins/later'],
+const LATER_AS_DATA = {
+  allow: ['send', 'POST /v1/plugins/later'],
   ...tokens({}, reading('at {{send_at}}{{Send_At}}')),
+};
+table('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', {
+  ...LATER_AS_DATA,
 })`
   * bearer ${OTHER} → 201 | ${MEANT}
   {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
@@ -6926,28 +6910,26 @@ table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8
   * → 200
   bearer`;
 
-test("trustedProxies: the client is the right-most address that is not a trusted proxy's", async (t) => {
-  const both = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
-  for (
-    const [client, ...forwarded] of [
-      ['127.0.0.1'],
-      ['203.0.113.7', '203.0.113.7'],
-      ['203.0.113.7', '6.6.6.6, 203.0.113.7'], // what stands left is the client's own claim
-      ['203.0.113.7', '6.6.6.6, 203.0.113.7, 10.0.0.2'],
-      ['203.0.113.7', '6.6.6.6', '203.0.113.7', '10.0.0.2'], // several headers are one list
-      ['10.0.0.3', '10.0.0.3, 10.0.0.2'], // all trusted: the outermost
-      ['203.0.113.7', '::ffff:203.0.113.7'],
-      ['203.0.113.7', '203.0.113.7:4711'],
-      ['2001:db8::1', '[2001:db8::1]:443'],
-      ['10.0.0.2', '203.0.113.7, unknown, 10.0.0.2'], // not an address: nobody beyond it can be known
-      ['127.0.0.1', '203.0.113.7, ,'],
-      ['127.0.0.1', ''],
-    ]
-  ) {
-    const headers = ['bearer', ...forwarded.map((value) => `X-Forwarded-For: ${value}`)].join(' | ');
-    await checkRows(both, ['* → 200', `${headers} → client=${client} | > X-Forwarded-For: ${client}`]);
-  }
-});
+const FORWARDED = literal`
+  127.0.0.1 ⇐ X-Forwarded-For:
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7
+  # What stands left is the client's own claim, and several headers are one list.
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7, 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6 | X-Forwarded-For: 203.0.113.7 | X-Forwarded-For: 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: ::ffff:203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7:4711
+  2001:db8::1 ⇐ X-Forwarded-For: [2001:db8::1]:443
+  # All are trusted: the outermost. Beyond what is no address nobody can be known.
+  10.0.0.3 ⇐ X-Forwarded-For: 10.0.0.3, 10.0.0.2
+  10.0.0.2 ⇐ X-Forwarded-For: 203.0.113.7, unknown, 10.0.0.2
+  127.0.0.1 ⇐ X-Forwarded-For: 203.0.113.7, ,`;
+table("trustedProxies: the client is the right-most address that is not a trusted proxy's", {
+  trustedProxies: ['127.0.0.1', '10.0.0.0/8'],
+})`
+  * bearer → 200
+  GET /v1/about → client=127.0.0.1 | > X-Forwarded-For: 127.0.0.1
+  ${FORWARDED.replace(/(\S+) ⇐ (.*)/g, '$2 → client=$1 | > X-Forwarded-For: $1')}`;
 
 section('LOG'); // ─────────────────────────────────────────────────────────────────────────────────
 
