@@ -2250,11 +2250,8 @@ test('without tokens, requests need no credential, and all else still applies', 
   const both = await startBoth(t, NO_TOKENS);
   const warning = 'no tokens are configured: every request is let in without a credential';
   assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
-  await checkRows(both, [
-    '* bearer',
-    `${AUTHED(SECRET)} → 201 | ${HELLO}`,
-    `POST /v1/register/${FROM} → 403 setup_blocked`,
-  ]);
+  const rows = `${AUTHED(SECRET)} → 201 | ${HELLO} ;; POST /v1/register/${FROM} → 403 setup_blocked`;
+  await checkRows(both, ['* bearer', rows]);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
@@ -2275,12 +2272,8 @@ test('an unauthenticated client opens no connection to the backend, and no more 
 });
 
 /** A send whose `auth` ends at that byte. */
-function lateAuth(end: number): string {
-  const tail = `","auth":"${SECRET}"`;
-  const head = `${HELLO.slice(0, -1)},"x":"`;
-  return `${head}${'x'.repeat(end - head.length - tail.length)}${tail}}`;
-}
-
+const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
+  `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
 table('auth within the first 64 KiB is found, and one byte later it is not', {})`
   * → 201
   ${lateAuth(64 * 1024)}
@@ -3289,12 +3282,15 @@ table('what does not begin like an object, a text or a form, lacks a token: 401,
     {"auth":null,${HELLO.slice(1)}`,
 ]);
 
+/** A chunked body in single bytes, as Latin-1. */
+const inBytes = (text: string): string =>
+  `${Array.from(Buffer.from(text).toString('latin1'), (byte) => `1\r\n${byte}\r\n`).join('')}0\r\n\r\n`;
+
 test('a text or a form without a credential is 401 in single bytes too', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n';
   for (const text of ['Backup done: 5 files', `data={"auth":"${SECRET}"}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
-    const response = await raw(gateway, `${head}${Array.from(text, (char) => `1\r\n${char}\r\n`).join('')}0\r\n\r\n`);
-    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized'], text);
+    assert.equal(codeOf(await raw(gateway, head + inBytes(text))), 'unauthorized', text);
   }
   assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
@@ -4171,17 +4167,11 @@ table("a webhook's body is at most limits.body, if that is less", { ...hook(), l
   * bearer → 413 body_too_large
   ${sized(2000)} → bytesIn=0`;
 
-test("a webhook's body may come in any pieces", async (t) => {
+test("a webhook's body may come in single bytes", async (t) => {
   const { backend, gateway } = await startWebhook(t, READS_TEXT);
-  const body = Buffer.from('{"text":"ü😀","number":2}');
-  for (let cut = 1; cut < body.length; cut++) {
-    const req = beginSend(gateway, BEARER);
-    req.write(body.subarray(0, cut));
-    await until(() => req.writableLength === 0);
-    const [res] = await once(req.end(body.subarray(cut)), 'response') as [http.IncomingMessage];
-    await once(res.resume(), 'end');
-    assert.deepEqual([res.statusCode, gotJson(backend).message], [201, 'ü😀'], `cut at ${cut}`);
-  }
+  const body = inBytes('{"text":"ü😀","number":2}');
+  await raw(gateway, Buffer.from(`${post(SECRET, 'chunked', 'Connection: close')}${body}`, 'latin1'));
+  assert.equal(gotJson(backend).message, 'ü😀');
 });
 
 test('a webhook that is compressed is 415; one that stops, or trickles in for too long, is 408, in its head and after it', async (t) => {
@@ -4927,20 +4917,18 @@ randomTest('BodyScan: a random document comes out as JSON.parse reads it, howeve
     // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
     const bytes = Buffer.from(document);
     bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
-    let isObject = false;
-    try {
-      const parsed: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
-      isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
-    } catch { /* not JSON */ }
-    let refusal: string | undefined;
-    try {
-      scanAll([bytes]);
-    } catch (error) {
-      refusal = (error as { code: string }).code;
-    }
-    if (refusal !== 'bad_field') {
-      assert.equal(refusal === undefined, isObject, JSON.stringify(bytes.toString('latin1')));
-    }
+    const [verdict, parsed] = [
+      () => scanAll([bytes]),
+      (): unknown => JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)),
+    ].map((read) => {
+      try {
+        return read();
+      } catch (error) {
+        return (error as { code?: string }).code ?? 'no code';
+      }
+    });
+    const isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
+    if (verdict !== 'bad_field') assert.equal(typeof verdict === 'object', isObject, bytes.toString('latin1'));
   }
 });
 
