@@ -292,7 +292,7 @@ async function startGateway(
   const log: string[] = [];
   const note = (line: string): void => {
     log.push(line);
-    const [, code] = /"code":"(\w+)"/.exec(line) ?? [];
+    const code = codeOf(line);
     if (code) PROVOKED.add(code);
   };
   const base: GatewayConfig = {
@@ -330,24 +330,15 @@ async function startBoth(
 }
 
 /** A JSON answer: a refusal's fields by name, and those of the backend, which only the tests know. */
-interface AnswerJson {
-  error: string;
-  code: string;
-  requestId: string;
+interface AnswerJson extends Record<'error' | 'code' | 'requestId', string> {
   [field: string]: unknown;
 }
 
 /** A line of the log as JSON, by the fields of which tests ask more than whether they are equal. */
-interface LogLine {
-  time: string;
-  level: string;
-  message: string;
-  requestId: string;
+interface LogLine
+  extends Record<'time' | 'level' | 'message' | 'requestId' | 'listen' | 'warning' | 'problems', string> {
   ms: number;
   bytesOut: number;
-  listen: string;
-  warning: string;
-  problems: string;
   [field: string]: unknown;
 }
 
@@ -485,13 +476,8 @@ function rawRequest(
   );
 }
 
-function statusOf(response: string): number {
-  return Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
-}
-
-function codeOf(response: string): string | undefined {
-  return /"code":"(\w+)"/.exec(response)?.[1];
-}
+const statusOf = (response: string): number => Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
+const codeOf = (response: string): string | undefined => /"code":"(\w+)"/.exec(response)?.[1];
 
 /** The answer refuses in the form that all refusals have, the log knows it, and the backend saw nothing. */
 function assertDenied(
@@ -520,9 +506,7 @@ function requests(gateway: Running): [LogLine, ...LogLine[]] {
   return logLines(gateway.log).filter((line) => line.message === 'request') as [LogLine, ...LogLine[]];
 }
 
-function logLines(lines: string[]): LogLine[] {
-  return lines.map((line) => JSON.parse(line));
-}
+const logLines = (lines: string[]): LogLine[] => lines.map((line) => JSON.parse(line));
 
 /** Waits for a condition by asking again and again; what has not come after a minute will not come. */
 async function until(condition: () => boolean): Promise<void> {
@@ -533,9 +517,7 @@ async function until(condition: () => boolean): Promise<void> {
   }
 }
 
-function basic(userinfo: string): string {
-  return `Basic ${Buffer.from(userinfo).toString('base64')}`;
-}
+const basic = (userinfo: string): string => `Basic ${Buffer.from(userinfo).toString('base64')}`;
 
 /** A small seeded generator (mulberry32), so that a failure can be replayed. */
 function seeded(seed: number): (below: number) => number {
@@ -589,7 +571,7 @@ function post(token: string, length: number | 'chunked', ...headers: string[]): 
 }
 
 const ABOUT = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
+const SEND = `${post(SECRET, HELLO.length)}${HELLO}`;
 
 function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), 'gateway-'));
@@ -711,12 +693,8 @@ async function runProcess(
 }
 
 /** Runs a command line that ends, in this process. */
-async function cli(
-  args: string[],
-  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
-): Promise<{ code: number; stdout: string; stderr: string }> {
-  return await run(args, env, () => Buffer.from(input));
-}
+const cli = async (args: string[], { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {}) =>
+  await run(args, env, () => Buffer.from(input));
 
 const ACCEPTED =
   'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
@@ -785,9 +763,7 @@ function attack(title: string, config: GatewayConfig, status: number, code: stri
 }
 
 /** What the backend got, as JSON. */
-function gotJson(backend: Backend): Record<string, unknown> {
-  return JSON.parse(backend.seen.at(-1)!.body.toString());
-}
+const gotJson = (backend: Backend): Record<string, unknown> => JSON.parse(String(backend.seen.at(-1)!.body));
 
 /** A form as browsers and libraries write it. */
 function multipart(
@@ -892,13 +868,9 @@ function asWritten(raw: string): string {
 type TableOptions = GatewayOptions & { handler?: Handler };
 type Rows = string | Rows[];
 
-function flatten(rows: Rows): string[] {
-  return typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
-}
-
-function isTemplate(rows: Rows | TemplateStringsArray): rows is TemplateStringsArray {
-  return typeof rows === 'object' && 'raw' in rows;
-}
+const flatten = (rows: Rows): string[] => typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
+const isTemplate = (rows: Rows | TemplateStringsArray): rows is TemplateStringsArray =>
+  typeof rows === 'object' && 'raw' in rows;
 
 /** Sends the rows of a table, one after the other, to a gateway that runs. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
@@ -993,9 +965,10 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
 }
 
 /** Fields with one more, or another value of one. */
-function put(fields: [string, string][], [name, value]: [string, string]): [string, string][] {
-  return [...fields.filter(([known]) => known !== name), [name, value]];
-}
+const put = (fields: [string, string][], [name, value]: [string, string]): [string, string][] => [
+  ...fields.filter(([known]) => known !== name),
+  [name, value],
+];
 
 /** The bytes of a text in UTF-8; \xHH is a byte of its own. */
 function unescaped(text: string): Buffer {
