@@ -3018,38 +3018,28 @@ test('to who holds a token, what is no endpoint is 404, and a method that it lac
 /** A pattern in a token's allow, and requests. */
 const PATTERNS = `
   * bearer → 200
-  GET /v1/groups/:number ? GET /v1/groups/${FROM}
-  * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
-  * /v1/groups/* ? PATCH /v1/groups/a/b/c
-  GET /v1/*/x ? GET /v1/new/x
-  GET /v1/new/:number ? GET /v1/new/${FROM}
-  GET /v1/new/:any ? GET /v1/new/12
-  GET /v1/new/:groupid ? GET /v1/new/${GROUP}
+  GET /v1/groups/:number ? GET /v1/groups/${FROM} ;; * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
+  * /v1/groups/* ? PATCH /v1/groups/a/b/c ;; GET /v1/*/x ? GET /v1/new/x ;; GET /v1/new/:number ? GET /v1/new/${FROM}
+  GET /v1/new/:any ? GET /v1/new/12 ;; GET /v1/new/:groupid ? GET /v1/new/${GROUP}
   GET /v1/new/constructor ? GET /v1/new/constructor
   DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/2
   DELETE /v1/devices/:number/* ? DELETE /v1/devices/${FROM}/local-data
   DELETE /v1/devices/:number/local-data ? DELETE /v1/devices/${FROM}/local-data
-  * /v1/plugins/:name ? GET /v1/plugins/mine
-  GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
+  * /v1/plugins/:name ? GET /v1/plugins/mine ;; GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
   * bearer → 403
   GET /v1/groups/:number ? POST /v1/groups/${FROM} & GET /v1/groups/${FROM}/${GROUP}
   # What a route spells is not a parameter: local-data deletes all of an account's data.
   DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local-data & DELETE /v1/devices/${FROM}/local%2Ddata
-  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote
-  GET /v1/:any ? GET /v1/about
-  GET /v1/About ? GET /v1/about
-  GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
+  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote ;; GET /v1/:any ? GET /v1/about
+  GET /v1/About ? GET /v1/about ;; GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
   * bearer → 404
-  * /v1/groups/* ? GET /v1/groups
-  GET /v1/*/x ? GET /v1/new/more/x
-  GET /v1/new/:number ? GET /v1/new/12
-  GET /v1/new/:groupid ? GET /v1/new/group.QUJD
-  GET /v1/about ? GET /v1/ABOUT
+  * /v1/groups/* ? GET /v1/groups ;; GET /v1/*/x ? GET /v1/new/more/x ;; GET /v1/new/:number ? GET /v1/new/12
+  GET /v1/new/:groupid ? GET /v1/new/group.QUJD ;; GET /v1/about ? GET /v1/ABOUT
   * bearer → 405
   * /v1/groups/* ? HEAD /v1/groups/a & OPTIONS /v1/groups/a`;
 table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
   PATTERNS.replace(
-    /^ *(\S+ \S+) \? (.*)$/gm,
+    /(\S+ \S+) \? (.*?)(?= ;; |$)/gm,
     (_, pattern, requests: string) =>
       requests.split(' & ').map((request) => `@ {"allow":["${pattern}"]} | ${request}`).join('\n'),
   ),
