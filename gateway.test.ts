@@ -3658,14 +3658,12 @@ const PLUS_JSON = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
 const PLUS_FORM = encodeURIComponent(PLUS_JSON).replaceAll('%20', '+');
 table('a form with the single field "payload" or "data" that holds JSON is that JSON', hook(READS_TEXT))([
   `* ${MADE} | {"message":"a=b&c=%41+ü 😀"}`,
-  ['payload', 'data'].flatMap((name) => [
-    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}`,
-    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}; charset=UTF-8 | Transfer-Encoding: chunked`,
-    `'${name}=${PLUS_FORM}'`,
-    `-- ${name} = ${PLUS_JSON}`,
-    `-- ${name} = ${PLUS_JSON} | Transfer-Encoding: chunked`,
-    `-- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`,
-  ]),
+  ['payload', 'data'].map((name) =>
+    `'${name}=${PLUS_FORM}' ;; '${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}
+     '${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}; charset=UTF-8 | Transfer-Encoding: chunked
+     -- ${name} = ${PLUS_JSON} ;; -- ${name} = ${PLUS_JSON} | Transfer-Encoding: chunked
+     -- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`
+  ),
 ]);
 
 /** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
