@@ -3533,7 +3533,7 @@ test('a body of which less than 30 KiB comes in the time for it is 408, and one 
     req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
     if (!req.url!.includes('slow')) return void req.resume();
     held.push(req);
-    setTimeout(() => req.resume(), 900); // it does not read for three times as long as a client may take
+    setTimeout(() => req.resume(), 2000); // it does not read for twice as long as a client may take
   });
   const config = tokens({}, { defaults: DEFAULTS });
   const gateway = await startGateway(t, backend, config, { stallTimeoutMs: 300 });
@@ -3548,13 +3548,13 @@ test('a body of which less than 30 KiB comes in the time for it is 408, and one 
     })
   ) assert.equal(codeOf(await trickle(t, gateway, bytes)), 'request_timeout', name);
   const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
-  const slow = await ask(gateway, { path: '/v2/send?slow', body: big, headers: BEARER });
+  const steady = await startGateway(t, backend, config, { stallTimeoutMs: 1000 });
+  const slow = await ask(steady, { path: '/v2/send?slow', body: big, headers: BEARER });
   assert.deepEqual([slow.status, held.length], [201, 1]);
   // One that is slow but steady takes longer than that in all.
-  const steady = await startGateway(t, backend, config, { stallTimeoutMs: 2000 });
   const req = beginSend(steady, BEARER);
   req.write(`${HELLO.slice(0, -1)},"more":"`);
-  for (let i = 0; i < 25; i++) {
+  for (let i = 0; i < 15; i++) {
     req.write('x'.repeat(31 * 1024));
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
