@@ -116,6 +116,10 @@ interface Backend {
 
 type Handler = (req: http.IncomingMessage, res: http.ServerResponse, seen: Seen) => void;
 
+function seenOf({ method, url, headers, rawHeaders }: http.IncomingMessage, body: Buffer, complete: boolean): Seen {
+  return { method: method!, url: url!, headers, rawHeaders, body, complete };
+}
+
 /** A backend that records what reaches it. Without a handler it answers as signal-cli-rest-api does. */
 async function startBackend(t: TestContext, handler?: Handler): Promise<Backend> {
   const backend: Backend = { url: '', port: 0, seen: [], sent: [], connections: 0, server: http.createServer() };
@@ -127,14 +131,7 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
       backend.connections--;
       return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
     }
-    const seen: Seen = {
-      method: req.method!,
-      url: req.url!,
-      headers: req.headers,
-      rawHeaders: req.rawHeaders,
-      body: Buffer.alloc(0),
-      complete: false,
-    };
+    const seen = seenOf(req, Buffer.alloc(0), false);
     backend.seen.push(seen);
     req.on('error', () => {});
     if (handler) return handler(req, res, seen);
@@ -304,7 +301,7 @@ async function startGateway(
   const log: string[] = [];
   const note = (line: string): void => {
     log.push(line);
-    const [, code] = /"code":"(\w+)"/.exec(line) ?? [];
+    const code = codeOf(line);
     if (code) PROVOKED.add(code);
   };
   const base: GatewayConfig = {
@@ -342,24 +339,15 @@ async function startBoth(
 }
 
 /** A JSON answer: a refusal's fields by name, and those of the backend, which only the tests know. */
-interface AnswerJson {
-  error: string;
-  code: string;
-  requestId: string;
+interface AnswerJson extends Record<'error' | 'code' | 'requestId', string> {
   [field: string]: unknown;
 }
 
 /** A line of the log as JSON, by the fields of which tests ask more than whether they are equal. */
-interface LogLine {
-  time: string;
-  level: string;
-  message: string;
-  requestId: string;
+interface LogLine
+  extends Record<'time' | 'level' | 'message' | 'requestId' | 'listen' | 'warning' | 'problems', string> {
   ms: number;
   bytesOut: number;
-  listen: string;
-  warning: string;
-  problems: string;
   [field: string]: unknown;
 }
 
@@ -379,6 +367,14 @@ interface Ask {
   headers?: http.OutgoingHttpHeaders;
   body?: string | Buffer | object;
   agent?: http.Agent;
+}
+
+function jsonIn(text: string): AnswerJson {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined!; // no JSON
+  }
 }
 
 /** One request on a connection of its own, its target as given. A body makes it a POST, an object is sent as JSON. */
@@ -413,11 +409,8 @@ async function ask(
   const chunks: Buffer[] = [];
   for await (const chunk of res) chunks.push(chunk as Buffer);
   const text = Buffer.concat(chunks).toString();
-  let json!: AnswerJson;
-  try {
-    json = JSON.parse(text);
-  } catch { /* not JSON */ }
-  return { status: res.statusCode!, headers: res.headers, rawHeaders: res.rawHeaders, text, json, fingerprint };
+  const { statusCode, headers: own, rawHeaders } = res;
+  return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
 
 /** A send of which the test writes the body itself. */
@@ -492,13 +485,8 @@ function rawRequest(
   );
 }
 
-function statusOf(response: string): number {
-  return Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
-}
-
-function codeOf(response: string): string | undefined {
-  return /"code":"(\w+)"/.exec(response)?.[1];
-}
+const statusOf = (response: string): number => Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
+const codeOf = (response: string): string | undefined => /"code":"(\w+)"/.exec(response)?.[1];
 
 /** The answer refuses in the form that all refusals have, the log knows it, and the backend saw nothing. */
 function assertDenied(
@@ -527,9 +515,7 @@ function requests(gateway: Running): [LogLine, ...LogLine[]] {
   return logLines(gateway.log).filter((line) => line.message === 'request') as [LogLine, ...LogLine[]];
 }
 
-function logLines(lines: string[]): LogLine[] {
-  return lines.map((line) => JSON.parse(line));
-}
+const logLines = (lines: string[]): LogLine[] => lines.map((line) => JSON.parse(line));
 
 /** Waits for a condition by asking again and again; what has not come after a minute will not come. */
 async function until(condition: () => boolean): Promise<void> {
@@ -540,9 +526,7 @@ async function until(condition: () => boolean): Promise<void> {
   }
 }
 
-function basic(userinfo: string): string {
-  return `Basic ${Buffer.from(userinfo).toString('base64')}`;
-}
+const basic = (userinfo: string): string => `Basic ${Buffer.from(userinfo).toString('base64')}`;
 
 /** A small seeded generator (mulberry32), so that a failure can be replayed. */
 function seeded(seed: number): (below: number) => number {
@@ -596,7 +580,7 @@ function post(token: string, length: number | 'chunked', ...headers: string[]): 
 }
 
 const ABOUT = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-const SEND = `${post(SECRET, JSON.stringify(MESSAGE).length)}${JSON.stringify(MESSAGE)}`;
+const SEND = `${post(SECRET, HELLO.length)}${HELLO}`;
 
 function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), 'gateway-'));
@@ -718,12 +702,8 @@ async function runProcess(
 }
 
 /** Runs a command line that ends, in this process. */
-async function cli(
-  args: string[],
-  { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {},
-): Promise<{ code: number; stdout: string; stderr: string }> {
-  return await run(args, env, () => Buffer.from(input));
-}
+const cli = async (args: string[], { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {}) =>
+  await run(args, env, () => Buffer.from(input));
 
 const ACCEPTED =
   'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
@@ -741,14 +721,7 @@ async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: 
 }): Promise<UpgradeBackend> {
   const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
   backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
-    backend.seen.push({
-      method: req.method!,
-      url: req.url!,
-      headers: req.headers,
-      rawHeaders: req.rawHeaders,
-      body: head,
-      complete: true,
-    });
+    backend.seen.push(seenOf(req, head, true));
     backend.sockets.push(socket);
     socket.on('error', () => {});
     t.after(() => socket.destroy());
@@ -799,9 +772,7 @@ function attack(title: string, config: GatewayConfig, status: number, code: stri
 }
 
 /** What the backend got, as JSON. */
-function gotJson(backend: Backend): Record<string, unknown> {
-  return JSON.parse(backend.seen.at(-1)!.body.toString());
-}
+const gotJson = (backend: Backend): Record<string, unknown> => JSON.parse(String(backend.seen.at(-1)!.body));
 
 /** A form as browsers and libraries write it. */
 function multipart(
@@ -906,13 +877,9 @@ function asWritten(raw: string): string {
 type TableOptions = GatewayOptions & { handler?: Handler };
 type Rows = string | Rows[];
 
-function flatten(rows: Rows): string[] {
-  return typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
-}
-
-function isTemplate(rows: Rows | TemplateStringsArray): rows is TemplateStringsArray {
-  return typeof rows === 'object' && 'raw' in rows;
-}
+const flatten = (rows: Rows): string[] => typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
+const isTemplate = (rows: Rows | TemplateStringsArray): rows is TemplateStringsArray =>
+  typeof rows === 'object' && 'raw' in rows;
 
 /** Sends the rows of a table, one after the other, to a gateway that runs. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
@@ -1007,9 +974,10 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
 }
 
 /** Fields with one more, or another value of one. */
-function put(fields: [string, string][], [name, value]: [string, string]): [string, string][] {
-  return [...fields.filter(([known]) => known !== name), [name, value]];
-}
+const put = (fields: [string, string][], [name, value]: [string, string]): [string, string][] => [
+  ...fields.filter(([known]) => known !== name),
+  [name, value],
+];
 
 /** The bytes of a text in UTF-8; \xHH is a byte of its own. */
 function unescaped(text: string): Buffer {
@@ -1046,11 +1014,7 @@ function parseAnswer(response: string): Answer {
     headers[name.toLowerCase()] = name.toLowerCase() in headers ? `${headers[name.toLowerCase()]}, ${value}` : value;
   }
   const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
-  let json!: AnswerJson;
-  try {
-    json = JSON.parse(text);
-  } catch { /* not JSON */ }
-  return { status: statusOf(response), headers, rawHeaders: [], text, json, fingerprint: '' };
+  return { status: statusOf(response), headers, rawHeaders: [], text, json: jsonIn(text), fingerprint: '' };
 }
 
 async function checkRow(both: Both, row: Row): Promise<void> {
@@ -1843,19 +1807,10 @@ const REFUSED_TARGETS = literal`
   /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
 /** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
 const NO_GROUP_IDS = [
-  'group.LS11c2VybmFtZT1ldmlsLjAx',
-  'LS11c2VybmFtZT1ldmlsLjAx/avatar',
-  encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')),
-  `group.${INTERNAL_ID}`,
-  GROUP.slice('group.'.length),
-  otherBits(GROUP),
-  GROUP.replace('=', ''),
-  `${GROUP}%20`,
-  `${GROUP}=`,
-  `Group${GROUP.slice('group'.length)}`,
+  ...['group.LS11c2VybmFtZT1ldmlsLjAx', 'LS11c2VybmFtZT1ldmlsLjAx/avatar', 'group.', 'group.*'],
+  ...[encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')), `group.${INTERNAL_ID}`, GROUP.slice('group.'.length)],
+  ...[otherBits(GROUP), GROUP.replace('=', ''), `${GROUP}%20`, `${GROUP}=`, GROUP.replace('g', 'G')],
   `${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-  'group.',
-  'group.*',
 ];
 
 table('a target that programs read in different ways is 400, with a right token too, and the backend sees nothing', {
@@ -1921,6 +1876,8 @@ test('parseTarget: a target that it makes passes again unchanged', () => {
 });
 
 section('CREDENTIALS'); // ─────────────────────────────────────────────────────────────────────────
+const URLENCODED = 'application/x-www-form-urlencoded';
+const AS_FORM = { 'content-type': URLENCODED };
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
 const FORMS = ([
   ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
@@ -1935,40 +1892,31 @@ const FORMS = ([
   ['path behind a base URL that ends in a slash', 'path', (token) => ({ path: `//@auth=${token}//v2/send` })],
   ['body', 'body', (token) => ({ body: AUTHED(token) })],
   ['body, last and without a Content-Type', 'body', (token) => ({ body: { ...MESSAGE, auth: token } })],
-  ['body as application/x-www-form-urlencoded', 'body', (token) => ({
-    body: { ...MESSAGE, auth: token },
-    headers: { 'content-type': 'application/x-www-form-urlencoded' },
-  })],
-  ['body, the key written with escapes', 'body', (token) => ({
-    body: AUTHED(token).replace('"auth"', '"\\u0061u\\u0074h"'),
-  })],
+  ['body as application/x-www-form-urlencoded', 'body', (token) => ({ body: AUTHED(token), headers: AS_FORM })],
+  ['body, the key with escapes', 'body', (token) => ({ body: AUTHED(token).replace('auth', '\\u0061u\\u0074h') })],
 ] as [name: string, form: string, ask: (token: string) => Ask][]).map(([name, form, ask]) => ({ name, form, ask }));
 
 const signed = (authorization: string): Ask => ({ headers: { authorization } });
+/** A request as the fields of a row. */
+const rowWith = ({ path = '/v2/send', headers = {}, body = '' }: Ask, method = 'POST'): string =>
+  [
+    `${method} ${path}`,
+    ...Object.entries(headers).map(([name, value]) => `${name}: ${value}`),
+    typeof body === 'string' ? body : JSON.stringify(body),
+  ].filter(Boolean).join(' | ');
 
 for (const { name, form, ask: make } of FORMS) {
-  test(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, async (t) => {
-    const both = await startBoth(t, ALL_FORMS);
-    const wrong = await ask(both.gateway, { body: MESSAGE, ...make(OTHER) });
-    assertDenied(wrong, 401, 'unauthorized', both);
-    assert.equal(requests(both.gateway)[0].reason, 'unknown_token', 'the reason in the log');
-    const methods = (['bearer', 'basic', 'query', 'path', 'body'] as const).filter((other) => other !== form);
-    both.gateway.reload({ tokens: { test: { secret: SECRET, methods } } });
-    assertDenied(await ask(both.gateway, { body: MESSAGE, ...make(SECRET) }), 401, 'unauthorized', both);
-    assert.match(String(requests(both.gateway).at(-1)!.reason), /^(?:form_not_accepted|no_credential)$/);
-
-    both.gateway.reload(ALL_FORMS);
-    const answer = await ask(both.gateway, { body: MESSAGE, ...make(SECRET) });
-    assert.deepEqual([answer.status, answer.json], [201, [{ timestamp: '1700000000000' }]], answer.text);
-    const { url, headers, body } = both.backend.seen[0]!;
-    assert.deepEqual(
-      [url.replace(/\?x=1&y=2$/, ''), headers.authorization, headers['content-length'], JSON.parse(body.toString())],
-      ['/v2/send', undefined, String(body.length), MESSAGE],
-      'what the backend got',
-    );
-    const line = requests(both.gateway).at(-1)!;
-    assert.deepEqual([line.form, line.token], [form, 'test'], 'the log');
-  });
+  const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
+  const others = ['bearer', 'basic', 'query', 'path', 'body'].filter((other) => other !== form);
+  const query = name.startsWith('query as') ? '?x=1&y=2' : '';
+  table(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, {
+    ...ALL_FORMS,
+  })`
+    ${wrong} → 401 unauthorized | reason=unknown_token
+    @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${
+    form === 'body' ? 'no_credential' : 'form_not_accepted'
+  }
+    ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
 }
 
 table('query and path are off unless they are named', {})`
@@ -1976,15 +1924,13 @@ table('query and path are off unless they are named', {})`
   POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send`;
 table('a token that names a form accepts it, whatever the default is', tokens({ methods: ['path'] }, {}))`
   * → 401 unauthorized
-  GET /@auth=${SECRET}/v1/about → 200
-  bearer ;; GET /@auth=${OTHER}/v1/about`;
+  GET /@auth=${SECRET}/v1/about → 200 ;; bearer ;; GET /@auth=${OTHER}/v1/about`;
 table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
   bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
   POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
-  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201
-  POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
+  POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201 ;; POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
   POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
   # An empty header counts as absent.
   Authorization: | ${AUTHED(SECRET)} → 201
@@ -1994,53 +1940,34 @@ table('the first credential decides, in the order header, path, query, body: a w
 
 test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
   // The last byte of à and of Р is A0, of … A6, and of Ѕ 85: a space or a line break in Latin-1.
-  for (
-    const secret of [
-      'pass:wörd:with:colons',
-      'sésame-ouvre-toi-à',
-      'пароль-для-всех-Р',
-      'three-dots-and-more…',
-      'ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ',
-    ]
-  ) {
-    const { gateway } = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+  const secrets = 'pass:wörd:with:colons sésame-ouvre-toi-à пароль-для-всех-Р three-dots-and-more… ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ';
+  for (const secret of secrets.split(' ')) {
+    const both = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
     const encoded = encodeURIComponent(secret);
-    const bearer = Buffer.from(`Bearer ${secret}`).toString('latin1');
-    for (
-      const request of [
-        { headers: { authorization: basic(`api:${secret}`) } },
-        { headers: { authorization: bearer } },
-        { headers: { authorization: ` \t${bearer.replace(' ', ' \t ')}\t ` } },
-        { path: `/v2/send?@auth=${encoded}` },
-        { path: `/@auth=${encoded}/v2/send` },
-        { body: { auth: secret, ...MESSAGE } },
-      ]
-    ) assert.equal((await ask(gateway, { body: MESSAGE, ...request })).status, 201, JSON.stringify(request));
-    const response = await rawRequest(gateway, '/v1/about', { headers: [`Authorization: \t${bearer}\t `] });
-    assert.equal(statusOf(response), 200);
+    await checkRows(both, [
+      `* ${HELLO} → 201`,
+      `basic api:${secret} ;; bearer ${secret} ;; {"auth":"${secret}",${HELLO.slice(1)}`,
+      `POST /v2/send?@auth=${encoded} ;; POST /@auth=${encoded}/v2/send`,
+    ]);
+    const bearer = Buffer.from(`Authorization: \t Bearer \t ${secret}\t `).toString('latin1');
+    assert.equal(statusOf(await rawRequest(both.gateway, '/v1/about', { headers: [bearer] })), 200);
   }
 });
 
 table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
   * → 400 bad_credential
   GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
-  GET /v1/@auth=${SECRET}/about → 400 bad_target
-  {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
-  bearer | bearer
-  Authorization: | bearer → 200`;
+  GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
+  bearer | bearer ;; Authorization: | bearer → 200`;
 const THE_401 =
   literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
 const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
 table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
   * ${THE_401}
-  bearer wrong → reason=unknown_token
-  bearer ${OTHER} → reason=expired_token
-  basic api:${OTHER} → reason=expired_token
-  basic → reason=form_not_accepted
-  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted
-  basic root:${SECRET} → reason=wrong_user
-  basic ${SECRET} → reason=wrong_user
-  Authorization: ${SECRET} → reason=unknown_scheme
+  bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
+  basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
+  GET /@auth=${SECRET}/v1/about → reason=form_not_accepted ;; basic root:${SECRET} → reason=wrong_user
+  basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
   Authorization: Token ${SECRET} → reason=unknown_scheme
   * ${THE_401} | reason=no_credential
   GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
@@ -2051,11 +1978,8 @@ test('without tokens, requests need no credential, and all else still applies', 
   const both = await startBoth(t, NO_TOKENS);
   const warning = 'no tokens are configured: every request is let in without a credential';
   assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
-  await checkRows(both, [
-    '* bearer',
-    `${AUTHED(SECRET)} → 201 | ${HELLO}`,
-    `POST /v1/register/${FROM} → 403 setup_blocked`,
-  ]);
+  const rows = `${AUTHED(SECRET)} → 201 | ${HELLO} ;; POST /v1/register/${FROM} → 403 setup_blocked`;
+  await checkRows(both, ['* bearer', rows]);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
@@ -2076,31 +2000,21 @@ test('an unauthenticated client opens no connection to the backend, and no more 
 });
 
 /** A send whose `auth` ends at that byte. */
-function lateAuth(end: number): string {
-  const tail = `","auth":"${SECRET}"`;
-  const head = `${HELLO.slice(0, -1)},"x":"`;
-  return `${head}${'x'.repeat(end - head.length - tail.length)}${tail}}`;
-}
-
+const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
+  `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
 table('auth within the first 64 KiB is found, and one byte later it is not', {})`
   * → 201
-  ${lateAuth(64 * 1024)}
-  ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
+  ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
-table('attack: use a token after its last day', tokens({ expires: '2024-02-29' }))`
-  * bearer → 401 unauthorized
-  GET /v1/about ;; ${HELLO}`;
 table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
   * ${HELLO} | bearer → 403 client_not_allowed
-  POST /v2/send
-  X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
+  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
 table("attack: use somebody else's token in the body beside one that may not", tokens({ allow: ['info'] }, {}))`
   * ${HELLO} | bearer → 403 endpoint_not_allowed
-  ${AUTHED(OTHER)}
-  ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
+  ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
 table('attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED)`
   * 'x=1&recipients=${STRANGER}' | bearer → 400 bad_json
@@ -2133,10 +2047,7 @@ table('per token: rate, clients and allow replace the top-level ones whole', {
   ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
 })`
   * POST /v2/send | ${HELLO} | bearer → 201
-  bearer
-  GET /v1/about → 403 endpoint_not_allowed
-  bearer
-  bearer → 429 rate_limited
+  bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
   bearer ${OTHER} → 403 client_not_allowed`;
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
@@ -2505,14 +2416,6 @@ const ROUTES = Object.entries({
   })
 );
 
-const IN_GROUP: Record<string, string[]> = {
-  send: ['send'],
-  info: ['info'],
-  receive: ['receive'],
-  messaging: ['send', 'receive', 'messaging'],
-  setup: ['setup'],
-};
-
 /** Where any request is 200, whatever the backend has for it. */
 const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
 const ANSWERING = { handler: ANY_ROUTE };
@@ -2523,10 +2426,11 @@ function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolea
   return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${isAllowed ? `200 | ${method} ${path}` : refusal}`;
 }
 
-for (const [word, groups] of Object.entries(IN_GROUP)) {
+const IN_WORD = { send: 'send', info: 'info', receive: 'receive', messaging: 'send receive messaging', setup: 'setup' };
+for (const [word, groups] of Object.entries(IN_WORD)) {
   table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, ANSWERING)`
     * bearer
-    ${ROUTES.map((route) => rowOf(route, groups.includes(route.group)))}`;
+    ${ROUTES.map((route) => rowOf(route, groups.split(' ').includes(route.group)))}`;
 }
 
 const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
@@ -2595,52 +2499,36 @@ test('to who holds a token, what is no endpoint is 404, and a method that it lac
 /** A pattern in a token's allow, and requests. */
 const PATTERNS = `
   * bearer → 200
-  GET /v1/groups/:number ? GET /v1/groups/${FROM}
-  * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
-  * /v1/groups/* ? PATCH /v1/groups/a/b/c
-  GET /v1/*/x ? GET /v1/new/x
-  GET /v1/new/:number ? GET /v1/new/${FROM}
-  GET /v1/new/:any ? GET /v1/new/12
-  GET /v1/new/:groupid ? GET /v1/new/${GROUP}
+  GET /v1/groups/:number ? GET /v1/groups/${FROM} ;; * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
+  * /v1/groups/* ? PATCH /v1/groups/a/b/c ;; GET /v1/*/x ? GET /v1/new/x ;; GET /v1/new/:number ? GET /v1/new/${FROM}
+  GET /v1/new/:any ? GET /v1/new/12 ;; GET /v1/new/:groupid ? GET /v1/new/${GROUP}
   GET /v1/new/constructor ? GET /v1/new/constructor
   DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/2
   DELETE /v1/devices/:number/* ? DELETE /v1/devices/${FROM}/local-data
   DELETE /v1/devices/:number/local-data ? DELETE /v1/devices/${FROM}/local-data
-  * /v1/plugins/:name ? GET /v1/plugins/mine
-  GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
+  * /v1/plugins/:name ? GET /v1/plugins/mine ;; GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
   * bearer → 403
   GET /v1/groups/:number ? POST /v1/groups/${FROM} & GET /v1/groups/${FROM}/${GROUP}
   # What a route spells is not a parameter: local-data deletes all of an account's data.
   DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local-data & DELETE /v1/devices/${FROM}/local%2Ddata
-  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote
-  GET /v1/:any ? GET /v1/about
-  GET /v1/About ? GET /v1/about
-  GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
+  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote ;; GET /v1/:any ? GET /v1/about
+  GET /v1/About ? GET /v1/about ;; GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
   * bearer → 404
-  * /v1/groups/* ? GET /v1/groups
-  GET /v1/*/x ? GET /v1/new/more/x
-  GET /v1/new/:number ? GET /v1/new/12
-  GET /v1/new/:groupid ? GET /v1/new/group.QUJD
-  GET /v1/about ? GET /v1/ABOUT
+  * /v1/groups/* ? GET /v1/groups ;; GET /v1/*/x ? GET /v1/new/more/x ;; GET /v1/new/:number ? GET /v1/new/12
+  GET /v1/new/:groupid ? GET /v1/new/group.QUJD ;; GET /v1/about ? GET /v1/ABOUT
   * bearer → 405
   * /v1/groups/* ? HEAD /v1/groups/a & OPTIONS /v1/groups/a`;
 table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
   PATTERNS.replace(
-    /^ *(\S+ \S+) \? (.*)$/gm,
+    /(\S+ \S+) \? (.*?)(?= ;; |$)/gm,
     (_, pattern, requests: string) =>
       requests.split(' & ').map((request) => `@ {"allow":["${pattern}"]} | ${request}`).join('\n'),
   ),
 );
 table('the default allows sending and asking about, and nothing more', {})`
   * bearer → 200
-  GET /v1/about
-  GET /v1/health → 204
-  ${HELLO} → 201
-  POST /v1/send | ${HELLO} → 201
-  GET /v1/receive/${FROM} → 403
-  GET /v1/attachments → 403
-  POST /api/v1/rpc | {} → 404
-  GET / → 404`;
+  GET /v1/about ;; GET /v1/health → 204 ;; ${HELLO} → 201 ;; POST /v1/send | ${HELLO} → 201
+  GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 404 ;; GET / → 404`;
 
 test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
@@ -2666,16 +2554,11 @@ for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
     POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM}`;
 }
 table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
-  * bearer | POST / → 403 setup_blocked
-  * bearer | DELETE / → 403 setup_blocked
+  * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
   * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
   /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
   /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
   /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x`;
-table('attack: reach setup by wildcards', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
-  * bearer → 403 setup_blocked
-  GET /v1/qrcodelink?device_name=x ;; GET /v1/qrcodelink/raw?device_name=x ;; GET /swagger/doc.json
-  GET /v1/contacts/${FROM} ;; GET /v1/identities/${FROM} ;; PUT /v1/profiles/${FROM}`;
 table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
   * bearer → 403 setup_blocked
   POST /v1/register/${FROM} ;; GET /v1/accounts`;
@@ -2685,9 +2568,7 @@ table('attack: use a spelling of a setup route that is no route', { allow: ['mes
 const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
 table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
   * bearer → passes
-  GET /v1/about → 200
-  GET /v1/attachments/abc ;; GET /v1/accounts
-  GET /v1/attachments → 403 endpoint_not_allowed`;
+  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
 // A wildcard counted as naming the route.
 table("attack: read all accounts' attachments by a pattern that names nothing", {
   ...tokens({ senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] }),
@@ -2696,97 +2577,90 @@ table("attack: read all accounts' attachments by a pattern that names nothing", 
   GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
+/** A gateway on a clock that its test sets, and what comes of one request after the other to it. */
+async function startClocked(t: TestContext, config: GatewayConfig) {
+  const clock = { nowMs: 1_700_000_000_000 };
+  const both = await startBoth(t, config, { now: () => clock.nowMs });
+  const asks = (way: string, ...wanted: string[]): Promise<void> =>
+    checkRows(both, [`* ${way}`, wanted.map((row) => row.includes('→') ? row : `GET /v1/about → ${row}`)]);
+  return { both, clock, asks };
+}
+
 test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const tokens = { a: { secret: SECRET }, b: { secret: OTHER } };
-  const both = await startBoth(t, { rate: '3/1m', tokens }, { now: () => nowMs });
-  const rows = (...wanted: string[]): Promise<void> =>
-    checkRows(both, ['* bearer', wanted.map((row) => `GET /v1/about → ${row}`)]);
-  await rows('200', '200', '200');
+  const { clock, asks } = await startClocked(t, { rate: '3/1m', ...tokens({}, {}) });
+  await asks('bearer', '200', '200', '200');
   // What may not pass anyway does not count, neither before nor after.
-  await checkRows(both, ['* bearer', 'GET /v1/accounts → 403 setup_blocked']);
-  await rows('429 rate_limited | Retry-After: 20');
-  await checkRows(both, [`* bearer ${OTHER}`, 'GET /v1/about → 200']);
-  nowMs += 19_999;
-  await rows('429 rate_limited');
-  nowMs += 1;
-  await rows('200', '429 rate_limited');
+  await asks('bearer', 'GET /v1/accounts → 403 setup_blocked', '429 rate_limited | Retry-After: 20');
+  await asks(`bearer ${OTHER}`, '200');
+  clock.nowMs += 19_999;
+  await asks('bearer', '429 rate_limited');
+  clock.nowMs += 1;
+  await asks('bearer', '200', '429 rate_limited');
 });
 
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const both = await startBoth(t, { trustedProxies: ['127.0.0.1'] }, { now: () => nowMs });
-  const rows = (client: string, ...wanted: string[]): Promise<void> =>
-    checkRows(both, [`* bearer ${OTHER} | X-Forwarded-For: ${client}`, wanted.map((row) => `GET /v1/about → ${row}`)]);
+  const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
+  const from = (client: string, ...wanted: string[]): Promise<void> =>
+    asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
   // A flood must not fill the log of a small computer.
-  await rows('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
-  await rows('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
-  await rows('203.0.113.8', '401 unauthorized');
+  await from('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
+  await from('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  await from('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
-  await checkRows(both, ['* X-Forwarded-For: 203.0.113.7', ['none → 401 unauthorized', 'bearer → 200']]);
-  nowMs += 2000;
-  await rows('203.0.113.7', '401 unauthorized', '429 too_many_failures');
+  await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
+  clock.nowMs += 2000;
+  await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (let i = 0; i < 30; i++) await rows(`2001:db8::${i.toString(16)}`, '401 unauthorized');
-  await rows('2001:db8:0:0:ffff::1', '429 too_many_failures');
-  await rows('2001:db8:0:1::1', '401 unauthorized');
-  for (let i = 0; i < 30; i++) await rows(`2001:db8::b:${i.toString(16)}:d:e:f`, '401 unauthorized');
-  await rows('2001:db8:0:b::', '429 too_many_failures');
-  await rows('2001:db8:b::', '401 unauthorized');
-  for (let i = 0; i < 30; i++) await rows(`::c:b:${i}:d:e:f`, '401 unauthorized');
-  await rows('0:0:c:b::', '429 too_many_failures');
-  await rows('c:b::', '401 unauthorized');
+  for (
+    const [members, last, other] of [
+      ...[['2001:db8::#', '2001:db8:0:0:ffff::1', '2001:db8:0:1::1']],
+      ...[['2001:db8::b:#:d:e:f', '2001:db8:0:b::', '2001:db8:b::'], ['::c:b:#:d:e:f', '0:0:c:b::', 'c:b::']],
+    ] as [string, string, string][]
+  ) {
+    for (let i = 0; i < 30; i++) await from(members.replace('#', i.toString(16)), '401 unauthorized');
+    await from(last, '429 too_many_failures');
+    await from(other, '401 unauthorized');
+  }
 });
 
 // 500 requests without a credential were 500 lines, on a card of a few gigabytes.
 test('a flood without a good token is 30 log lines a minute of each address, whatever is refused; then it is at debug', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const both = await startBoth(t, {
-    trustedProxies: ['127.0.0.1'],
-    clients: ['203.0.113.0/24', '2001:db8::/32'],
-    cors: ['https://dash.example'],
-  }, { now: () => nowMs });
-  const some: Ask[] = [
-    {},
-    { path: '/v1/accounts', body: MESSAGE },
-    { path: '/v1/about/%2e%2e' },
-    { headers: { authorization: `Bearer ${OTHER}` } },
-    { headers: { authorization: 'Digest x' } },
-    { body: 'x', headers: { 'content-encoding': 'gzip' } },
-    { method: 'OPTIONS', headers: { 'origin': 'https://other.example', 'access-control-request-method': 'POST' } },
-  ];
-  const preflight = { 'origin': 'https://dash.example', 'access-control-request-method': 'POST' };
-  const from = (client: string, { headers, ...rest }: Ask): Promise<Answer> =>
-    ask(both.gateway, { ...rest, headers: { ...headers, 'x-forwarded-for': client } });
-  const levels = async (count: number, ...attempts: (() => Promise<Answer>)[]): Promise<string[]> => {
-    const before = requests(both.gateway).length;
-    for (let i = 0; i < count; i++) await attempts[i % attempts.length]!();
-    return requests(both.gateway).slice(before).map((line) => line.level);
-  };
-  const flooded = [...Array<string>(30).fill('warn'), ...Array<string>(10).fill('debug')];
-  for (const [i, each] of some.entries()) {
-    assert.deepEqual(await levels(40, () => from(`203.0.113.${i + 1}`, each)), flooded, JSON.stringify(each));
+  const clients = ['127.0.0.1', '203.0.113.0/24', '2001:db8::/32'];
+  const config = { trustedProxies: ['127.0.0.1'], clients, cors: ['https://a.example'] };
+  const { both, clock, asks } = await startClocked(t, config);
+  const rows = literal`
+    GET /v1/about → 401
+    POST /v1/accounts | {} → 401
+    GET /v1/about/%2e%2e → 400
+    'x' | Content-Encoding: gzip → 415
+    OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`.trim().split(/\n */);
+  const flood = (client: string, some: string[]): Promise<void> =>
+    asks(
+      'none',
+      ...Array.from({ length: 40 }, (_, i) =>
+        `X-Forwarded-For: ${client.replace('#', i.toString(16))} | ${some[i % some.length]} | level=${
+          i < 30 ? 'warn' : 'debug'
+        }`),
+    );
+  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, [row]);
+  await flood('198.51.100.1', ['GET /v1/about → 403 client_not_allowed']);
+  const wrong = ['Authorization: Digest x', `bearer ${OTHER}`];
+  await flood('203.0.113.99', [...rows, ...wrong.map((row) => `${row} → 401`)]);
+  for (const [i, row] of wrong.entries()) {
+    const alone = [...Array<string>(30).fill('401 | level=warn'), '429 | level=debug'];
+    await asks(`X-Forwarded-For: 203.0.113.10${i} | ${row}`, ...alone);
   }
-  assert.deepEqual(await levels(40, () => from('198.51.100.1', {})), flooded, 'an address that may not connect');
-  assert.deepEqual(await levels(40, ...some.map((each) => () => from('203.0.113.99', each))), flooded, 'all together');
-  let host = 0; // one household is one IPv6 /64
-  assert.deepEqual(await levels(40, () => from(`2001:db8::${(++host).toString(16)}`, {})), flooded);
-  assert.deepEqual(
-    [...new Set(await levels(5, () => from('203.0.113.1', { method: 'OPTIONS', headers: preflight })))],
-    [
-      'debug',
-    ],
-  );
-  assert.equal(both.backend.connections, 0);
+  await flood('2001:db8::#', rows.slice(0, 1)); // one household is one IPv6 /64
+  const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
+  assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
+  assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
   // The count of wrong credentials is another one, and a good token's lines are logged as ever.
-  const wrong = { headers: { authorization: `Bearer ${OTHER}` } };
-  for (let i = 0; i < 30; i++) assert.equal((await from('203.0.113.1', wrong)).status, 401);
-  assert.equal((await from('203.0.113.1', wrong)).status, 429);
-  const right = () => from('203.0.113.1', { headers: BEARER });
-  const setup = () => from('203.0.113.1', { headers: BEARER, path: '/v1/accounts' });
-  assert.deepEqual(await levels(80, right, setup), Array(40).fill(['info', 'warn']).flat());
-  nowMs += 2000;
-  assert.deepEqual(await levels(2, () => from('203.0.113.1', {})), ['warn', 'debug']);
+  const first = 'X-Forwarded-For: 203.0.113.1';
+  await asks(`${first} | bearer ${OTHER}`, ...Array<string>(30).fill('401'), '429');
+  const logged = 'bearer → 200 | level=info ;; bearer | GET /v1/accounts → 403 setup_blocked | level=warn';
+  await asks(first, ...Array<string>(40).fill(logged));
+  clock.nowMs += 2000;
+  await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
 test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
@@ -2808,14 +2682,13 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
 
 // A token was locked out for as long as the clock had been set back.
 test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
-  let nowMs = 1_700_000_000_000;
-  const { gateway } = await startBoth(t, { rate: '3/1m' }, { now: () => nowMs });
-  const status = async (): Promise<number> => (await ask(gateway, { headers: BEARER })).status;
-  for (let i = 0; i < 3; i++) assert.equal(await status(), 200);
-  nowMs -= 3_600_000;
-  const got: number[] = [];
-  for (let i = 0; i <= 4; i++, nowMs += 5000) got.push(await status());
-  assert.deepEqual(got, [429, 429, 429, 429, 200]);
+  const { clock, asks } = await startClocked(t, { rate: '3/1m' });
+  await asks('bearer', '200', '200', '200');
+  clock.nowMs -= 3_600_000;
+  for (const status of ['429', '429', '429', '429', '200']) {
+    await asks('bearer', status);
+    clock.nowMs += 5000;
+  }
 });
 
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
@@ -2844,24 +2717,23 @@ table('what does not begin like an object, a text or a form, lacks a token: 401,
   '* → 401 unauthorized | reason=no_credential',
   NO_OBJECT,
   literal`
-    POST /v2/send
-    Transfer-Encoding: chunked | ''
-    Content-Type: text/plain | 'Backup done: 5 files'
+    POST /v2/send ;; Transfer-Encoding: chunked | '' ;; Content-Type: text/plain | 'Backup done: 5 files'
     Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
-    Content-Type: application/json | ' \n[{"auth":"x"}]'
-    -- message = hi
-    Content-Type: text/plain | '\xff\xfe not UTF-8'
-    Content-Type: text/plain | '${' '.repeat(70_000)}'
+    Content-Type: application/json | ' \n[{"auth":"x"}]' ;; -- message = hi
+    Content-Type: text/plain | '\xff\xfe not UTF-8' ;; Content-Type: text/plain | '${' '.repeat(70_000)}'
     Content-Type: text/plain | '${'long '.repeat(20_000)}'
     {"auth":null,${HELLO.slice(1)}`,
 ]);
+
+/** A chunked body in single bytes, as Latin-1. */
+const inBytes = (text: string): string =>
+  `${Array.from(Buffer.from(text).toString('latin1'), (byte) => `1\r\n${byte}\r\n`).join('')}0\r\n\r\n`;
 
 test('a text or a form without a credential is 401 in single bytes too', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n';
   for (const text of ['Backup done: 5 files', `data={"auth":"${SECRET}"}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
-    const response = await raw(gateway, `${head}${Array.from(text, (char) => `1\r\n${char}\r\n`).join('')}0\r\n\r\n`);
-    assert.deepEqual([statusOf(response), codeOf(response)], [401, 'unauthorized'], text);
+    assert.equal(codeOf(await raw(gateway, head + inBytes(text))), 'unauthorized', text);
   }
   assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
@@ -2877,9 +2749,7 @@ table('what is wrong with the fields of a body is said to nobody unknown, but fo
 ]);
 table('a body of the size that is allowed passes, and one byte more is 413', { limits: { body: '1KiB' } })`
   * bearer → 413 body_too_large
-  ${sized(1024)} → 201
-  ${sized(1024)} | Transfer-Encoding: chunked → 201
-  ${sized(1025)} → bytesIn=0
+  ${sized(1024)} → 201 ;; ${sized(1024)} | Transfer-Encoding: chunked → 201 ;; ${sized(1025)} → bytesIn=0
   ${sized(1025)} | Transfer-Encoding: chunked`;
 table('a compressed body is 415; without a body its encoding says nothing', {})([
   '* bearer → 415 unsupported_encoding',
@@ -2888,24 +2758,14 @@ table('a compressed body is 415; without a body its encoding says nothing', {})(
   'GET /v1/about | Content-Encoding: gzip → 200',
 ]);
 
-test('an empty body is fine where the route needs none', async (t) => {
-  const both = await startBoth(t, { allow: ['setup', 'messaging'] });
-  await checkRows(both, [
-    '* bearer',
-    `POST /v1/register/${FROM} → 201`,
-    `POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked → 201`,
-    `DELETE /v1/typing-indicator/${FROM} → 400 bad_json`,
-    `DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`,
-  ]);
-});
-
-test('the body of a GET authenticates it and goes no further', async (t) => {
-  await checkRows(await startBoth(t), [
-    '* GET /v1/about',
-    `{"auth":"${SECRET}"} → 200 | ''`,
-    `'{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`,
-  ]);
-});
+table('an empty body is fine where the route needs none', { allow: ['setup', 'messaging'] })`
+  * bearer → 201
+  POST /v1/register/${FROM} ;; POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked
+  DELETE /v1/typing-indicator/${FROM} → 400 bad_json
+  DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`;
+table('the body of a GET authenticates it and goes no further', {})`
+  * GET /v1/about
+  {"auth":"${SECRET}"} → 200 | '' ;; '{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`;
 
 test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
@@ -2915,73 +2775,61 @@ test('a chunked body beyond the limit that is already on its way is cut off and 
   assert.ok(backend.seen.every((seen) => !seen.complete), 'a request was complete');
 });
 
-test('small bodies arrive with their true length, large ones with the length that was announced', async (t) => {
-  const large = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
-  const [early, late] = [`{"auth":"${SECRET}",${large.slice(1)}`, `${large.slice(0, -1)},"auth":"${SECRET}"}`];
-  const chunked = '> Content-Length: | > Transfer-Encoding: chunked';
-  const long = (length: number): string => `> Content-Length: ${length}`;
-  await checkRows(await startBoth(t), [
-    '* bearer → 201',
-    `${HELLO} | Transfer-Encoding: chunked → ${HELLO} | > Content-Length: ${HELLO.length} | > Transfer-Encoding:`,
-    `${large} → '${large}' | ${long(large.length)}`,
-    `${large} | Transfer-Encoding: chunked → ${large} | ${chunked}`,
-    `none | ${early} → ${large} | ${long(large.length)}`,
-    // Announced before it was known: spaces take the place of auth.
-    `${late} → ${large} | ${long(late.length)}`,
-  ]);
-});
-
-test('a large body without auth passes unchanged, byte for byte', async (t) => {
-  const data = `base64_attachments":["${'é😀\\u00e9\\n'.repeat(50_000)}`;
-  const body = Buffer.from(`  {"number":"${FROM}" ,"recipients":[ "${TO}"],"${data}"] }`);
-  const { backend, gateway } = await startBoth(t);
-  assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-  assert.ok(backend.seen[0]!.body.equals(body), 'what the backend got is not what was sent');
-});
+const BIG_SEND = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
+const [EARLY_AUTH, LATE_AUTH] = [
+  `{"auth":"${SECRET}",${BIG_SEND.slice(1)}`,
+  `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`,
+];
+const ODDLY_WRITTEN = literal`'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${
+  literal`é😀\\u00e9\\n`.repeat(50_000)
+}"}'`;
+table('small bodies arrive with their true length, large ones with the length that was announced, byte for byte', {})`
+  * bearer → 201
+  ${HELLO} | Transfer-Encoding: chunked → '${HELLO}' | > Content-Length: ${HELLO.length} | > Transfer-Encoding:
+  ${BIG_SEND} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
+  ${BIG_SEND} | Transfer-Encoding: chunked → '${BIG_SEND}' | > Content-Length: | > Transfer-Encoding: chunked
+  ${ODDLY_WRITTEN} → ${ODDLY_WRITTEN}
+  none | ${EARLY_AUTH} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
+  # Announced before it was known: spaces take the place of auth.
+  ${LATE_AUTH} → ${BIG_SEND} | > Content-Length: ${LATE_AUTH.length}`;
 
 const LATE = HELLO.replace('}', `,"base64_attachments":["${'A'.repeat(300_000)}"]`);
 const LATE_SENDER = LATE.replace(`"number":"${FROM}",`, '');
+const FAIL_LATE = literal`
+  bad_field ${LATE},"recipients":["${STRANGER}"]}
+  bad_field ${LATE},"recipient\u017f":["x"]}
+  bad_field ${LATE},"members":["--help"]}
+  bad_field ${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}
+  bad_field ${LATE},"recipient":"group.436641234567x"}
+  bad_field ${LATE},"send_at":1}
+  bad_field ${LATE_SENDER},"number":null}
+  bad_field ${LATE_SENDER}}
+  bad_json ${LATE}}{}
+  bad_json ${LATE}
+  bad_json ${LATE.slice(0, -2)}␊"]}
+  bad_json ${LATE},"x":tru}
+  recipient_not_allowed ${LATE},"recipient":"${STRANGER}"}
+  sender_not_allowed ${LATE_SENDER},"number":"${STRANGER}"}`;
 test('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
-  const arrived = new Set<{ text: string; broke: boolean }>();
+  const broken: string[] = [];
   const server = net.createServer((socket) => {
-    const request = { text: '', broke: false };
-    arrived.add(request);
-    socket.on('data', (chunk) => {
-      request.text += chunk.toString('latin1');
+    let text = '';
+    socket.setEncoding('latin1').on('data', (chunk) => {
+      text += chunk;
     }).on('error', () => {}).on('close', () => {
-      request.broke = true;
+      if (text !== '') broken.push(text); // by fetch there is a further connection, for the next request
     });
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
   t.after(() => server.close());
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   const gateway = await startGateway(t, { url }, CONFINED);
-  for (
-    const [code, body] of [
-      ['bad_field', `${LATE},"recipients":["${STRANGER}"]}`],
-      ['bad_field', `${LATE},"recipient\\u017f":["x"]}`],
-      ['bad_field', `${LATE},"members":["--help"]}`],
-      ['bad_field', `${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}`],
-      ['bad_field', `${LATE},"recipient":"group.436641234567x"}`],
-      ['bad_field', `${LATE_SENDER},"number":null}`],
-      ['bad_field', `${LATE_SENDER}}`],
-      ['bad_json', `${LATE}}{}`],
-      ['bad_json', LATE],
-      ['bad_json', `${LATE.slice(0, -2)}\n"]}`],
-      ['bad_json', `${LATE},"x":tru}`],
-      ['recipient_not_allowed', `${LATE},"recipient":"${STRANGER}"}`],
-      ['sender_not_allowed', `${LATE_SENDER},"number":"${STRANGER}"}`],
-    ] as const
-  ) {
+  for (const [, code, body] of FAIL_LATE.matchAll(/(\w+) (\{.*)/g)) {
     for (const framing of [{}, { 'transfer-encoding': 'chunked' }]) {
-      const answer = await ask(gateway, { body, headers: { ...BEARER, ...framing } });
+      const answer = await ask(gateway, { body: body!.replace('␊', '\n'), headers: { ...BEARER, ...framing } });
       assert.equal(answer.json.code, code, answer.text);
-      // By fetch there is a further connection, for the next request.
-      const broken = () => [...arrived].find(({ text, broke }) => broke && text !== '');
-      await until(() => broken() !== undefined);
-      const request = broken()!;
-      arrived.delete(request);
-      const { text } = request;
+      await until(() => broken.length > 0);
+      const text = broken.shift()!;
       const end = text.slice(-100);
       assert.match(text, /^POST \/v2\/send HTTP\/1\.1/, 'the request began');
       assert.ok(!text.endsWith('0\r\n\r\n'), `the last chunk was sent: ${end}`);
@@ -3001,11 +2849,9 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
     req.on('continue', () => {
       continued = true;
       req.end(body);
-    });
-    req.flushHeaders();
+    }).flushHeaders();
     const [res] = await once(req, 'response') as [http.IncomingMessage];
-    res.resume();
-    await once(res, 'end');
+    await once(res.resume(), 'end');
     req.destroy();
     return [continued, res.statusCode];
   };
@@ -3018,31 +2864,26 @@ test('Expect: 100-continue is answered when the body is wanted, and a refused cl
 
 // It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
 test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
-  const config = { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) };
-  const { backend, gateway } = await startBoth(t, config, { stallTimeoutMs: 400 });
-  assert.equal((await ask(gateway, signed(`Bearer ${OTHER}`))).status, 200);
-  const [wrong, limited, right] = ['wrong-horse-battery-staple', OTHER, SECRET];
+  const both = await startBoth(t, { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) }, {
+    stallTimeoutMs: 400,
+  });
+  await checkRows(both, [`bearer ${OTHER} → 200`]);
   for (
-    const [token, status, bytes, chunked] of [
-      [wrong, 401, 65_537],
-      [wrong, 401, 120_000],
-      [wrong, 401, 2_000_000],
-      [wrong, 401, 200_000, true],
-      [limited, 429, 70_000],
-      [right, 413, 120_000],
-      [right, 413, 2_000_000],
-      [right, 413, 200_000, true],
-    ] as const
+    const [token, status, bytes, isChunked] of [
+      ...[['wrong', 401, 65_537], ['wrong', 401, 120_000], ['wrong', 401, 2_000_000], ['wrong', 401, 200_000, true]],
+      ...[[OTHER, 429, 70_000], [SECRET, 413, 120_000], [SECRET, 413, 2_000_000], [SECRET, 400, 200_000, true]],
+    ] as [token: string, status: number, bytes: number, isChunked?: boolean][]
   ) {
-    const body = chunked ? `${bytes.toString(16)}\r\n${'['.padEnd(bytes)}\r\n0\r\n\r\n` : '['.padEnd(bytes);
+    const [length, body] = isChunked
+      ? ['chunked' as const, `${bytes.toString(16)}\r\n${'['.padEnd(bytes)}\r\n0\r\n\r\n`]
+      : [bytes, '['.padEnd(bytes)];
     // The good send behind it must not get through: its client was told that the connection ends.
-    const text = await raw(gateway, post(token, chunked ? 'chunked' : bytes) + body + SEND);
-    const label = `${status}, ${bytes} bytes${chunked ? ', chunked' : ''}: ${text}`;
-    assert.equal(statusOf(text), status === 413 && chunked ? 400 : status, label);
-    assert.match(text, /^connection: close\r$/im, label);
-    assert.equal(text.split('HTTP/1.1 ').length, 2, label);
+    const text = await raw(both.gateway, post(token, length) + body + SEND);
+    assert.equal(statusOf(text), status, `${bytes} bytes: ${text}`);
+    assert.match(text, /^connection: close\r$/im, `${bytes} bytes`);
+    assert.equal(text.split('HTTP/1.1 ').length, 2, `${bytes} bytes: ${text}`);
   }
-  assert.deepEqual(backend.sent, []);
+  assert.deepEqual(both.backend.sent, []);
 });
 
 test('a refusal that says keep-alive keeps the connection, however slowly the rest of the small body comes', async (t) => {
@@ -3075,21 +2916,18 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
 // Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
 test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 400 });
-  const health = (length: number): string => `GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n`;
-  const unknown = (length: number): string =>
-    `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: ${length}\r\n\r\n{"message":"`;
-  const clients = ([
-    [401, post(OTHER, 1_000_000)],
-    [401, post(OTHER, 60_000)],
-    [401, `${post(OTHER, 'chunked')}f4240\r\n`],
-    [413, post(SECRET, 1_000_000_000)],
-    [200, health(1_000_000)],
-    [200, health(60_000)],
-    [408, unknown(60_000)],
-    [408, unknown(1_000_000)],
-  ] as const).map(async ([status, request]) => {
-    assert.equal(statusOf(await trickle(t, gateway, request)), status, request);
-  });
+  const health = post(OTHER, 60_000).replace('POST /v2/send', 'GET /healthz');
+  const unknown = `${post('', 60_000).replace(/Authorization.*\r\n/, '')}{"message":"`;
+  const clients = [
+    `401 ${post(OTHER, 1_000_000)}`,
+    `401 ${post(OTHER, 60_000)}`,
+    `401 ${post(OTHER, 'chunked')}f4240\r\n`,
+    `413 ${post(SECRET, 1_000_000_000)}`,
+    `200 ${health}`,
+    `200 ${health.replace('60000', '1000000')}`,
+    `408 ${unknown}`,
+    `408 ${unknown.replace('60000', '1000000')}`,
+  ].map(async (row) => assert.equal(statusOf(await trickle(t, gateway, row.slice(4))), Number(row.slice(0, 3)), row));
   await Promise.all(clients);
   assert.equal(backend.connections, 0, 'the backend saw a connection');
 });
@@ -3104,32 +2942,23 @@ function collectGarbage(): void {
 
 // A small body whose client had left stayed in memory for 28 s, and its time could be bought with 77 bytes.
 test('nothing of a request stays in memory once its connection is gone', async (t) => {
-  const wrong = 'wrong-horse-battery-staple';
   const begun = (token: string, length: number | 'chunked', body = '{"message":"'): string =>
     post(token, length) + body;
   const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n';
-  const handshake = `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n` +
-    'Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n';
+  const upgrade = 'Connection: Upgrade\r\nUpgrade: websocket\r\nHost';
+  const handshake = ABOUT.replace('/v1/about', RECEIVE).replace('Host', upgrade);
+  const big = `${HELLO.slice(0, -1)},"x":"${'x'.repeat(100_000)}`;
+  const unknown = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{';
   for (
     const [bytes, arrives] of [
-      ['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{'],
-      [begun(wrong, 9)],
-      [begun(wrong, 1_000_000)],
-      [begun(wrong, 'chunked', '4\r\n{"a"')],
-      [begun(SECRET, 99)],
-      [begun(SECRET, 'chunked', 'c\r\n{"message":"\r\n')],
-      [begun(SECRET, 99).replace('/v2/send', '/v1/register')],
-      [post(SECRET, 99, 'Expect: 100-continue')],
-      [begun(OTHER, 99)],
-      [begun(OTHER, 500_000, `{"message":"${'x'.repeat(100_000)}`)],
-      [`${health}Content-Length: 99\r\n\r\n{`],
-      [`${health}\r\n`.repeat(16)],
-      [begun(SECRET, 200_000, `${JSON.stringify(MESSAGE).slice(0, -1)},"x":"${'x'.repeat(100_000)}`), 'whole'],
-      [SEND, 'whole'],
-      [SEND + begun(SECRET, 99), 'whole'],
-      [handshake, 'whole'],
+      ...[unknown, begun('wrong', 9), begun('wrong', 1_000_000), begun('wrong', 'chunked', '4\r\n{"a"')],
+      ...[begun(SECRET, 99), begun(SECRET, 'chunked', 'c\r\n{"message":"\r\n')],
+      ...[begun(SECRET, 99).replace('/v2/send', '/v1/register'), post(SECRET, 99, 'Expect: 100-continue')],
+      ...[begun(OTHER, 99), begun(OTHER, 500_000, big)],
+      ...[`${health}Content-Length: 99\r\n\r\n{`, `${health}\r\n`.repeat(16)],
+      ...[begun(SECRET, 200_000, big), SEND, SEND + begun(SECRET, 99), handshake].map((bytes) => [bytes, 'whole']),
       [handshake, 'accepted'],
-    ] as const
+    ].map((row) => [row].flat() as [bytes: string, arrives?: string])
   ) {
     const held: http.ServerResponse[] = [];
     const backend = await startUpgradeBackend(t, (socket) => {
@@ -3141,15 +2970,8 @@ test('nothing of a request stays in memory once its connection is gone', async (
       held.push(res);
       backend.seen.push({} as Seen);
     });
-    const tokens = { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } };
-    const gateway = await startGateway(
-      t,
-      backend,
-      { ...RECEIVING, tokens, backend: { url: backend.url, parallel: 0 } },
-      {
-        stallTimeoutMs: 90_000, // longer than a test waits
-      },
-    );
+    const config = { ...RECEIVING, ...tokens({}, { defaults: DEFAULTS }), backend: { url: backend.url, parallel: 0 } };
+    const gateway = await startGateway(t, backend, config, { stallTimeoutMs: 90_000 }); // longer than a test waits
     const met: WeakRef<object>[] = [];
     for (const event of ['request', 'checkContinue', 'upgrade']) {
       gateway.server.on(event, (req: http.IncomingMessage) => met.push(new WeakRef(req)));
@@ -3178,7 +3000,6 @@ test('headers that do not arrive end in 408, and a body that makes no progress, 
     raw(slow.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
     raw(gateway, `${post(SECRET, 100)}{"message":`),
     raw(gateway, unknown),
-    trickle(t, gateway, unknown), // the time of an unknown sender's body is a total
   ];
   for (const response of await Promise.all(responses)) {
     assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
@@ -3194,36 +3015,28 @@ test('a body of which less than 30 KiB comes in the time for it is 408, and one 
     req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
     if (!req.url!.includes('slow')) return void req.resume();
     held.push(req);
-    setTimeout(() => req.resume(), 900); // it does not read for three times as long as a client may take
+    setTimeout(() => req.resume(), 2000); // it does not read for twice as long as a client may take
   });
-  const tokens = { test: { secret: SECRET }, hook: { secret: OTHER, defaults: DEFAULTS } };
-  const gateway = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 300 });
-  const text = '{"message":"';
+  const config = tokens({}, { defaults: DEFAULTS });
+  const gateway = await startGateway(t, backend, config, { stallTimeoutMs: 300 });
+  const [text, more] = ['{"message":"', 'x'.repeat(100_000)];
   for (
-    const [name, bytes] of [
-      ['within the head', `${post(SECRET, 2_000_000)}${text}`],
-      ['behind the head', `${post(SECRET, 2_000_000)}${text}${'x'.repeat(100_000)}`],
-      ['chunked', `${post(SECRET, 'chunked')}ffffff\r\n${text}${'x'.repeat(100_000)}`],
-      ['of a webhook', `${post(OTHER, 1_000_000)}${text}`],
-      ['of a webhook, behind its head', `${post(OTHER, 1_000_000)}${text}${'x'.repeat(100_000)}`],
-    ] as const
-  ) {
-    const { socket, text: answer } = open(t, gateway, bytes);
-    const trickle = setInterval(() => socket.write('x'), 5);
-    t.after(() => clearInterval(trickle));
-    await until(() => answer() !== '');
-    clearInterval(trickle);
-    assert.deepEqual([statusOf(answer()), codeOf(answer())], [408, 'request_timeout'], name);
-    socket.destroy();
-  }
+    const [name, bytes] of Object.entries({
+      'within the head': `${post(SECRET, 2_000_000)}${text}`,
+      'behind the head': `${post(SECRET, 2_000_000)}${text}${more}`,
+      'chunked': `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`,
+      'of a webhook': `${post(OTHER, 1_000_000)}${text}`,
+      'of a webhook, behind its head': `${post(OTHER, 1_000_000)}${text}${more}`,
+    })
+  ) assert.equal(codeOf(await trickle(t, gateway, bytes)), 'request_timeout', name);
   const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
-  const slow = await ask(gateway, { path: '/v2/send?slow', body: big, headers: BEARER });
+  const steady = await startGateway(t, backend, config, { stallTimeoutMs: 1000 });
+  const slow = await ask(steady, { path: '/v2/send?slow', body: big, headers: BEARER });
   assert.deepEqual([slow.status, held.length], [201, 1]);
   // One that is slow but steady takes longer than that in all.
-  const steady = await startGateway(t, backend, { tokens }, { stallTimeoutMs: 2000 });
   const req = beginSend(steady, BEARER);
-  req.write(`${JSON.stringify(MESSAGE).slice(0, -1)},"more":"`);
-  for (let i = 0; i < 25; i++) {
+  req.write(`${HELLO.slice(0, -1)},"more":"`);
+  for (let i = 0; i < 15; i++) {
     req.write('x'.repeat(31 * 1024));
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
@@ -3242,17 +3055,13 @@ section('SENDS'); // ───────────────────�
 const DEFAULTS = { number: FROM, recipients: [TO] };
 const MEANT = JSON.stringify(DEFAULTS);
 const THIRD = '+15550100003';
-const URLENCODED = 'application/x-www-form-urlencoded';
 
 /** One token that makes sends of what it posts. */
 function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
   return { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } };
 }
 
-function startWebhook(t: TestContext, token?: TokenConfig, config: GatewayConfig = {}): Promise<Both> {
-  return startBoth(t, { ...hook(token), ...config });
-}
-
+const startWebhook = (t: TestContext, token?: TokenConfig): Promise<Both> => startBoth(t, hook(token));
 const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message });
 
 const READS_TEXT = reading('{{text}}');
@@ -3264,10 +3073,8 @@ const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:
 );
 table('a webhook: a new send is made of its fields, and nothing else passes', hook())`
   * ${MADE}
-  {"message":"hi"} → same
-  {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
-  {"message":"hi","number":2} → {"message":"hi"}
-  {"message":"hi","number":""} → {"message":"hi"}
+  {"message":"hi"} → same ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
+  {"message":"hi","number":2} → {"message":"hi"} ;; {"message":"hi","number":""} → {"message":"hi"}
   {"message":"hi","number":["${THIRD}"]} → {"message":"hi"}
   {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null} → {"message":"hi"}
   {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
@@ -3280,8 +3087,7 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
   {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true} → {"message":"hi"}
   {"message":"hi","numbers":["x"],"recipients_":["x"],"":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"} → {"message":"hi"}
   # The other fields of a send, of whatever type: that is the backend's to judge.
-  {"base64_attachments":["QUJD"]} → same
-  {"sticker":"a:1"} → same
+  {"base64_attachments":["QUJD"]} → same ;; {"sticker":"a:1"} → same
   {"message":"see https://a.b","link_preview":{"url":"https://a.b","title":"A","base64_thumbnail":"QUJD"}} → same
   {"message":"x","quote_timestamp":1,"quote_author":"${TO}","quote_message":"x","quote_mentions":[{"start":0}]} → same
   {"message":"x","mentions":[{"author":"${TO}"}],"edit_timestamp":1,"notify_self":false,"view_once":true} → same
@@ -3330,14 +3136,12 @@ const PLUS_JSON = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
 const PLUS_FORM = encodeURIComponent(PLUS_JSON).replaceAll('%20', '+');
 table('a form with the single field "payload" or "data" that holds JSON is that JSON', hook(READS_TEXT))([
   `* ${MADE} | {"message":"a=b&c=%41+ü 😀"}`,
-  ['payload', 'data'].flatMap((name) => [
-    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}`,
-    `'${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}; charset=UTF-8 | Transfer-Encoding: chunked`,
-    `'${name}=${PLUS_FORM}'`,
-    `-- ${name} = ${PLUS_JSON}`,
-    `-- ${name} = ${PLUS_JSON} | Transfer-Encoding: chunked`,
-    `-- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`,
-  ]),
+  ['payload', 'data'].map((name) =>
+    `'${name}=${PLUS_FORM}' ;; '${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}
+     '${name}=${PLUS_FORM}' | Content-Type: ${URLENCODED}; charset=UTF-8 | Transfer-Encoding: chunked
+     -- ${name} = ${PLUS_JSON} ;; -- ${name} = ${PLUS_JSON} | Transfer-Encoding: chunked
+     -- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`
+  ),
 ]);
 
 /** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
@@ -3369,8 +3173,7 @@ table('a urlencoded form is the object of its fields', hook())`
   'message=50% of "x"\n\u00e9&notify_self=no' → {"message":"50% of \"x\"\n\u00e9","notify_self":"no"}
   'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\n\u001b[y z&"}
   # The template's names are known too, within a section as well.
-  ${WHEN} | 'when=now or so' → {"message":"at now or so, "}
-  ${WHEN} | 'x=1&when=now' → {"message":"at now, "}
+  ${WHEN} | 'when=now or so' → {"message":"at now or so, "} ;; ${WHEN} | 'x=1&when=now' → {"message":"at now, "}
   ${WHEN} | 'level=3 or so&when=now' → {"message":"at now, 3 or so"}
   # A phone number has lost its plus.
   'message=x&number=+15550100003&recipients=+15550100004' → {"message":"x","number":"${THIRD}","recipients":["+15550100004"]}
@@ -3411,33 +3214,66 @@ table('a multipart form is the object of its fields, and its files are attachmen
 // Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
 const MESSAGE_PART = literal`--limit\r\nContent-Disposition: form-data; name="message"\r\n\r\nx\r\n`;
 const partOf = (head: string): string => literal`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
-const TO_PART = partOf('Content-Disposition: form-data; name="recipients"');
-table("a multipart form's recipients are found however their part is written, or the form is refused", hook())([
-  `* bearer | Content-Type: multipart/form-data; boundary=limit → 400 bad_json | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
-  ...[
-    'Content-Disposition: form-data; name=recipients', // .NET
-    'content-disposition:form-data;name="recipients"',
-    'CONTENT-DISPOSITION: form-data ; NAME="recipients"',
-    literal`Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name="recipients"`,
-  ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n' → 201`),
-  ...[
-    "Content-Disposition: form-data; name*=UTF-8''recipients",
-    "Content-Disposition: form-data; name='recipients'",
-    'Content-Disposition: form-data; name = "recipients"',
-    literal`Content-Disposition: form-data;\r\n name="recipients"`,
-    literal`Content-Disposition: form-data; name="recipients\n"`,
-    literal`Content-Disposition: form-data; name="recipients"\r\nContent-Transfer-Encoding: base64`,
-    'Content-Disposition: form-data',
-    'Content-Type: text/plain',
-    '',
-  ].map((head) => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`),
+const SOMEBODY = 'Content-Disposition: form-data; name="recipients"';
+const NOBODY = 'Content-Disposition: form-data; name="x"';
+const TO_PART = partOf(SOMEBODY);
+const headRow = (head: string): string => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`;
+const IN_MULTIPART = '* bearer | Content-Type: multipart/form-data; boundary=limit';
+table("a multipart form's recipients are found however their part is written", hook())([
+  `${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
+  ...literal`
+  Content-Disposition: form-data; name=recipients ;; content-disposition:form-data;name="recipients"
+  CONTENT-DISPOSITION: form-data ; NAME="recipients"
+  Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n${SOMEBODY}`
+    .trim().split(/\n *| ;; /).map(headRow),
+]);
+const NO_NAMES_OF_PARTS =
+  literal`x\\" recipients,recipients\\,\\recipients,recip\\ients,recipients%00,%72ecipients,recipients\u0000,recipients\x1b,a"b,`;
+const ENCODINGS = ['base64', 'quoted-printable', 'x', 'binary, base64', ''].flatMap((encoding) =>
+  [literal`\u0020`, literal`\t`, ''].map((space) => `Content-Transfer-Encoding:${space}${encoding}`)
+);
+const TWO_READINGS = literal`
+  Content-Disposition: form-data; name*=UTF-8''recipients ¦ Content-Disposition: form-data; name='recipients'
+  Content-Disposition: form-data; name = "recipients" ¦ Content-Disposition: form-data;\r\n name="recipients"
+  Content-Disposition: form-data; name="recipients\n" ¦ Content-Disposition: form-data ¦ Content-Type: text/plain ¦ 
+  ${NOBODY}; name="recipients" ¦ ${NOBODY}; name*=utf-8''recipients ¦ ${NOBODY}; x=y ¦ ${NOBODY};
+  ${NOBODY}; x-y="; name=recipients" ¦ Content-Disposition: form-data; x-y="; name=recipients"; name="x"
+  ${NOBODY} name="recipients" ¦ ${NOBODY}, ${SOMEBODY} ¦ ${NOBODY}\r\n${SOMEBODY} ¦ ${SOMEBODY}\r\n${SOMEBODY}
+  ${NOBODY}\n${SOMEBODY} ¦ ${NOBODY}\r${SOMEBODY} ¦ ${NOBODY}\r\n ; name="recipients" ¦ ${NOBODY}\r\n\t${SOMEBODY}
+  X-A: b\r\n ${SOMEBODY}\r\n${NOBODY} ¦ ${NOBODY}\r\nContent-Disposition : form-data; name="recipients"
+  Content-Disposition: attachment; name="recipients" ¦ Content-Disposition: name="recipients"
+  Content-Disposition: form-data, form-data; name="recipients" ¦ \r\n${SOMEBODY}
+  ${NO_NAMES_OF_PARTS.split(',').map((name) => SOMEBODY.replace('recipients', name))}
+  Content-Disposition: form-data; name=recipients x ¦ Content-Disposition: form-data; name=recipients;x
+  Content-Disposition: form-data; name=reci\\pients ¦ Content-Disposition: form-data; name=reci%70ients
+  Content-Disposition: form-data; name=recipients\u00a0 ¦ ${SOMEBODY}; filename*=utf-8''x
+  ${NOBODY}; filename=x; name="recipients" ¦ ${NOBODY}; filename="x\\"; name="recipients"
+  ${NOBODY}; filename="x"; filename="y" ¦ ${NOBODY}\r\nContent-Type: multipart/mixed; boundary=b
+  ${ENCODINGS.map((encoding) => literal`${SOMEBODY}\r\n${encoding}`)}
+  ${SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64
+  ${SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain`;
+const OTHER_TYPES = literal`
+  ; boundary=limit; boundary=other ¦; boundary=other; boundary=limit ¦; boundary="limit"; Boundary=limit
+  ; boundary*=utf-8''limit ¦; x="; boundary=limit" ¦; boundary=limit x ¦; boundary=limit;x ¦; boundary="limit
+  ; boundary=limit, multipart/form-data; boundary=other ¦; boundary="li\mit" ¦; boundary= ¦; boundary=""
+  , boundary=limit ¦ boundary=limit`;
+table('attack: write a multipart form that two honest programs read differently', hook())([
+  `${IN_MULTIPART} → 400 bad_json`,
+  TWO_READINGS.trim().split(/\n *| ¦ /).map(headRow),
+  OTHER_TYPES.trim().split(/\n *| ¦/).map((type) =>
+    `'${MESSAGE_PART}--limit--\\r\\n' | Content-Type: multipart/form-data${type}`
+  ),
+  ['', literal`--\r\n`, literal`\r\n`].map((end) =>
+    literal`'${MESSAGE_PART}--limit\r\n${NOBODY}\r\n\r\n\n--limit${end}${SOMEBODY}\r\n\r\n+15550100003\r\n--limit--\r\n'`
+  ),
   literal`
-    '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n'
-    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n'
+    '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n' ;; '${MESSAGE_PART}--limit--\r\n${TO_PART}'
+    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n' ;; '${MESSAGE_PART}${TO_PART}'
+    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limit ')}--limit--\r\n'
     '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
-    '${MESSAGE_PART}${TO_PART}'
     '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
-    '${MESSAGE_PART}--limit--\r\n${TO_PART}'`,
+    '${MESSAGE_PART.replace(/x(?=\\r\\n$)/, literal`caf\xe9`)}--limit--\r\n'
+    '${MESSAGE_PART.replace('message', literal`recipients\xe9`)}--limit--\r\n'`,
 ]);
 table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())`
   * 'hi' | bearer → 400 bad_field
@@ -3468,8 +3304,7 @@ table('a text loses what only a terminal understands; JSON loses nothing, a form
 const LIMIT = 64 * 1024;
 table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', hook())`
   * ${MADE}
-  '${'x'.repeat(LIMIT)}' → same
-  '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
+  '${'x'.repeat(LIMIT)}' → same ;; '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
   '${'x'.repeat(LIMIT - 5)}😀😀' → {"message":"${'x'.repeat(LIMIT - 5)}…"}
   '\u001b[m${'x'.repeat(LIMIT)}\r' → {"message":"${'x'.repeat(LIMIT)}"}
   '${'ü'.repeat(8 * LIMIT)}' → {"message":"${'ü'.repeat(LIMIT / 2 - 2)}…"}
@@ -3478,11 +3313,9 @@ table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON a
 const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
 table("a template sees a text, a form and a file's data as it sees JSON", hook(READS_FILE))`
   * ${MADE}
-  'hello' → {"message":": hello!"}
-  'who=ada&message=hello' → {"message":"ada: hello!"}
+  'hello' → {"message":": hello!"} ;; 'who=ada&message=hello' → {"message":"ada: hello!"}
   -- who = ada -- f; filename="x" = x → {"message":"ada: ","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-  '' → {"message":": !"}
-  {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
+  '' → {"message":": !"} ;; {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
 
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
 table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
@@ -3523,10 +3356,8 @@ table('attack: have a form or a text sent that says nothing, or to nobody', hook
   ...LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`),
 ]);
 table('a text, a form or a webhook without a credential, with a wrong one, or with one in a field is 401', hook())`
-  * 'Backup done' → 401 unauthorized
-  * 'message=Backup done' → 401 unauthorized
-  * -- message = Backup done → 401 unauthorized
-  * {"message":"x","number":2} → 401 unauthorized
+  * 'Backup done' → 401 unauthorized ;; * 'message=Backup done' → 401 unauthorized
+  * -- message = Backup done → 401 unauthorized ;; * {"message":"x","number":2} → 401 unauthorized
   * {} → 401 unauthorized
   POST /v2/send ;; Authorization: ;; bearer ${OTHER}
   * → 401 unauthorized | reason=no_credential
@@ -3538,120 +3369,89 @@ table('a text, a form or a webhook without a credential, with a wrong one, or wi
   -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
 
 test('a text, a form and a webhook come with their token in each form, and it reaches neither the message nor the backend', async (t) => {
-  for (const { name, form, ask: make } of FORMS) {
-    const { backend, gateway } = await startWebhook(t, reading('{{auth}}{{.}}{{message}}'));
-    const { path = '/v2/send', headers = {}, body: own } = make(SECRET);
-    const bodies: Ask[] = own === undefined
-      ? [{ body: 'hi' }, { body: 'message=hi' }, multipart([['message', 'hi']]), {
-        body: { auth: OTHER, message: 'hi' },
-      }]
-      // A body that carries the token keeps its spelling of the key.
-      : [{ body: (typeof own === 'string' ? own : JSON.stringify(own)).replace(`"${FROM}"`, '2') }];
-    for (const { body, headers: type } of bodies) {
-      const sent = { ...type, authorization: '', ...headers };
-      const answer = await ask(gateway, { body: body!, path, headers: sent });
-      assert.equal(answer.status, 201, `${name} ${answer.text}`);
-      const got = gotJson(backend);
-      assert.deepEqual([Object.keys(got), got.number], [['number', 'recipients', 'message'], FROM], name);
-      assert.match(`${requests(gateway).at(-1)!.form}: ${got.message}`, new RegExp(`^${form}: .*(?:hi|hello)$`), name);
-      const bytes = JSON.stringify([backend.seen.at(-1)!.url, backend.seen.at(-1)!.rawHeaders, got, gateway.log]);
-      assert.ok(!bytes.includes(SECRET) && !bytes.includes(OTHER) && !bytes.includes('auth'), bytes);
-    }
+  const both = await startWebhook(t, reading('{{auth}}{{.}}{{message}}'));
+  for (const { form, ask: make } of FORMS) {
+    const ownsBody = make(SECRET).body !== undefined;
+    const data = ownsBody ? { ...MESSAGE, number: 2 } : { message: 'hi' };
+    const bodies = ["'hi'", "'message=hi'", '-- message = hi', `{"auth":"${OTHER}","message":"hi"}`];
+    const message = `${JSON.stringify(data)}${data.message}`;
+    await checkRows(both, [
+      `* → 201 | form=${form} | > Authorization: | ${JSON.stringify({ ...DEFAULTS, message })}`,
+      ownsBody
+        ? rowWith(make(SECRET)).replace(`"${FROM}"`, '2')
+        : bodies.map((body) => `${rowWith(make(SECRET))} | ${body}`),
+    ]);
   }
+  assert.ok(!/auth/.test(both.backend.seen.map((seen) => seen.url) + both.gateway.log.join()), 'auth is in an URL');
 });
 
-table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})([
-  '* bearer → 400 bad_json',
-  ...["'Backup done'", "'message=x'", "' '", '-- message = x'].map((body) =>
-    `${body} → ". A text or a form is taken with a token that has "defaults" or "message"."`
-  ),
-  // Not where that would not help.
-  `'{"message"' → "it ends too early, at byte 10.","`,
-  `'x' | POST /v1/send → "it must begin with \\"{\\", at byte 0.","`,
-]);
+table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})`
+  * bearer → 400 bad_json | ". A text or a form is taken with a token that has "defaults" or "message"."
+  'Backup done' ;; 'message=x' ;; ' ' ;; -- message = x
+  # Not where that would not help.
+  * bearer → 400 bad_json
+  '{"message"' → "it ends too early, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
 
 /** A token that may send by a GET, and how that is told. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
 
-test("GET /v2/send is sent by POST, where the token's allowlist spells it, in each form of the token", async (t) => {
-  const third = '+15550100003';
-  const both = await startWebhook(t, { allow: ['GET /v2/send'], defaults: DEFAULTS });
-  for (
-    const [query, send] of [
-      ['message=Front%20door', { message: 'Front door' }],
-      ['message=Front+door', { message: 'Front door' }],
-      ['message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA', { message: 'Tür\n\toffen 🚪' }],
-      ['%6Dessage=x%0Ay', { message: 'x\ny' }],
-      ['message=x&number=%2B15550100003&recipients=+15550100003', { message: 'x', number: third, recipients: [third] }],
-      ['recipients=+15550100003&message=x&&recipients=x.01&z=1&view_once=', {
-        message: 'x',
-        recipients: [third, 'x.01'],
-      }],
-      [`message=x&auth=${SECRET}&Auth=${OTHER}`, { message: 'x' }],
-      ["message='x'%26%3C%3E=&text_mode=styled", { message: "'x'&<>=", text_mode: 'styled' }],
-    ] as const
-  ) {
-    for (const { form, ask: make } of FORMS) {
-      const { path = '/v2/send', headers = {}, body } = make(SECRET);
-      const bytes = typeof body === 'string' ? body : body && JSON.stringify(body);
-      const fields = Object.entries(headers).map(([name, value]) => `${name}: ${value}`);
-      // A GET has a body for its credential alone; what else it says is not looked at.
-      if (form === 'body') fields.push(bytes!);
-      const url = `${path}${path.includes('?') ? '&' : '?'}${query}`;
-      await checkRows(both, [
-        '* → 201 | Cache-Control: no-store | Connection: close | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201',
-        [`GET ${url}`, ...fields].join(' | ') + ` → form=${form} | ${JSON.stringify({ ...DEFAULTS, ...send })}`,
-      ]);
-    }
-  }
-});
+const QUERIES = literal`
+  message=Front%20door ⇒ {"message":"Front door"}
+  message=Front+door ⇒ {"message":"Front door"}
+  message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA ⇒ {"message":"Tür\n\toffen 🚪"}
+  %6Dessage=x%0Ay ⇒ {"message":"x\ny"}
+  message=x&number=%2B15550100003&recipients=+15550100003 ⇒ {"message":"x","number":"${THIRD}","recipients":["${THIRD}"]}
+  recipients=+15550100003&message=x&&recipients=x.01&z=1&view_once= ⇒ {"message":"x","recipients":["${THIRD}","x.01"]}
+  message=x&auth=${SECRET}&Auth=${OTHER} ⇒ {"message":"x"}
+  message='x'%26%3C%3E=&text_mode=styled ⇒ {"message":"'x'&<>=","text_mode":"styled"}`;
+// A GET has a body for its credential alone; what else it says is not looked at.
+table("GET /v2/send is sent by POST, where the token's allowlist spells it, in each form of the token", {
+  ...hook({ allow: ['GET /v2/send'], defaults: DEFAULTS }),
+})([
+  `* → 201 | Cache-Control: no-store | Connection: close | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`,
+  QUERIES.trim().split('\n').flatMap((line) => {
+    const [query = '', send = ''] = line.trim().split(' ⇒ ');
+    return FORMS.map(({ form, ask: make }) => {
+      const row = rowWith(make(SECRET), 'GET').replace(
+        /^\S+ [^ ?]*(\??)[^ ]*/,
+        (target, asks) => `${target}${asks ? '&' : '?'}${query}`,
+      );
+      return `${row} → form=${form} | ${send}`;
+    });
+  }),
+]);
 
 const RANG = hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] });
 table('a template fills the message of a GET, and of one without a query too', RANG)`
   * ${MADE}
-  GET /v2/send?at=9 → {"message":"Rang at 9"}
-  GET /v2/send → {"message":"Rang"}
-  GET /v2/send/? → {"message":"Rang"}
-  GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
+  GET /v2/send?at=9 → {"message":"Rang at 9"} ;; GET /v2/send → {"message":"Rang"}
+  GET /v2/send/? → {"message":"Rang"} ;; GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
 
-test('the answer to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers', async (t) => {
-  const backend = await startBackend(t, (req, res) => {
-    const own = [['Cache-Control', 'public, max-age=60'], ['Vary', 'Accept'], ['Set-Cookie', 'a=1'], [
-      'Set-Cookie',
-      'b=2',
-    ]];
-    req.resume().on('end', () => res.writeHead(201, own.flat()).end('[]'));
-  });
-  const gateway = await startGateway(t, backend, { ...BY_GET, cors: ['https://dash.example'] });
-  const headers = { ...BEARER, origin: 'https://dash.example' };
-  const answer = await ask(gateway, { path: '/v2/send?message=x', headers });
-  assert.equal(answer.status, 201, answer.text);
-  assert.match(answer.headers['cache-control']!, /no-store/);
-  assert.deepEqual([answer.headers.vary, answer.headers['set-cookie']], ['Origin, Accept', ['a=1', 'b=2']]);
-});
+const KEPT: Handler = (req, res) => {
+  const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];
+  req.resume().on('end', () => res.writeHead(201, own).end('[]'));
+};
+table(
+  'the response to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers',
+  { ...BY_GET, cors: ['https://dash.example'] },
+  { handler: KEPT },
+)`
+  * GET /v2/send?message=x | bearer | Origin: https://dash.example
+  → 201 | Cache-Control: no-store, public, max-age=60 | Vary: Origin, Accept | Set-Cookie: a=1, b=2`;
 
-test('the answer to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
+test('the response to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
   const { backend, gateway } = await startBoth(t, BY_GET);
-  for (const [target, status] of [['/v2/send?message=x', 201], ['/v2/send?message=', 400]] as const) {
-    const head = `GET ${target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
-    const response = await raw(gateway, head + head);
-    assert.equal(statusOf(response), status, response);
-    assert.equal(response.match(/^HTTP\/1\.1/gm)!.length, 1, response);
-    assert.match(response, /^connection: close\r$/im);
-    assert.match(response, /^cache-control: no-store\r$/im);
+  for (const [message, status] of [['x', 201], ['', 400]] as const) {
+    const response = await raw(gateway, ABOUT.replace('/v1/about', `/v2/send?message=${message}`).repeat(2));
+    assert.deepEqual([statusOf(response), response.match(/^HTTP\/1\.1/gm)!.length], [status, 1], response);
+    for (const header of [/^connection: close\r$/im, /^cache-control: no-store\r$/im]) assert.match(response, header);
   }
   assert.equal(backend.seen.length, 1, 'the requests that the backend saw');
 });
 
-test('a GET that asks to upgrade sends its message, and is not upgraded', async (t) => {
-  const { backend, gateway } = await startBoth(t, BY_GET);
-  const response = await rawRequest(gateway, '/v2/send?message=x', {
-    headers: [`Authorization: Bearer ${SECRET}`, 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'],
-  });
-  assert.equal(statusOf(response), 201, response);
-  assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: 'x' });
-  assert.equal(backend.seen[0]!.headers.upgrade, undefined, 'the upgrade went on');
-});
+table('a GET that asks to upgrade sends its message, and is not upgraded', BY_GET)`
+  * ${MADE} | {"message":"x"} | > Upgrade:
+  GET /v2/send?message=x | Connection: Upgrade | Upgrade: websocket | Sec-WebSocket-Key: x`;
 
 table('attack: send by a GET that the allowlist does not spell, or with a token that makes no sends', hook({}))`
   * bearer | @ {"defaults":${MEANT}} → 405 method_not_allowed
@@ -3719,8 +3519,7 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
 
 // One webhook's token filled all of it, again and again, with bodies that did not end.
 test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
-  const tokens = { hook: { secret: SECRET, defaults: DEFAULTS }, other: { secret: OTHER, defaults: DEFAULTS } };
-  const { backend, gateway } = await startBoth(t, { tokens });
+  const { backend, gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
   const begin = (token: string): http.ClientRequest => {
     const req = beginSend(gateway, { 'authorization': `Bearer ${token}`, 'content-length': MIB });
     req.on('error', () => {}).write('x'.repeat(MIB - 1));
@@ -3742,9 +3541,8 @@ test('where there are several tokens, half of the 32 MiB that are held is for on
   await Promise.allSettled(answers);
 });
 
-const MANY_KEYS = Array.from({ length: 40 }, (_, i) => `"key${i + 10}${'x'.repeat(100)}":${i}`);
-const shownKeys = (count: number): string =>
-  MANY_KEYS.slice(0, count).map((member) => `${member.slice(0, 61)}…"`).join(', ');
+const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 30 ? 61 : 1, 'x')}":1`);
+const SHOWN_KEYS = MANY_KEYS.slice(0, 30).map((member) => `${member.slice(0, 61)}…"`).join(', ');
 table('what a send lacks is named to the client and in the log, with at most thirty top-level keys, cut', hook())`
   * bearer → 400 bad_field
   @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
@@ -3755,8 +3553,8 @@ table('what a send lacks is named to the client and in the log, with at most thi
   {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments". "
   @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n". "
   @ {"defaults":{},"message":"{{text}}"} | {"text":"x","number":"${FROM}"} → reason=no_recipients | "keys are "text", "number". "
-  {${MANY_KEYS.slice(0, 30).join()}} → reason=no_message | "keys are ${shownKeys(30)}. "
-  {${MANY_KEYS.join()}} → reason=no_message | "keys are ${shownKeys(30)}, …. "`;
+  {${MANY_KEYS.slice(0, 30).join()}} → reason=no_message | "keys are ${SHOWN_KEYS}. "
+  {${MANY_KEYS.join()}} → reason=no_message | "keys are ${SHOWN_KEYS}, …. "`;
 
 test('what a client sends is not logged', async (t) => {
   const both = await startWebhook(t);
@@ -3768,8 +3566,7 @@ const READS_AUTH = reading('{{author}}{{authority}}{{oauth}}{{.}}');
 table('only "auth" is dropped of a webhook, whatever it holds and however it is spelled', hook(READS_AUTH))`
   * ${MADE} | {"message":"{\"a\":1}"}
   {"auth":{"type":"oauth"},"a":1} ;; {"auth":1,"a":1} ;; {"Auth":"x","a":1}
-  {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"}
-  'payload={"auth":"${OTHER}","a":1}'
+  {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"} ;; 'payload={"auth":"${OTHER}","a":1}'
   {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
 const HOOKED: GatewayConfig = {
@@ -3808,46 +3605,33 @@ table("a webhook's body is at most limits.body, if that is less", { ...hook(), l
   * bearer → 413 body_too_large
   ${sized(2000)} → bytesIn=0`;
 
-test("a webhook's body may come in any pieces", async (t) => {
-  const { backend, gateway } = await startWebhook(t, reading('{{text}}'));
-  const body = Buffer.from('{"text":"ü😀","number":2}');
-  for (let cut = 1; cut < body.length; cut++) {
-    const req = beginSend(gateway, BEARER);
-    req.write(body.subarray(0, cut));
-    await until(() => req.writableLength === 0);
-    req.end(body.subarray(cut));
-    const [res] = await once(req, 'response') as [http.IncomingMessage];
-    res.resume();
-    assert.deepEqual([res.statusCode, gotJson(backend).message], [201, 'ü😀'], `cut at ${cut}`);
-  }
+test("a webhook's body may come in single bytes", async (t) => {
+  const { backend, gateway } = await startWebhook(t, READS_TEXT);
+  const body = inBytes('{"text":"ü😀","number":2}');
+  await raw(gateway, Buffer.from(`${post(SECRET, 'chunked', 'Connection: close')}${body}`, 'latin1'));
+  assert.equal(gotJson(backend).message, 'ü😀');
 });
 
 test('a webhook that is compressed is 415; one that stops, or trickles in for too long, is 408, in its head and after it', async (t) => {
   const both = await startBoth(t, hook(), { stallTimeoutMs: 300 });
-  const headers = { ...BEARER, 'content-encoding': 'gzip' };
-  const compressed = await ask(both.gateway, { body: gzipSync('{"message":"x"}'), headers });
-  assertDenied(compressed, 415, 'unsupported_encoding', both);
+  await checkRows(both, ['* bearer | Content-Encoding: gzip → 415 unsupported_encoding', '{"message":"x"}']);
   const responses = [
     raw(both.gateway, `${post(SECRET, 100)}{"message":`),
     trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"`),
     trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(100_000)}`),
   ];
-  for (const response of await Promise.all(responses)) {
-    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
-  }
+  for (const response of await Promise.all(responses)) assert.equal(codeOf(response), 'request_timeout', response);
   assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
 
 const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
 table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
   * bearer
-  GET /v1/about → 200
-  POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
+  GET /v1/about → 200 ;; POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
   PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
 table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
   * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
-  bearer ${OTHER} → {"more":1}
-  bearer`;
+  bearer ${OTHER} → {"more":1} ;; bearer`;
 
 test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
   const both = await startWebhook(t, reading('one {{x}}'));
@@ -3883,337 +3667,109 @@ test("what is wrong with a webhook's settings is said with its place", () => {
   }
 });
 
-test('no webhook keeps the gateway busy for long, and the next send gets through', async (t) => {
-  const { backend, gateway } = await startWebhook(
-    t,
-    reading(`${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}`),
-  );
-  const attempts: Ask[] = [
-    { body: `{"a":[${'0,'.repeat(500_000)}0]}` },
-    { body: `{"a":[${'{},'.repeat(300_000)}{}]}` },
-    { body: `{"a":${JSON.stringify('x'.repeat(1_000_000))}}` },
-    { body: `{${Array.from({ length: 90_000 }, (_, i) => `"k${i}":1`).join()}}` },
-    { body: `payload=${'%7B'.repeat(300_000)}` },
-    { body: `payload=${'&payload='.repeat(100_000)}` },
-    { body: 'a&'.repeat(500_000) },
-    multipart(Array.from({ length: 15_000 }, () => ['data', ''])),
-    multipart([['data', '\r\n--limi'.repeat(100_000)]]),
-    multipart([['data', '{}', `; x="${'\\"'.repeat(400_000)}"`]]),
-  ];
-  for (const attempt of attempts) {
-    const answer = await ask(gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
-    assert.ok([201, 400].includes(answer.status), answer.text);
-  }
-  assert.deepEqual([...new Set(backend.sent.map(({ message }) => message))], ['…'], 'what was sent');
-  assert.equal((await ask(gateway, { path: '/v1/send', body: MESSAGE, headers: BEARER })).status, 201);
-});
+const NESTED = hook(reading(`${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}`));
+table('no webhook keeps the gateway busy for long, and the next send gets through', NESTED)`
+  * ${MADE} | {"message":"…"}
+  {"a":[${'0,'.repeat(500_000)}0]} ;; {"a":[${'{},'.repeat(300_000)}{}]}
+  * bearer → 400 bad_field
+  {"a":"${'x'.repeat(1_000_000)}"} ;; {${Array.from({ length: 90_000 }, (_, i) => `"k${i}":1`).join()}}
+  'payload=${'&payload='.repeat(100_000)}' ;; '${'a&'.repeat(500_000)}'
+  ${'-- data = '.repeat(15_000)} ;; -- data = ${literal`\r\n--limi`.repeat(100_000)}
+  * bearer → 400 bad_json
+  'payload=${'%7B'.repeat(300_000)}' ;; -- data; x="${literal`\\"`.repeat(400_000)}" = {}
+  * POST /v1/send | bearer → 201
+  ${HELLO}`;
 
-/** A form in each of its encodings, and as the query of a GET: the names and values are the same in all of them. */
-function inEachForm(fields: [name: string, value: string][]): Ask[] {
-  const pairs = new URLSearchParams(fields).toString();
-  return [{ body: pairs }, multipart(fields), { path: `/v2/send?${pairs}` }];
-}
-
-/** A multipart form with a message, and what else is written as it stands. */
-function rawMultipart(more: string): Ask {
-  const message = 'Content-Disposition: form-data; name="message"\r\n\r\nx\r\n';
-  return { body: `--limit\r\n${message}${more}--limit--\r\n`, headers: multipart([]).headers };
-}
-
-const BY_FORM: GatewayConfig = {
-  ...ALL_FORMS,
-  tokens: { hook: { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS } },
-};
-
-attack(
-  'send from the default number what names two, or to the default person what another spelling names',
+/** Urlencoded fields in each form: as a body, as a multipart form, and as the query of a GET. */
+const inEachForm = (pairs: string): string[] => [
+  `'${pairs}'`,
+  Array.from(new URLSearchParams(pairs), ([name, value]) => `-- ${name} = ${value}`).join(' '),
+  `GET /v2/send?${pairs}`,
+];
+const BY_FORM = hook({ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS });
+table(
+  'attack: send from the default number what names two, or to the default person what another spelling names',
   BY_FORM,
-  400,
-  'bad_field',
-  [
-    ...([
-      [['number', '+15550100003'], ['number', '+15550100004']],
-      [['number', FROM], ['number', FROM]],
-      ...[
-        'recipients.0',
-        'recipients.0.number',
-        'number.1',
-        '@recipients',
-        '@number',
-        'recipients\0',
-        ' recipient\u2003',
-      ]
-        .map((name) => [[name, '+15550100003']]),
-    ] as [string, string][][]).flatMap((fields) =>
-      // A control character is no part of a name in a multipart form or a URL at all.
-      inEachForm([['message', 'hi'], ...fields]).slice(0, fields[0]![0].includes('\0') ? 1 : 3)
-    ),
-    { body: { message: 'hi', 'recipients.0': '+15550100003' } },
-    { body: { message: 'hi', 'recipients\u0000': ['+15550100003'] } },
-    { body: 'hi', path: '/v2/send?@recipients=%2B15550100003' },
-    { body: 'hi', path: '/v2/send?send_at=5' },
-  ],
-);
-
-test('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', async (t) => {
-  const { backend, gateway } = await startWebhook(t, { defaults: DEFAULTS, message: '{{note}}|{{message}}' });
-  const [message, note] = ['one\r\ntwo\r\n\r\n', 'a\r\nb\rc'];
-  for (const request of inEachForm([['message', message], ['note', note]]).slice(0, 2)) {
-    assert.equal((await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } })).status, 201);
-    assert.equal(gotJson(backend).message, 'a\nb\rc|one\ntwo\n\n');
-  }
-  for (const body of [{ message, note }, `payload=${encodeURIComponent(JSON.stringify({ message, note }))}`]) {
-    assert.equal((await ask(gateway, { body, headers: BEARER })).status, 201);
-    assert.equal(gotJson(backend).message, `${note}|${message}`);
-  }
-});
-
-/** What asks for a later time, which the gateway would otherwise send at once. */
-const LATER: [name: string, token: TokenConfig, attempts: Ask[]][] = [
-  ['a send that is passed on', {}, [
-    ...[1, '2030-01-01', true, {}, [], [null], ''].map((at) => ({ body: { ...MESSAGE, send_at: at } })),
-    ...['Send_At', '\u017fend_at', 'SEND_AT'].map((key) => ({ body: { [key]: 1, ...MESSAGE } })),
-    { body: { ...MESSAGE, send_at: 1 }, path: '/v1/send' },
-    { body: `{"send_a\\u0074":1,${JSON.stringify(MESSAGE).slice(1)}` },
-    { body: { ...MESSAGE, more: 'x'.repeat(100_000), send_at: 1 } },
-    { body: { ...MESSAGE, auth: SECRET, send_at: 1 }, headers: { authorization: '' } },
-  ]],
-  ['a form, or JSON that is no data of a template', { allow: ['send', 'GET /v2/send'], defaults: DEFAULTS }, [
-    ...inEachForm([['message', 'hi'], ['send_at', '5']]),
-    ...inEachForm([['Send_at[]', '5'], ['message', 'hi']]),
-    { body: 'send_at=tomorrow at 5&message=hi' },
-    { body: { message: 'hi', send_at: 5 } },
-    { body: { 'Send_At': '5', message: 'hi' } },
-    { body: 'payload={"message":"hi","send_at":0}' },
-  ]],
-  ['a form that a template reads', { allow: ['send', 'GET /v2/send'], ...reading('{{text}}{{send_at}}') }, [
-    ...inEachForm([['text', 'hi'], ['send_at', '5']]),
-    ...inEachForm([['text', 'hi'], ['\u017fEND_AT', '5']]),
-  ]],
-];
-
-for (const [name, token, attempts] of LATER) {
-  test(`attack: have ${name} sent at once, though it asks for a later time`, async (t) => {
-    for (const attempt of attempts) {
-      const both = await startWebhook(t, { ...token, secret: SECRET });
-      const answer = await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } });
-      // The length of a large body is announced before its end is judged; what it misses then is its end.
-      const isLong = JSON.stringify(attempt.body ?? '').length > 65_536;
-      if (isLong) assert.deepEqual([answer.status, both.backend.sent.length], [400, 0]);
-      else assertDenied(answer, 400, 'bad_field', both);
-      assert.match(answer.json.error, /nothing is scheduled here/, JSON.stringify(attempt).slice(0, 200));
-    }
-  });
+)`
+  * bearer → 400 bad_field
+  ${inEachForm('message=hi&number=%2B15550100003&number=%2B15550100004')}
+  ${inEachForm(`message=hi&number=%2B${FROM.slice(1)}&number=%2B${FROM.slice(1)}`)}
+  ${
+  'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ').flatMap((name) =>
+    inEachForm(`message=hi&${name}=%2B15550100003`)
+  )
 }
+  'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
+  {"message":"hi","recipients\u0000":["+15550100003"]}
+  'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
+const READS_NOTE = hook(reading('{{note}}|{{message}}'));
+table('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', READS_NOTE)`
+  * ${MADE} | {"message":"a\nb\rc|one\ntwo\n\n"}
+  'message=one%0D%0Atwo%0D%0A%0D%0A&note=a%0D%0Ab%0Dc' ;; -- message = one\r\ntwo\r\n\r\n -- note = a\r\nb\rc
+  * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n\r\n"}
+  {"message":"one\r\ntwo\r\n\r\n","note":"a\r\nb\rc"}
+  'payload={"message":"one\\r\\ntwo\\r\\n\\r\\n","note":"a\\r\\nb\\rc"}'`;
 
-test('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', async (t) => {
-  const { backend, gateway } = await startBoth(t, {
-    allow: ['send', 'messaging', 'POST /v1/plugins/later'],
-    tokens: { plain: { secret: SECRET }, hook: { secret: OTHER, ...reading('at {{send_at}}{{Send_At}}') } },
-  });
-  const HOOK = { authorization: `Bearer ${OTHER}` };
-  for (
-    const [request, got] of [
-      [{ body: { send_at: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
-      [{ body: { Send_At: 5 }, headers: HOOK }, { ...DEFAULTS, message: 'at 5' }],
-      [{ body: 'payload={"send_at":[5]}', headers: HOOK }, { ...DEFAULTS, message: 'at [5]' }],
-      [{ body: { ...MESSAGE, send_at: null } }, { ...MESSAGE, send_at: null }],
-      [{ body: { ...MESSAGE, resend_at: 1, more: { send_at: 1 } } }, {
-        ...MESSAGE,
-        resend_at: 1,
-        more: { send_at: 1 },
-      }],
-      [{ body: { send_at: 1, Send_At: 2 }, path: '/v1/plugins/later' }, { send_at: 1, Send_At: 2 }],
-    ] as [Ask, object][]
-  ) {
-    const answer = await ask(gateway, { ...request, headers: { ...BEARER, ...request.headers } });
-    assert.deepEqual(gotJson(backend), got, answer.text);
-  }
-});
+// What asks for a later time would be sent at once. A large body that ends in send_at is in REQUEST BODY.
+const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
+const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
+const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
+table(
+  'attack: have a send, a form, or a form that a template reads, sent at once, though it asks for later',
+  BY_EITHER,
+)`
+  * ${LATER}
+  ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
+  ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
+  POST /v1/send | {"send_at":1,${HELLO.slice(1)} ;; none | {"send_at":1,${AUTHED(SECRET).slice(1)}
+  * @ {"defaults":${MEANT}} | ${LATER}
+  ${[...inEachForm('message=hi&send_at=5'), ...inEachForm('Send_At[]=5&message=hi')]}
+  'send_at=tomorrow at 5&message=hi' ;; {"message":"hi","send_at":5} ;; {"Send_At":"5","message":"hi"}
+  'payload={"message":"hi","send_at":0}'
+  * @ ${READS_LATER} | ${LATER}
+  ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
+const LATER_AS_DATA = {
+  allow: ['send', 'POST /v1/plugins/later'],
+  ...tokens({}, reading('at {{send_at}}{{Send_At}}')),
+};
+table('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', {
+  ...LATER_AS_DATA,
+})`
+  * bearer ${OTHER} → 201 | ${MEANT}
+  {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
+  'payload={"send_at":[5]}' → {"message":"at [5]"}
+  * bearer → passes | same
+  {"send_at":null,${HELLO.slice(1)} ;; {"resend_at":1,"more":{"send_at":1},${HELLO.slice(1)}
+  POST /v1/plugins/later | {"send_at":1,"Send_At":2}`;
 
-/** The heads of parts as honest encoders write them, for a field and for a file. */
-const HONEST: [program: string, boundary: string, field: string, file: string][] = [
-  [
-    'curl',
-    '------------------------64c808f5fa53335a',
-    'name="recipients"',
-    'name="f"; filename="ü.png"\r\nContent-Type: image/png',
-  ],
-  [
-    'curl, with a type and a header',
-    'x',
-    'name="recipients"\r\nContent-Type: text/plain\r\nX-A: b',
-    'name="f"; filename="a%22b.png"',
-  ],
-  [
-    'browsers',
-    '----WebKitFormBoundary7MA4YWxkTrZu0gW',
-    'name="recipients"',
-    'name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png',
-  ],
-  [
-    'Node, and Java as in tutorials',
-    '===1795320007953===',
-    'name="recipients"\r\nContent-Type: text/plain; charset=UTF-8',
-    'name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary',
-  ],
-  ['Android as in tutorials', '*****', 'name="recipients"', 'name="größe"; filename="ü.png"'],
-  [
-    "Apache's HttpClient",
-    'IjV-_.9; charset=UTF-8',
-    'name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit',
-    'name="f"; filename="ü.png"',
-  ],
-  [
-    "PHP's Guzzle, and OkHttp",
-    'b',
-    'name="recipients"\r\nContent-Length: 12',
-    'name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png',
-  ],
-  [
-    '.NET',
-    '"7f0-a b"',
-    'name=recipients\r\nContent-Type: text/plain; charset=utf-8',
-    "name=f; filename=ü.png; filename*=utf-8''%C3%BC.png",
-  ],
-];
-
-test('a multipart form is read as honest programs write it: fields, files, and their headers in any order', async (t) => {
-  const { backend, gateway } = await startWebhook(t);
-  for (const [program, boundary, field, file] of HONEST) {
-    const mark = `--${boundary.replace(/;.*/, '').replaceAll('"', '')}`;
-    for (const order of [1, -1]) {
-      const head = (more: string): string =>
-        [`Content-Disposition: form-data; ${more.split('\r\n')[0]}`, ...more.split('\r\n').slice(1)].slice()
-          .sort((a, b) => order * (a.startsWith('Content-D') ? -1 : b.startsWith('Content-D') ? 1 : 0)).join('\r\n');
-      const answer = await ask(gateway, {
-        body: [
-          mark,
-          head('name="message"'),
-          '',
-          'a',
-          mark,
-          head(field),
-          '',
-          '+15550100003',
-          mark,
-          head(file),
-          '',
-          '\n-- ',
-          `${mark}--`,
-          '',
-        ]
-          .join('\r\n'),
-        headers: { ...BEARER, 'content-type': `multipart/form-data; boundary=${boundary}` },
+/** The boundary, and the heads of a field and of a file, as honest programs write them. */
+const HONEST = literal`
+  ------------------------64c808f5fa53335a ¦ name="recipients" ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png ¦ curl
+  x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ curl, with a type and a header
+  ----WebKitFormBoundary7MA4YWxkTrZu0gW ¦ name="recipients" ¦ name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png ¦ browsers
+  ===1795320007953=== ¦ name="recipients"\r\nContent-Type: text/plain; charset=UTF-8 ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary ¦ Node, and Java as in tutorials
+  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ Android as in tutorials
+  IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ Apache's HttpClient
+  b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ PHP's Guzzle, and OkHttp
+  "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ .NET`;
+table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
+  `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
+  ...HONEST.trim().split('\n').flatMap((line) => {
+    const [boundary = '', field = '', file = ''] = line.trim().split(' ¦ ');
+    const mark = `--${boundary.replace(/;.*|"/g, '')}`;
+    const uri = `data:${file.includes('image') ? 'image/png' : 'application/octet-stream'};filename=${
+      file.includes('%22') ? 'a%22b' : 'ü'
+    }.png;base64,Ci0tIA==`;
+    return [false, true].map((isReversed) => {
+      const parts = [['name="message"', 'a'], [field, THIRD], [file, '\\n-- ']].map(([head, value]) => {
+        const lines = `Content-Disposition: form-data; ${head}`.split('\\r\\n');
+        return `${mark}\\r\\n${(isReversed ? lines.reverse() : lines).join('\\r\\n')}\\r\\n\\r\\n${value}\\r\\n`;
       });
-      assert.equal(answer.status, 201, `${program} ${answer.text}`);
-      const { base64_attachments: [uri] = [], ...others } = gotJson(backend) as { base64_attachments: string[] };
-      assert.deepEqual(others, { ...DEFAULTS, message: 'a', recipients: ['+15550100003'] });
-      assert.match(uri!, /^data:(?:image\/png|application\/octet-stream);filename=(?:ü|a%22b)\.png;base64,Ci0tIA==$/);
-    }
-  }
-});
-
-const TO_SOMEBODY = 'Content-Disposition: form-data; name="recipients"';
-const TO_NOBODY = 'Content-Disposition: form-data; name="x"';
-attack(
-  'write a multipart form that two honest programs read differently',
-  { ...ALL_FORMS, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
-  400,
-  'bad_json',
-  [
-    ...[
-      `${TO_NOBODY}; name="recipients"`,
-      `${TO_NOBODY}; name*=utf-8''recipients`,
-      `${TO_NOBODY}; x=y`,
-      `${TO_NOBODY}; x-y="; name=recipients"`,
-      'Content-Disposition: form-data; x-y="; name=recipients"; name="x"',
-      `${TO_NOBODY} name="recipients"`,
-      `${TO_NOBODY};`,
-      `${TO_NOBODY}, ${TO_SOMEBODY}`,
-      `${TO_NOBODY}\r\n${TO_SOMEBODY}`,
-      `${TO_SOMEBODY}\r\n${TO_SOMEBODY}`,
-      `${TO_NOBODY}\n${TO_SOMEBODY}`,
-      `${TO_NOBODY}\r${TO_SOMEBODY}`,
-      `${TO_NOBODY}\r\n ; name="recipients"`,
-      `${TO_NOBODY}\r\n\t${TO_SOMEBODY}`,
-      `X-A: b\r\n ${TO_SOMEBODY}\r\n${TO_NOBODY}`,
-      `${TO_NOBODY}\r\nContent-Disposition : form-data; name="recipients"`,
-      TO_SOMEBODY.replace('form-data', 'attachment'),
-      TO_SOMEBODY.replace('form-data', 'form-data, form-data'),
-      TO_SOMEBODY.replace('form-data; ', ''),
-      ...[
-        'x\\" recipients',
-        'recipients\\',
-        '\\recipients',
-        'recip\\ients',
-        'recipients%00',
-        '%72ecipients',
-        'recipients\0',
-        'recipients\x1b',
-        'a"b',
-        '',
-      ]
-        .map((name) => TO_SOMEBODY.replace('recipients', name)),
-      'Content-Disposition: form-data; name=recipients x',
-      'Content-Disposition: form-data; name=recipients;x',
-      'Content-Disposition: form-data; name=reci\\pients',
-      'Content-Disposition: form-data; name=reci%70ients',
-      'Content-Disposition: form-data; name=recipients\u00a0',
-      `${TO_SOMEBODY}; filename*=utf-8''x`,
-      `${TO_NOBODY}; filename=x; name="recipients"`,
-      `${TO_NOBODY}; filename="x\\"; name="recipients"`,
-      `${TO_NOBODY}; filename="x"; filename="y"`,
-      ...['base64', 'quoted-printable', 'x', 'binary, base64', ''].flatMap((encoding) =>
-        [' ', '\t', ''].map((space) => `${TO_SOMEBODY}\r\nContent-Transfer-Encoding:${space}${encoding}`)
-      ),
-      `${TO_SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64`,
-      `${TO_SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain`,
-      `${TO_NOBODY}\r\nContent-Type: multipart/mixed; boundary=b`,
-    ].map((head) => rawMultipart(`--limit\r\n${head}\r\n\r\n+15550100003\r\n`)),
-    ...[
-      '; boundary=limit; boundary=other',
-      '; boundary=other; boundary=limit',
-      '; boundary="limit"; Boundary=limit',
-      "; boundary*=utf-8''limit",
-      '; x="; boundary=limit"',
-      '; boundary=limit x',
-      '; boundary=limit, multipart/form-data; boundary=other',
-      '; boundary=limit;x',
-      '; boundary="limit',
-      '; boundary="li\\mit"',
-      '; boundary=',
-      '; boundary=""',
-      ', boundary=limit',
-      ' boundary=limit',
-    ].map((more) => ({ ...rawMultipart(''), headers: { 'content-type': `multipart/form-data${more}` } })),
-    ...['\n--limit', '\n--limit--\r\n', '\n--limit\r\n'].map((text) =>
-      rawMultipart(`--limit\r\n${TO_NOBODY}\r\n\r\n${text}${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`)
-    ),
-    rawMultipart(`--limit \r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
-    rawMultipart(`--limit\r\n\r\n${TO_SOMEBODY}\r\n\r\n+15550100003\r\n`),
-    {
-      ...rawMultipart(''),
-      body: Buffer.from(String(rawMultipart('').body).replace('x\r\n--', 'caf\xe9\r\n--'), 'latin1'),
-    },
-    {
-      ...rawMultipart(''),
-      body: Buffer.from(String(rawMultipart('').body).replace('message', 'recipients\xe9'), 'latin1'),
-    },
-  ],
-);
-
-test('a refused send names thirty of its keys, however many there are, each cut at 60 characters', async (t) => {
-  const both = await startWebhook(t);
-  const keys = Array.from({ length: 90_000 }, (_, i) => `k${i}`);
-  const answer = await ask(both.gateway, {
-    body: JSON.stringify(Object.fromEntries(['y'.repeat(61), ...keys].map((key) => [key, 1]))),
-    headers: BEARER,
-  });
-  assertDenied(answer, 400, 'bad_field', both);
-  const shown = ['y'.repeat(60) + '…', ...keys.slice(0, 29)].map((key) => JSON.stringify(key)).join(', ');
-  assert.ok(answer.json.error.includes(`top-level keys are ${shown}, ….`), answer.text);
-});
+      const type = `Content-Type: multipart/form-data; boundary=${boundary}`;
+      return `'${parts.join('')}${mark}--\\r\\n' | ${type} → {"base64_attachments":["${uri}"]}`;
+    });
+  }),
+]);
 
 section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
 /**
@@ -4301,108 +3857,87 @@ test('a template inserts, repeats and leaves out as the Mustache specification h
   }
 });
 
+const NO_TEMPLATES = literal`
+  Hello {{name ¦ 1, column 7: a "{{" has no "}}"
+  a\nb {{{name}} ¦ 2, column 3: "{{{name}}" has no name, or one with a space, a brace or an empty part in it
+  a\r\n\r\n  {{#alerts}}\n{{x}} ¦ 3, column 3: "{{#alerts}}" has no "{{/alerts}}"
+  {{#a}}{{^b}}x{{/b}} ¦ 1, column 1: "{{#a}}" has no "{{/a}}"
+  x\n{{/a}} ¦ 2, column 1: "{{/a}}" closes a section that is not open
+  {{#a}}\n {{#b}}\n  {{/a}}{{/b}} ¦ 3, column 3: "{{/a}}" stands where "{{/b}}" is expected
+  ${
+  '{{}} ¦{{ # }} ¦{{{}}} ¦{{a..b}} ¦{{a.}} ¦{{..}} ¦{{#if a}}'.split(' ¦').map((tag) =>
+    `${tag}{{/if}} ¦ 1, column 1: "${tag}" has no name`
+  )
+}
+  ü {{range .Alerts}} ¦ 1, column 3: "{{range .Alerts}}" has no name
+  {{>part}} ¦ 1, column 1: "{{>part}}": partials, blocks and other delimiters are not supported
+  ${['{{=<% %>=}}', '{{<a}}', '{{$a}}'].map((tag) => `${tag}{{/a}} ¦ 1, column 1: "${tag}": partials`)}
+  a\n😀ü {{ ¦ 2, column 4: 
+  ${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)} ¦ 1, column 385: sections are nested more than 64 levels deep`;
 test('a template that is not one is refused, with line and column', () => {
-  for (
-    const [template, at, why] of [
-      ['Hello {{name', '1, column 7', 'a "{{" has no "}}"'],
-      ['a\nb {{{name}}', '2, column 3', '"{{{name}}" has no name, or one with a space, a brace or an empty part in it'],
-      ['a\r\n\r\n  {{#alerts}}\n{{x}}', '3, column 3', '"{{#alerts}}" has no "{{/alerts}}"'],
-      ['{{#a}}{{^b}}x{{/b}}', '1, column 1', '"{{#a}}" has no "{{/a}}"'],
-      ['x\n{{/a}}', '2, column 1', '"{{/a}}" closes a section that is not open'],
-      ['{{#a}}\n {{#b}}\n  {{/a}}{{/b}}', '3, column 3', '"{{/a}}" stands where "{{/b}}" is expected'],
-      ['{{}}', '1, column 1', '"{{}}" has no name'],
-      ['{{ # }}', '1, column 1', '"{{ # }}" has no name'],
-      ['{{{}}}', '1, column 1', '"{{{}}}" has no name'],
-      ['{{a..b}}', '1, column 1', '"{{a..b}}" has no name'],
-      ['{{a.}}', '1, column 1', '"{{a.}}" has no name'],
-      ['{{..}}', '1, column 1', '"{{..}}" has no name'],
-      ['{{#if a}}x{{/if}}', '1, column 1', '"{{#if a}}" has no name'],
-      ['ü {{range .Alerts}}', '1, column 3', '"{{range .Alerts}}" has no name'],
-      ['{{>part}}', '1, column 1', '"{{>part}}": partials, blocks and other delimiters are not supported'],
-      ['{{=<% %>=}}', '1, column 1', '"{{=<% %>=}}": partials'],
-      ['{{<a}}{{/a}}', '1, column 1', '"{{<a}}": partials'],
-      ['{{$a}}{{/a}}', '1, column 1', '"{{$a}}": partials'],
-      [`${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)}`, '1, column 385', 'sections are nested more than 64 levels deep'],
-    ] as const
-  ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error instanceof SyntaxError && error.message.startsWith(`line ${at}: ${why}`),
-      template,
-    );
+  for (const line of NO_TEMPLATES.trim().split(/\n */)) {
+    const [template = '', mistake] = line.split(' ¦ ');
+    const isIt = (error: Error): boolean => error instanceof SyntaxError && error.message.startsWith(`line ${mistake}`);
+    assert.throws(() => new Template(String(unescaped(template))), isIt, line);
   }
 });
 
 test('what is said of a template is one line without control characters, however the tag looks', () => {
+  const isShort = ({ message }: Error): boolean => message.length < 250 && !/\p{Cc}/u.test(message);
   for (
-    const template of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
+    const tag of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
   ) {
-    assert.throws(
-      () => new Template(template),
-      (error: Error) => error.message.length < 250 && !/\p{Cc}/u.test(error.message),
-    );
+    assert.throws(() => new Template(tag), isShort);
   }
-  assert.throws(() => new Template('a\n😀ü {{'), /^SyntaxError: line 2, column 4: /);
 });
 
 test('a template cut at any place is one or is refused, and renders without an accident', () => {
   const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
-  for (let i = 0; i <= whole.length; i++) {
-    for (const part of [whole.slice(0, i), whole.slice(i)]) {
-      try {
-        new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
-      } catch (error) {
-        assert.ok(error instanceof SyntaxError, String(error));
-        assert.match(error.message, /^line \d+, column \d+: /);
-      }
+  for (const part of Array.from(whole, (_, i) => [whole.slice(0, i), whole.slice(i)]).flat()) {
+    try {
+      new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
+    } catch (error) {
+      assert.match(String(error), /^SyntaxError: line \d+, column \d+: /);
     }
   }
 });
+
+const render = (template: string, data: unknown): string => new Template(template).render(data);
 
 test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
-  const limit = 64 * 1024;
-  const render = (template: string, data: unknown): string => new Template(template).render(data);
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit) }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}', { a: 'x'.repeat(limit + 1) }), `${'x'.repeat(limit - 3)}…`);
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: '' }), 'x'.repeat(limit));
-  assert.equal(render('{{a}}{{b}}', { a: 'x'.repeat(limit), b: 'y' }), `${'x'.repeat(limit - 3)}…`);
+  const [whole, cut] = ['x'.repeat(LIMIT), `${'x'.repeat(LIMIT - 3)}…`];
+  assert.equal(render('{{a}}', { a: whole }), whole);
+  assert.equal(render('{{a}}', { a: `${whole}x` }), cut);
+  assert.equal(render('{{a}}{{b}}', { a: whole, b: '' }), whole);
+  assert.equal(render('{{a}}{{b}}', { a: whole, b: 'y' }), cut);
   assert.equal(render('{{#a}}line {{.}}\n{{/a}}', { a: Array.from({ length: 100_000 }, (_, i) => i) }).slice(-1), '…');
-  for (const pad of ['', 'x', 'xx', 'xxx']) {
-    for (const char of ['ü', '€', '😀']) {
-      const text = render('{{p}}{{a}}', { p: pad, a: char.repeat(limit) });
-      assert.ok(Buffer.byteLength(text) <= limit && Buffer.byteLength(text) > limit - 4, `${Buffer.byteLength(text)}`);
-      assert.equal(text.replaceAll(char, ''), `${pad}…`);
-    }
+  for (const [i, char] of [...'ü€😀ü€😀ü€😀ü€😀'].entries()) {
+    const [pad, text] = ['x'.repeat(i / 3), render('{{p}}{{a}}', { p: 'x'.repeat(i / 3), a: char.repeat(LIMIT) })];
+    assert.ok(Buffer.byteLength(text) <= LIMIT && Buffer.byteLength(text) > LIMIT - 4, `${Buffer.byteLength(text)}`);
+    assert.equal(text.replaceAll(char, ''), `${pad}…`);
   }
 });
 
-test('a rendering stops where its text is cut, and a name costs more the deeper it is looked for', () => {
+test('the work of a rendering is bounded, and it stops where its text is cut, however sections multiply', () => {
   // All of it is longer than a string may be.
-  const text = new Template('{{a}}'.repeat(1000)).render({ a: 'x'.repeat(1024 * 1024) });
-  assert.equal(Buffer.byteLength(text), 64 * 1024);
-  assert.equal(
-    new Template(`${'{{#a}}'.repeat(60)}${'{{b}}'.repeat(1000)}${'{{/a}}'.repeat(60)}`).render({ a: 1 }),
-    '…',
-  );
-});
-
-test('the work of a rendering is bounded, however sections multiply', () => {
+  assert.equal(Buffer.byteLength(render('{{a}}'.repeat(1000), { a: 'x'.repeat(MIB) })), LIMIT);
+  // A name costs more the deeper it is looked for.
+  const nested = (depth: number, inner: string): string => `${'{{#a}}'.repeat(depth)}${inner}${'{{/a}}'.repeat(depth)}`;
+  assert.equal(render(nested(60, '{{b}}'.repeat(1000)), { a: 1 }), '…');
   const a = Array<number>(100_000).fill(1);
   // Without a bound the first of these would take 10^15 steps, the second 10^50.
-  assert.equal(new Template('{{#a}}{{#a}}{{#a}}{{/a}}{{/a}}{{/a}}').render({ a }), '…');
-  assert.equal(new Template(`${'{{#a}}'.repeat(10)}{{b}}${'{{/a}}'.repeat(10)}`).render({ a }), '…');
-  assert.equal(new Template(`{{#a}}{{${Array<string>(10_000).fill('x').join('.')}}}{{/a}}`).render({ a }), '…');
+  assert.equal(render(nested(3, ''), { a }), '…');
+  assert.equal(render(nested(10, '{{b}}'), { a }), '…');
+  assert.equal(render(nested(1, `{{${Array<string>(10_000).fill('x').join('.')}}}`), { a }), '…');
   // Below the limit it is the length of the data times that of the template.
   for (const n of [50, 100, 200]) {
-    const [template, data] = ['{{#a}}{{#a}}{{#a}}.{{/a}}{{/a}}{{/a}}', { a: Array<number>(n).fill(1) }];
-    const text = new Template(template).render(data);
-    assert.ok(
-      text.endsWith('…') && text.length < template.length * JSON.stringify(data).length,
-      `${text.length} of ${n ** 3}`,
-    );
+    const data = { a: a.slice(0, n) };
+    const text = render(nested(3, '.'), data);
+    const isBounded = text.length < nested(3, '.').length * JSON.stringify(data).length;
+    assert.ok(text.endsWith('…') && isBounded, `${text.length} of ${n ** 3}`);
   }
   // One way through much data is no multiplication.
-  assert.equal(new Template('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end').render({ a: a.map(() => ({ y: [{}] })) }), 'end');
+  assert.equal(render('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end', { a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
 section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
@@ -4412,16 +3947,12 @@ const GROUPS = `/v1/groups/${FROM}`;
 const SAID = `"message":"hello","number":"${FROM}"`;
 table('a confined token does what it is meant for', CONFINED)`
   * bearer → 201
-  GET /v1/about → 200
-  ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
-  GET /v1/receive/${FROM} → 200
-  GET /v1/receive/%2B${FROM.slice(1)} → 200
-  ${TYPING} | {"recipient":"${TO}"} → 204
-  GET ${GROUPS}/${GROUP} → 200`;
+  GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
+  GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
+  ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200`;
 table('attack: send as another account, or read one', CONFINED)`
   * bearer → 403 sender_not_allowed
-  {"number":"${STRANGER}","recipients":["${TO}"]}
-  POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
+  {"number":"${STRANGER}","recipients":["${TO}"]} ;; POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
   {"number":"${FROM} ","recipients":["${TO}"]} ;; {"number":"${FROM.slice(1)}","recipients":["${TO}"]}
   {"\u006eumber":"\u002b15559999999","recipients":["${TO}"]} ;; POST /v1/reactions/${STRANGER} | ${HELLO}
   GET /v1/receive/${STRANGER} ;; GET /v1/receive/%2B${STRANGER.slice(1)} ;; GET /%76%31/receive/${STRANGER}
@@ -4436,8 +3967,7 @@ table('attack: hide another sender or recipient behind an allowed one', CONFINED
   {"number":"${FROM}","recipients":"${STRANGER}"}`;
 // The backend would choose one for /v1/send.
 table('attack: send without saying from which account', CONFINED)`
-  * POST /v1/send | bearer → 400 bad_field
-  * POST /v2/send | bearer → 400 bad_field
+  * POST /v1/send | bearer → 400 bad_field ;; * POST /v2/send | bearer → 400 bad_field
   {"recipients":["${TO}"]} ;; {"recipients":["${TO}"],"number":null} ;; {"recipients":["${TO}"],"number":""}
   {"recipients":["${TO}"],"link_preview":{"number":"${FROM}"}}
   none | {"recipients":["${TO}"],"auth":"${SECRET}"} ;; {}`;
@@ -4488,42 +4018,30 @@ for (const [kind, values] of Object.entries(KINDS)) {
     ${kind === 'group' ? `DELETE ${GROUPS}/${GROUP}` : ''}`;
 }
 
+const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
 // Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
 // remote-delete make a phone number of the digits.
 const NO_GROUPS = [
-  ...['LS11c2VybmFtZT1ldmlsLjAx', '436641234567x', '66412345a', '01', '123456789', '', 'QUJD ', 'a b', 'ü', '*', 'A-B']
-    .map((id) => `group.${id}`),
-  `group.${INTERNAL_ID}`,
-  `${GROUP}=`,
-  `${GROUP} `,
-  GROUP.replace('=', ''),
-  GROUP.replace('=', '=='),
+  ...'LS11c2VybmFtZT1ldmlsLjAx,436641234567x,66412345a,01,123456789,,QUJD ,a b,ü,*,A-B'.split(',').map((id) =>
+    `group.${id}`
+  ),
+  ...[`group.${INTERNAL_ID}`, `${GROUP}=`, `${GROUP} `, GROUP.replace('=', ''), GROUP.replace('=', '==')],
   // The same 32 bytes, written otherwise, and other lengths.
   otherBits(GROUP),
-  ...[
-    Buffer.alloc(31).toString('base64'),
-    Buffer.alloc(33).toString('base64'),
-    INTERNAL_ID.replace('=', ''),
-    otherBits(INTERNAL_ID),
-  ].map((id) => `group.${Buffer.from(id).toString('base64')}`),
+  ...[Buffer.alloc(31).toString('base64'), Buffer.alloc(33).toString('base64')].map(groupOf),
+  ...[INTERNAL_ID.replace('=', ''), otherBits(INTERNAL_ID)].map(groupOf),
 ];
+const ROUTES_TO =
+  'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls';
 for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
   table(`attack: name a group that is none, by ${who}`, config)([
     '* bearer → 400 bad_field',
-    ...NO_GROUPS.flatMap((name) => [
-      `{${SAID},"recipients":["${name}"]}`,
-      `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`,
-      `{${SAID},"recipient":"${name}"}`,
-    ]),
+    ...NO_GROUPS.map((name) =>
+      `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}
+       POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`
+    ),
     ...NO_GROUPS.slice(0, 3).flatMap((name) =>
-      [
-        'POST /v1/reactions',
-        'POST /v1/receipts',
-        'DELETE /v1/remote-delete',
-        'PUT /v1/typing-indicator',
-        'POST /v1/polls',
-      ]
-        .map((route) => `${route}/${FROM} | {"recipient":"${name}"}`)
+      ROUTES_TO.split(',').map((route) => `${route}/${FROM} | {"recipient":"${name}"}`)
     ),
   ]);
 }
@@ -4548,8 +4066,7 @@ table('attack: smuggle an option through /v1/send', { allow: ['send'] })([
 table("a group's internal_id as a recipient is 400, and the sentence says which one to use", { allow: ['messaging'] })`
   * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
   {${SAID},"recipients":["${INTERNAL_ID}"]}
-  POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true}
-  {${SAID},"recipient":"${INTERNAL_ID}"}
+  POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
   POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
 table('attack: write to a group by its path', ONE_RECIPIENT)`
   * bearer → 403 recipient_not_allowed
@@ -4583,47 +4100,35 @@ table("attack: write a file outside the backend's folder", {})([
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
   ...literal`
-    data:image/png;filename=good.png;filename=../bad;base64,QUJD
-    data:image/png;filename=..\u002fx;base64,QUJD
-    data:x;base64,QUJD;filename=../x;base64,QUJD
-    data:x,y;filename=../x;base64,QUJD
-    data:x;filename=.,base64,base64,QUJD
-    data:x;filename=../../x, March.pdf;base64,QUJD
-    data:x;base64,AA;filename=../../x;base64,QUJD
-    data:x;base64,AA,filename=../../x,base64,QUJD
+    data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
+    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD
+    data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
+    data:x;base64,AA;filename=../../x;base64,QUJD ;; data:x;base64,AA,filename=../../x,base64,QUJD
     data:x;filename=..,base64,QUJD
-    data:x;filename=..xbase64,QUJD`.trim().split('\n').map((data) => attachment(data.trim())),
+    data:x;filename=..xbase64,QUJD`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
   // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
   ...literal`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
-    {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="}
-    {"Base64_thumbnail":"QQ=="}
-    {"base64_thumbnail":["QQ=="]}
-    {"ba\u017fe64_thumbnail":"QQ=="}
-    {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="}
-    []
-    "x"
-    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split('\n').map((preview) =>
+    {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="} ;; {"Base64_thumbnail":"QQ=="}
+    {"base64_thumbnail":["QQ=="]} ;; {"ba\u017fe64_thumbnail":"QQ=="}
+    {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
+    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split(/\n| ;; /).map((preview) =>
     `${HELLO.slice(0, -1)},"link_preview":${preview.trim()}}`
   ),
 ]);
 table('an attachment and a link preview with innocent names pass', {})([
   '* bearer → 201',
   ...literal`
-    QUJD
-    data:image/png;base64,QUJD
-    data:image/png;filename=holiday..2026.png;base64,QUJD
-    data:;filename=.hidden;base64,QUJD
-    data:text/plain;filename=grüße @home (1).txt;base64,QUJD
+    QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
+    data:;filename=.hidden;base64,QUJD ;; data:text/plain;filename=grüße @home (1).txt;base64,QUJD
     data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
     data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
-    data:image\/png;base64,Q\u002B\/D`.trim().split('\n').map((data) => attachment(data.trim())),
+    data:image\/png;base64,Q\u002B\/D`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
   ...literal`
-    null
-    {}
+    null ;; {}
     {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
-    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split('\n').map((preview) =>
+    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split(/\n| ;; /).map((preview) =>
     `{"link_preview":${preview.trim()},${HELLO.slice(1)}`
   ),
 ]);
@@ -4648,13 +4153,17 @@ interface Scanned {
   fields: { key: string; value: string | undefined }[];
 }
 
-/** Pushes a document through the scanner in the given chunks. */
+/** Pushes a document through a scanner; `passed` is what it lets through. */
+function push(scan: InstanceType<typeof BodyScan>, chunks: Uint8Array[], passed: Uint8Array[] = []): Uint8Array[] {
+  for (const chunk of chunks) passed.push(...scan.write(chunk));
+  passed.push(...scan.end());
+  return passed;
+}
+
 function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
   const scan = new BodyScan();
   scan.keepLength = keepLength;
-  const out = chunks.flatMap((chunk) => scan.write(chunk));
-  out.push(...scan.end());
-  return { out: Buffer.concat(out).toString(), auth: scan.auth, fields: scan.takeFields() };
+  return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
 }
 
 /** A document cut in two at every byte, and cut into single bytes. */
@@ -4709,15 +4218,14 @@ const SCANNED = literal`
 test('BodyScan: auth is cut out and all else goes on, cut at every byte, whether the length is kept or not', () => {
   for (const line of SCANNED.trim().split('\n')) {
     const [name = '', ...texts] = line.trim().split(/ ¦ ?/);
-    const [input, cut, auth] = texts.map((text) => documents(text)[0]) as [string, string?, string?];
-    const output = cut ?? input;
+    const [input, output = input, auth] = texts.map((text) => documents(text)[0]) as [string, string?, string?];
     for (const chunks of everySplit(input)) {
       const scanned = scanAll(chunks);
       assert.deepEqual([scanned.out, scanned.auth], [output, auth], name);
-      const kept = scanAll(chunks, true);
-      assert.equal(Buffer.byteLength(kept.out), Buffer.byteLength(input), `the length is kept: ${name}`);
-      assert.deepEqual(JSON.parse(kept.out), JSON.parse(output), name);
-      assert.ok(!kept.out.includes(T), name);
+      const kept = scanAll(chunks, true).out;
+      assert.equal(Buffer.byteLength(kept), Buffer.byteLength(input), `the length is kept: ${name}`);
+      assert.deepEqual(JSON.parse(kept), JSON.parse(output), name);
+      assert.ok(!kept.includes(T), name);
     }
   }
 });
@@ -4727,26 +4235,16 @@ test('BodyScan: reports every field that matters, decoded, cut at every byte', (
     "admins":["a"],"answers":["y",1],"selected_answers":[0,2],
     "base64_attachment":"data:image/png;filename=a\u002fb.png;base64,QUJD\/\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",
     "data:application/pdf;filename=Invoice, März; 1\u002e,base6,4.pdf;\u0062ase64,QUJD","no, data; here"],"x":"y"}`;
-  const fields = {
-    number: ['+4912'],
-    recipients: ['+1', 'group.x', 'ü\n'],
-    recipient: ['r'],
-    admins: ['a'],
-    answers: ['y', '1'],
-    selected_answers: ['0', '2'],
-    base64_attachment: ['data:image/png;filename=a/b.png;base64'],
-    base64_attachments: [
-      'QUJD',
-      'data:;base64',
-      '',
-      'data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64',
-      'no, data; here',
-    ],
-  };
-  const expected = Object.entries(fields).flatMap(([key, values]) => values.map((value) => ({ key, value })));
+  // Of an attachment only what stands before its data.
+  const fields =
+    literal`number=+4912|recipients=+1|recipients=group.x|recipients=ü␊|recipient=r|admins=a|answers=y|answers=1|
+    selected_answers=0|selected_answers=2|base64_attachment=data:image/png;filename=a/b.png;base64|base64_attachments=QUJD|
+    base64_attachments=data:;base64|base64_attachments=|base64_attachments=data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64|
+    base64_attachments=no, data; here`.replace(/\n */g, '').replace('␊', '\n').split('|');
   for (const chunks of everySplit(document)) {
     const scanned = scanAll(chunks);
-    assert.deepEqual([scanned.out, scanned.fields], [document, expected]);
+    assert.equal(scanned.out, document);
+    assert.deepEqual(scanned.fields.map(({ key, value }) => `${key}=${value}`), fields);
   }
 });
 
@@ -4790,13 +4288,8 @@ for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS
     for (const document of all) {
       for (const chunks of everySplit(document)) {
         const cut = `${document} cut into ${chunks.map(({ length }) => length)} bytes`;
-        const scan = new BodyScan();
         const passed: Uint8Array[] = [];
-        const read = (): void => {
-          for (const chunk of chunks) passed.push(...scan.write(chunk));
-          passed.push(...scan.end());
-        };
-        assert.throws(read, { code }, cut);
+        assert.throws(() => push(new BodyScan(), chunks, passed), { code }, cut);
         assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError, cut);
       }
     }
@@ -4805,20 +4298,13 @@ for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS
 
 test('BodyScan: while its sender is not known, broken JSON is refused, and what is wrong with a field waits', () => {
   for (const document of [...NOT_AN_OBJECT, ...BAD_FIELDS]) {
+    const code = BAD_FIELDS.includes(document) ? 'bad_field' : 'bad_json';
+    const waits = code === 'bad_field' && !/auth|u0061uth|u0041uth/i.test(document);
     for (const chunks of everySplit(document)) {
       const scan = new BodyScan();
       scan.defers = true;
-      const read = (): void => {
-        for (const chunk of chunks) scan.write(chunk);
-        scan.end();
-      };
-      const isAuth = /auth|u0061uth|u0041uth/i.test(document);
-      if (!BAD_FIELDS.includes(document)) assert.throws(read, { code: 'bad_json' }, document);
-      else if (isAuth) assert.throws(read, { code: 'bad_field' }, document);
-      else {
-        read();
-        assert.throws(() => scan.takeFields(), { code: 'bad_field' }, document);
-      }
+      if (waits) push(scan, chunks);
+      assert.throws(() => waits ? scan.takeFields() : push(scan, chunks), { code }, document);
     }
   }
 });
@@ -4869,36 +4355,30 @@ randomTest('BodyScan: a random document comes out as JSON.parse reads it, howeve
     // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
     const bytes = Buffer.from(document);
     bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
-    let isObject = false;
-    try {
-      const parsed: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
-      isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
-    } catch { /* not JSON */ }
-    let refusal: string | undefined;
-    try {
-      scanAll([bytes]);
-    } catch (error) {
-      refusal = (error as { code: string }).code;
-    }
-    if (refusal !== 'bad_field') {
-      assert.equal(refusal === undefined, isObject, JSON.stringify(bytes.toString('latin1')));
-    }
+    const [verdict, parsed] = [
+      () => scanAll([bytes]),
+      (): unknown => JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)),
+    ].map((read) => {
+      try {
+        return read();
+      } catch (error) {
+        return (error as { code?: string }).code ?? 'no code';
+      }
+    });
+    const isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
+    if (verdict !== 'bad_field') assert.equal(typeof verdict === 'object', isObject, bytes.toString('latin1'));
   }
 });
 
 test('BodyScan: 64 MiB pass through without being kept', () => {
   const scan = new BodyScan();
   const chunk = Buffer.alloc(64 * 1024, 'QUJD');
-  let passed = 0;
-  const push = (bytes: Uint8Array): void => {
-    for (const piece of scan.write(bytes)) passed += piece.length;
-  };
-  push(Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,'));
+  const lengthOf = (pieces: Uint8Array[]): number => pieces.reduce((sum, piece) => sum + piece.length, 0);
+  let passed = lengthOf(scan.write(Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,')));
   const before = process.memoryUsage();
-  for (let i = 0; i < 1024; i++) push(chunk);
+  for (let i = 0; i < 1024; i++) passed += lengthOf(scan.write(chunk));
   const after = process.memoryUsage();
-  push(Buffer.from('"]}'));
-  for (const piece of scan.end()) passed += piece.length;
+  passed += lengthOf([...scan.write(Buffer.from('"]}')), ...scan.end()]);
   assert.equal(passed, 64 * MIB + 64, 'the bytes that passed');
   // Made for a native search and dropped at once; what is alive may wait for the collector.
   const kept = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
@@ -4910,23 +4390,19 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
 test('what comes in single bytes is held in few pieces', () => {
   for (const keys of ['all', 'none'] as const) {
     const scan = new BodyScan(keys);
-    const out = scan.write(Buffer.from('{'));
-    for (let i = 0; i < 60_000; i++) out.push(...scan.write(Buffer.from(' ')));
+    const out = ['{', ...' '.repeat(60_000)].flatMap((char) => scan.write(Buffer.from(char)));
     const released = scan.write(Buffer.from('"a":1}'));
     assert.ok(released.length < 100, `${released.length} pieces`);
     assert.equal(Buffer.concat([...out, ...released, ...scan.end()]).toString(), `{${' '.repeat(60_000)}"a":1}`);
-    const more = new BodyScan(keys);
-    more.write(Buffer.from('{'));
-    assert.throws(() => {
-      for (let i = 0; i < 70_000; i++) more.write(Buffer.from('\n'));
-    }, /too much white space/);
+    const blank = Array.from(`{${'\n'.repeat(70_000)}`, (char) => Buffer.from(char));
+    assert.throws(() => push(new BodyScan(keys), blank), /too much white space/);
   }
 });
 
 // The limit was looked at once for each chunk.
 test('BodyScan: how much white space may stand between members does not depend on the chunks', () => {
   for (
-    const around of ['{"a":1,#"b":2}', '{#"a":1}', '{"a":1,"auth"#:"x"}', '{"a":1,"auth":#"x"}', '{"a":[1,#2],#"b":#3}']
+    const around of documents('{"a":1,#"b":2} {#"a":1} {"a":1,"auth"#:"x"} {"a":1,"auth":#"x"} {"a":[1,#2],#"b":#3}')
   ) {
     for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
       const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
@@ -4946,35 +4422,31 @@ test('BodyScan: how much white space may stand between members does not depend o
 test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
   const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
   const scan = new BodyScan('none');
-  assert.equal(Buffer.concat([...scan.write(Buffer.from(text)), ...scan.end()]).toString(), text);
+  assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
   assert.deepEqual([scan.auth, scan.takeFields()], [undefined, []]);
-  assert.throws(
-    () => new BodyScan('none').write(Buffer.from(text.replace('"a":', '"a"'))),
-    /a colon is expected, at byte 54/,
-  );
+  const broken = Buffer.from(text.replace('"a":', '"a"'));
+  assert.throws(() => new BodyScan('none').write(broken), /a colon is expected, at byte 54/);
 });
 
 test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
-  const cases: [before: string, after: string, special: string, refusal: RegExp][] = [
-    ['{"a":"', '\n"}', '\x1f', /a string holds a control character, at byte (\d+)/],
-    ['{"a":"', '\\"}', '\\@', /an unknown escape, at byte (\d+)/],
-    ['{"a":"', '"}', '"@', /comma or the end of the object or array is expected, at byte (\d+)/],
-    ['{"base64_attachment":"base64,', '\n"}', '\0', /a string holds a control character, at byte (\d+)/],
-    ['{"base64_attachment":"base64,', '\n"}', ',', /may have "," and ";" only before its data/],
-    ['{"base64_attachment":"base64,', '\n"}', ';', /may have "," and ";" only before its data/],
-  ];
-  for (const [before, after, special, refusal] of cases) {
-    for (let at = 0; at < 300; at++) {
-      for (const address of [0, 1]) {
-        const text = `${before}${'A'.repeat(at)}${special}${'A'.repeat(299 - at)}${after}`;
-        const bytes = Buffer.alloc(text.length + 2).subarray(address, address + text.length);
-        bytes.write(text);
-        assert.throws(() => scanAll([bytes]), ({ message }: Error) => {
-          const [, where] = refusal.exec(message) ?? assert.fail(message);
-          if (where !== undefined) assert.equal(Number(where), before.length + at + special.length - 1);
-          return true;
-        });
-      }
+  const ATTACHED = '{"base64_attachment":"base64,';
+  const CONTROL = 'a string holds a control character, at byte ';
+  const MARK = 'may have "," and ";" only before its data';
+  for (
+    const [before, special, after, refusal] of [
+      ['{"a":"', '\x1f', '\n"}', CONTROL],
+      ['{"a":"', '\\@', '\\"}', 'an unknown escape, at byte '],
+      ['{"a":"', '"@', '"}', 'comma or the end of the object or array is expected, at byte '],
+      [ATTACHED, '\0', '\n"}', CONTROL],
+      ...[',', ';'].map((mark) => [ATTACHED, mark, '\n"}', MARK] as const),
+    ] as const
+  ) {
+    for (let at = 0; at < 600; at++) {
+      const text = `${before}${'A'.repeat(at >> 1)}${special}${'A'.repeat(299 - (at >> 1))}${after}`;
+      const bytes = Buffer.alloc(text.length + 2).subarray(at & 1, (at & 1) + text.length);
+      bytes.write(text);
+      const where = refusal === MARK ? '' : `${before.length + (at >> 1) + special.length - 1}.`;
+      assert.throws(() => scanAll([bytes]), ({ message }: Error) => message.includes(refusal + where), text);
     }
   }
 });
@@ -6335,28 +5807,26 @@ table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8
   * → 200
   bearer`;
 
-test("trustedProxies: the client is the right-most address that is not a trusted proxy's", async (t) => {
-  const both = await startBoth(t, { trustedProxies: ['127.0.0.1', '10.0.0.0/8'] });
-  for (
-    const [client, ...forwarded] of [
-      ['127.0.0.1'],
-      ['203.0.113.7', '203.0.113.7'],
-      ['203.0.113.7', '6.6.6.6, 203.0.113.7'], // what stands left is the client's own claim
-      ['203.0.113.7', '6.6.6.6, 203.0.113.7, 10.0.0.2'],
-      ['203.0.113.7', '6.6.6.6', '203.0.113.7', '10.0.0.2'], // several headers are one list
-      ['10.0.0.3', '10.0.0.3, 10.0.0.2'], // all trusted: the outermost
-      ['203.0.113.7', '::ffff:203.0.113.7'],
-      ['203.0.113.7', '203.0.113.7:4711'],
-      ['2001:db8::1', '[2001:db8::1]:443'],
-      ['10.0.0.2', '203.0.113.7, unknown, 10.0.0.2'], // not an address: nobody beyond it can be known
-      ['127.0.0.1', '203.0.113.7, ,'],
-      ['127.0.0.1', ''],
-    ]
-  ) {
-    const headers = ['bearer', ...forwarded.map((value) => `X-Forwarded-For: ${value}`)].join(' | ');
-    await checkRows(both, ['* → 200', `${headers} → client=${client} | > X-Forwarded-For: ${client}`]);
-  }
-});
+const FORWARDED = literal`
+  127.0.0.1 ⇐ X-Forwarded-For:
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7
+  # What stands left is the client's own claim, and several headers are one list.
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7, 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6 | X-Forwarded-For: 203.0.113.7 | X-Forwarded-For: 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: ::ffff:203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7:4711
+  2001:db8::1 ⇐ X-Forwarded-For: [2001:db8::1]:443
+  # All are trusted: the outermost. Beyond what is no address nobody can be known.
+  10.0.0.3 ⇐ X-Forwarded-For: 10.0.0.3, 10.0.0.2
+  10.0.0.2 ⇐ X-Forwarded-For: 203.0.113.7, unknown, 10.0.0.2
+  127.0.0.1 ⇐ X-Forwarded-For: 203.0.113.7, ,`;
+table("trustedProxies: the client is the right-most address that is not a trusted proxy's", {
+  trustedProxies: ['127.0.0.1', '10.0.0.0/8'],
+})`
+  * bearer → 200
+  GET /v1/about → client=127.0.0.1 | > X-Forwarded-For: 127.0.0.1
+  ${FORWARDED.replace(/(\S+) ⇐ (.*)/g, '$2 → client=$1 | > X-Forwarded-For: $1')}`;
 
 section('LOG'); // ─────────────────────────────────────────────────────────────────────────────────
 
