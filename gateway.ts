@@ -3,9 +3,13 @@
  * An authenticating gateway for signal-cli-rest-api, in one file.
  *
  * The backend has no authentication: whoever reaches it can send as you, read your messages and link a phone of their
- * own. This gateway stands in front of it. A request with a valid API token may send a message; everything else is
- * refused. The gateway never sends a message twice, never follows a redirect and never forwards a credential. Account
- * setup stays closed unless the owner allows it explicitly.
+ * own. This gateway stands in front of it. By default a request with a valid API token may send a message and read the
+ * backend's version and health. Everything else is refused. Only `GET /healthz`, and preflights of origins on `cors`,
+ * need no token. The gateway never sends a message twice, never follows a redirect and never forwards a client's
+ * credential. Account setup stays closed unless the owner allows it explicitly.
+ *
+ * If no token is configured, every request is let in without a credential. Such a gateway starts only on a loopback
+ * address or a unix socket, unless `auth.anonymous` is true.
  *
  *   A request:  preflight answered                 →  target made canonical, or 400
  *            →  client address checked             →  credential found and removed
@@ -87,9 +91,10 @@ interface GatewayConfig {
      */
     timeout?: string;
     /**
-     * How many requests may be at the backend at one time; the others queue. In json-rpc mode parallel requests can
-     * crash the backend: a small number makes that rare. 1 rules it out, but then a send waits for all sends before
-     * it. The groups `info` and `receive` do not count. `0` means no limit.
+     * How many requests may act at the backend at one time; the others queue. In json-rpc mode parallel requests can
+     * crash the backend: a small number makes that rare. With 1, a send waits for all sends before it. Even then two
+     * requests can run at once: after 30 s the slot of a slow request is lent to the next one. The groups `info` and
+     * `receive` do not count. `0` means no limit.
      * @default 4
      */
     parallel?: number;
@@ -140,7 +145,7 @@ interface GatewayConfig {
   allow?: string[];
   /** Requests per time for each token, such as `30/1m`. If absent, there is no limit. */
   rate?: string;
-  /** Addresses and CIDR ranges that may connect. If absent, any. */
+  /** Addresses and CIDR ranges of clients. Requests from other addresses get 403. If absent, any address will do. */
   clients?: string[];
   /**
    * Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. If absent,
@@ -211,8 +216,8 @@ interface GatewayOptions {
   /** How long a client may take for a request's headers, and for a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
   /**
-   * How long a response to a client may make no progress, and the time in which at least 30 KiB of a body must come.
-   * For an unauthenticated client: how long its whole body may take, with what it still sends after the refusal.
+   * How long a response to a client may make no progress. Also the time in which a client must send at least 30 KiB of
+   * its body. An unauthenticated client must send its whole body in that time, with what it sends after the refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
@@ -229,7 +234,8 @@ interface Gateway {
   /** Stops accepting, lets running requests finish within the `shutdown` setting, then closes all connections. */
   close(): Promise<void>;
   /**
-   * Replaces the configuration for later requests. Running requests finish under the old one.
+   * Replaces the configuration for later requests. Running requests finish under the old one. `listen`,
+   * `limits.connections`, `log.*` and whether there is TLS stay as they were at the start.
    * @throws {ConfigError} with every mistake. The old configuration stays in force then.
    */
   reload(config: GatewayConfig): void;
@@ -375,9 +381,10 @@ const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
- * The most lookups of values in one rendering, which take a fraction of a second. A rendering may also take no more
- * than the length of the data times that of the template. Ordinary templates need far less. Nested sections over the
- * same list would take the length of the list to the power of their depth.
+ * The most steps of one rendering. A step is about one lookup of a value; all of them take a fraction of a second.
+ * A rendering may also not take more steps than the length of the data times the length of the template. Ordinary
+ * templates need far fewer. Without a limit, nested sections over one list would take the length of the list to the
+ * power of their depth.
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
@@ -466,7 +473,7 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, 'Any page could send this: use curl, a bearer token or the path form, or add it to CORS_ORIGINS.'],
+  cross_site: [403, 'Any page could send this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint does not take this method; the Allow header lists those that it takes.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -569,7 +576,8 @@ class Mistakes {
 
 // ── ROUTES ───────────────────────────────────────────────────────────────────────────────────────
 // The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
-// group. It stays closed until a pattern names it.
+// group. Only a pattern can open it. A wildcard such as `* /v1/*` opens it too, unless it lies below a setup prefix. It
+// stays closed to tokens with `senders` or `recipients`.
 
 /** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
 const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'] as const;
@@ -759,9 +767,9 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     /** Counts the log lines of unauthenticated requests, by address. */
     lineLimiter: new RateLimiter(),
     /**
-     * By transport socket: the socket that speaks HTTP (none before the TLS handshake is done), and the name of the
-     * token while a request of that token is served. Of the others, the one whose last good token is oldest stands
-     * first.
+     * All connections, by transport socket. `speaker` is the socket that speaks HTTP; with TLS it is undefined until
+     * the handshake is done. `token` is the name of the token whose request is being served. Of the connections without
+     * `token`, the first is the one that has gone longest without a valid token.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /** By connection, the responses that are due on it, in the order of their requests. */
@@ -809,8 +817,8 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') onRequest(req, answerOn(socket, req)); // parseTarget refuses its target
-    else if (isWebSocket(req)) onRequest(req, answerOn(socket, req), [socket, head]);
+    else if (req.method === 'CONNECT') onRequest(req, responseOn(socket, req)); // parseTarget refuses its target
+    else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
@@ -819,7 +827,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !core.due.get(socket)?.length) socket.destroy();
   });
-  server.on('clientError', (error, socket: Socket) => answerUnparsed(core, error, socket));
+  server.on('clientError', (error, socket: Socket) => respondUnparsed(core, error, socket));
   // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
@@ -854,7 +862,7 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
 /**
  * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
  */
-function answerOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
+function responseOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new http.ServerResponse(req);
   res.assignSocket(socket as Socket);
@@ -881,7 +889,7 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
     longest.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
-  server.on('secureConnection', (speaker: Socket) => connections.set(accepted(speaker), { speaker }));
+  server.on('secureConnection', (speaker: Socket) => connections.set(transportSocket(speaker), { speaker }));
 }
 
 /**
@@ -916,11 +924,11 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 }
 
 /**
- * Responds to what the HTTP parser refuses, and to heads that do not arrive in time. A wrong setting and a common
- * mistake of a client are logged as warnings, once a minute each; the rest is logged at debug level. What follows on
- * the same connection is ignored.
+ * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Warnings are
+ * logged for TLS on a plain port, for plain HTTP on a TLS port, and for requests that the parser refuses, each once a
+ * minute at most. The rest, such as a timeout, is logged at debug level. Further bytes on the connection are ignored.
  */
-function answerUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
+function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
   const { code: reason = '', rawPacket } = error;
   const [current, next] = core.due.get(socket) ?? [];
   const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
@@ -928,7 +936,7 @@ function answerUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?:
   if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
-  const fields = { client: normalizeAddress(accepted(socket).remoteAddress), code, reason };
+  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
   if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
     warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
   } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
@@ -936,16 +944,20 @@ function answerUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?:
   } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
   else core.log('debug', 'client error', fields);
 
-  if (!socket.writable) return; // no TLS
+  if (!socket.writable) return; // the TLS handshake failed: nothing can be written
   // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
   const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
   const problem = new Problem(code);
   if (current === undefined) {
-    const { headers, body } = describeProblem(problem, randomUUID());
-    socket.write(headBytes(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)));
+    const { headers, body } = problemResponse(problem, randomUUID());
+    socket.write(
+      responseHead(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)),
+    );
     return void close(body);
   }
-  // The requests behind the first one get no response, and nothing acts on them.
+  // Only the first request on the connection is refused. Those behind it get no response and are not acted on. Without
+  // Content-Length or chunked, node:http reads the body of a POST as a second request, and fails there: so the POST
+  // before it is refused, unless the backend has it already.
   const x = core.running.find(({ res }) => res === current);
   const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && x.stage !== 'sent' && next === undefined;
   if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
@@ -973,7 +985,7 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
   );
   const backend = core.rules['backend.url'];
   const isSame = settings['backend.url'].url.href === backend.url.href;
-  // The same address keeps its connections, its slots and its outage.
+  // If `backend.url` is unchanged, its connections, its queue and a known outage are kept.
   core.rules = makeRules({ ...settings, ...kept, ...(isSame && { 'backend.url': backend }) });
   if (!isSame) core.queue = new BackendQueue();
   core.queue.serve(core); // there may be more slots now
@@ -1037,7 +1049,8 @@ async function removeStaleSocket(path: string): Promise<void> {
 }
 
 /**
- * Ends first the waiting requests, then idle connections, before the deadline running requests, and at last the rest.
+ * Shuts down in this order: WebSockets and waiting requests at once, then idle connections, the running requests
+ * shortly before the deadline, and all other connections at the deadline.
  */
 async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
   core.draining = true;
@@ -1191,8 +1204,9 @@ class Exchange {
   }
 
   /**
-   * The client has left. Once the backend has the last byte it acts, whether anybody listens or not. Then the request
-   * keeps its slot and goes on without its client until the head of the response, or until its slot is overdue.
+   * Called when the client has left. The exchange ends at once, unless it is in stage `sent` with a slot: then the
+   * backend acts, whether anybody listens or not. Such a request keeps its slot until the head of the response, or
+   * until the slot is overdue.
    */
   leave(): void {
     const { timer, isOverdue } = this.place;
@@ -1201,7 +1215,7 @@ class Exchange {
     this.heldBytes = 0;
   }
 
-  /** Ends it before its time, wherever it is. The first reason counts, and a client that has left before all others. */
+  /** Ends the exchange early, in any stage. The first reason counts; if the client has left, it is `client_left`. */
   end(reason: Problem): void {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
@@ -1244,12 +1258,13 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
   const body = new RequestBody(x);
   begin(x);
   try {
-    // Before everything: a health check must not depend on what it checks.
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return answerHealth(x);
+    // First: a health check needs no token, and is answered even during a shutdown. The response is only "ok".
+    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return respondHealth(x);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before every refusal: otherwise the page could not read it. From other origins it is a request like any.
-    if (answerPreflight(x)) return;
+    // Before the refusals below: if the preflight fails, the browser sends no request, and the page learns no reason.
+    // A preflight of an origin that is not on `cors` is handled like any other request.
+    if (respondToPreflight(x)) return;
 
     // Before any decision: all later steps check this one canonical form, and the backend gets the same.
     checkHead(req);
@@ -1268,43 +1283,43 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     x.token = token;
     claimConnection(x, token);
 
-    // After the token: a browser adds only some forms by itself. Before the endpoint: another site must not learn of
-    // it.
-    const refusal = refusalOfPage(x.rules, x) ?? refusalOf(token, target, x.client);
+    // The cross-site check comes after the token, because only Basic is a form that a browser adds by itself. It comes
+    // before the endpoint, because another site must not learn which endpoints are allowed.
+    const refusal = refusalOfOrigin(x.rules, x) ?? refusalOf(token, target, x.client);
     if (refusal) return refuse(x, refusal);
 
     // After the endpoint: a request that can never pass must not use up the rate of those that can.
     takeRate(core, token);
 
-    // The head of a body, or a small body as a whole, is checked before the backend is contacted. A send that is made
-    // of a body is checked in its place. Then the request is relayed, once.
-    const judge = (field: Field): void => judgeField(token, target, field);
+    // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
+    // it streams. If the gateway makes a send of the body, that send is checked. Then the request is relayed, once.
+    const check = (field: Field): void => checkField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
       const payload = takeQuery(x, target) ??
         readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
-      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, judgeSend(makeSend(token, payload), judge));
+      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, checkSend(makeSend(token, payload), check));
     } else {
-      await relay(x, target, await body.open(target, judge), upgrade);
+      await relay(x, target, await body.open(target, check), upgrade);
       if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
     }
   } catch (error) {
     refuse(x, error);
   } finally {
     core.running.splice(core.running.indexOf(x), 1);
-    void body.endAnswer();
+    void body.endResponse();
     logExchange(x);
   }
 }
 
 /**
- * Adds the request to those that run. A client that leaves ends it. When the response is through, the connection is
- * unauthenticated again until its next good token.
+ * Adds the exchange to `running`. If the client leaves, the exchange ends or continues without it (see `leave`). When
+ * the response is finished, the connection counts as unauthenticated again, until its next valid token.
  */
 function begin(x: Exchange): void {
   const { connections, running } = x.core;
   running.push(x);
-  const socket = accepted(x.req.socket);
+  const socket = transportSocket(x.req.socket);
   x.res.once('close', () => {
     if (!x.res.writableFinished) x.leave();
     const connection = connections.get(socket);
@@ -1326,17 +1341,17 @@ function claimConnection({ core: { connections }, rules, req }: Exchange, { name
     const others = [...connections.values()].filter(({ token }) => token === name);
     if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
   }
-  const connection = connections.get(accepted(req.socket));
+  const connection = connections.get(transportSocket(req.socket));
   if (connection) connection.token = name;
 }
 
 /** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
-function accepted(socket: Socket & { _parent?: Socket | null }): Socket {
+function transportSocket(socket: Socket & { _parent?: Socket | null }): Socket {
   return socket._parent ?? socket;
 }
 
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
-function answerHealth(x: Exchange): void {
+function respondHealth(x: Exchange): void {
   x.report.route = '/healthz';
   x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
@@ -1357,7 +1372,7 @@ function refuse(x: Exchange, thrown: unknown): void {
   }
   if (problem.code === 'bad_request') x.res.shouldKeepAlive = false;
   if (x.res.headersSent) return void x.req.socket.destroy();
-  const { headers, body } = describeProblem(problem, x.requestId, x.req);
+  const { headers, body } = problemResponse(problem, x.requestId, x.req);
   x.respond(problem.status, { ...headers, ...x.ownHeaders }, body);
 }
 
@@ -1391,13 +1406,13 @@ function closeStaleTunnels(core: Core): void {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
     const isGood = token !== undefined && takesForm && token.expires > core.now();
-    if (!isGood || refusalOfPage(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+    if (!isGood || refusalOfOrigin(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
   }
 }
 
 // ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
-// fetch and proxies normalise what a check did not see (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path once more
-// (`:number` twice). So a target is parsed once, checked, and built anew from its parts.
+// A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path
+// again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from the checked parts.
 
 /** A parsed and checked request target. The target for the backend is built from these parts alone. */
 interface Target {
@@ -1439,12 +1454,12 @@ function parseTarget(method: string, raw: string): Target {
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const [path = '', ...rest] = raw.split('?');
 
-  // The backend runs a handler for /v1%2Fregister and reads %252B as a plus. A proxy before it may read other paths.
+  // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
-  // Otherwise the segments before it would be a path that no check has seen.
+  // Checked here, because `segments` must hold the whole path after the secret's segment is removed.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
@@ -1475,7 +1490,7 @@ function parseTarget(method: string, raw: string): Target {
 function checkSegment(segment: string, part = ''): void {
   const [check, expected] = PARAMETERS.get(part) ?? [];
   if (check?.(segment) === false) throw badTarget(expected!);
-  // fetch, URL and many proxies would resolve them: to some, /v2/../v1/register is account setup.
+  // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
   if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
   // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
   if (segment.startsWith('-') && part !== ':attachment') {
@@ -1508,7 +1523,8 @@ function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string
   const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
   const name = decodePart(encoded);
   return {
-    // fetch would encode these four. They are encoded here, so that the checked target is the one that is sent.
+    // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
+    // the query as it was checked.
     raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
     name,
     value: decodePart(value, isOfSend && name === 'message'),
@@ -1551,8 +1567,8 @@ interface Token {
 }
 
 /**
- * Finds the first credential outside the body, in the order header, path, query. It alone decides. If it is wrong, the
- * gateway does not try the next form: a guess could hide behind a form that is not logged.
+ * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
+ * is wrong, the gateway does not try the next form: the log line names one form, so a guess in another would go unseen.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
@@ -1578,8 +1594,8 @@ function headerValues({ rawHeaders }: http.IncomingMessage, name: string): strin
 
 /**
  * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Base64 is
- * decoded as leniently as Node does it: the result is only compared by its digest. White space is SP and HTAB alone
- * (RFC 9110 5.6.3): the last byte of "à" is A0, which JavaScript takes for a space.
+ * decoded as leniently as Node does it: the result is only compared by its digest. Only SP and HTAB are white space
+ * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
  */
 function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
@@ -1640,8 +1656,8 @@ function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Reco
 }
 
 /**
- * The origin of a request if it is not on `cors`, for the log: the owner of a page that does not work finds there what
- * to add. Undefined for a value that no browser sends, which may be a secret.
+ * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
+ * `cors`. Undefined for a value that no browser sends, because that may be a secret.
  */
 function unlistedOrigin({ req, rules }: Exchange): string | undefined {
   const { origin = '' } = req.headers;
@@ -1659,7 +1675,7 @@ const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  * unauthenticated client must not learn which endpoints exist.
  * @returns whether the request was such a preflight.
  */
-function answerPreflight(x: Exchange): boolean {
+function respondToPreflight(x: Exchange): boolean {
   const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
   if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
   const asked = names.toLowerCase().split(/[ \t,]+/);
@@ -1679,7 +1695,7 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
  * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
-function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
@@ -1688,13 +1704,14 @@ function refusalOfPage(rules: Rules, { req, target, credential }: Exchange): Pro
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', { reason: 'public_host', detail });
   }
-  // Over plain http Chromium sends no Sec-Fetch-Site, and with a WebSocket never; Origin counts then. Chromium sends no
-  // Origin with a GET either.
+  // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
+  // handshake. With a GET over plain http it sends no Origin either.
   const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
   if (isOwn || rules.cors.has(origin)) return undefined;
-  // Programs send neither header. Attack: browsers say "none" of a typed address that another site redirects, and
-  // Chromium of a prefetch by the speculation rules of any page. So a browser may not act by such a GET. Without
-  // Sec-Fetch-Site it is known by its User-Agent, which no page can remove.
+  // Programs send neither header, so they pass. A browser sends "none" if a person typed the address. Attack: it also
+  // sends "none" if another site redirects a typed address, and Chromium does if the speculation rules of any page ask
+  // for a prefetch. So a browser's GET that acts is refused. A browser without Sec-Fetch-Site is recognised by its
+  // User-Agent, which no page can remove.
   const isNone = site === undefined ? origin === '' : site === 'none';
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
@@ -1807,8 +1824,9 @@ class RateLimiter {
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
   take(key: string, rate: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
-    // At most the time in which a bucket fills: a clock that is set back must lock nobody out. A refusal stores this
-    // limit too; otherwise every later request would find the bucket as empty.
+    // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
+    // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
+    // would find the bucket empty.
     const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
     const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
@@ -1866,8 +1884,9 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     const { 'content-length': length, expect } = req.headers;
     this.#declaredBytes = length === undefined ? undefined : Number(length);
-    // A response before the end of the body closes the connection, if more is to come than an unauthenticated client
-    // may send, or if nothing may come. The client is told so at once, and sends no further request that would be lost.
+    // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
+    // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Told so, the
+    // client sends no further request on this connection, which would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
   }
@@ -1896,10 +1915,10 @@ class RequestBody {
 
   /**
    * Checks the head, and returns the body for the backend.
-   * @param judge throws a Problem for a field that may not pass.
-   * @throws {Problem} as readCredential, and body_too_large, and what judge throws.
+   * @param check throws a Problem for a field that may not pass.
+   * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
-  async open(target: Target, judge: (field: Field) => void): Promise<Content> {
+  async open(target: Target, check: (field: Field) => void): Promise<Content> {
     this.#checkLength(this.#x.rules['limits.body']);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
@@ -1908,13 +1927,13 @@ class RequestBody {
       });
     });
     scan.defers = false;
-    scan.takeFields().forEach(judge);
+    scan.takeFields().forEach(check);
     const isEmpty = this.#x.report.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
-    // The body of a GET is read for the credential alone, and not relayed. A longer one is refused, for it would have
-    // to be thrown away unread.
+    // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
+    // because the gateway would drop the rest unread.
     const isBodiless = target.method === 'GET';
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
@@ -1924,7 +1943,7 @@ class RequestBody {
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
     this.#head = [];
-    return { chunks: () => this.#chunks(scan, judge), length };
+    return { chunks: () => this.#chunks(scan, check), length };
   }
 
   /**
@@ -1961,7 +1980,7 @@ class RequestBody {
    * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
    * read.
    */
-  async endAnswer(): Promise<void> {
+  async endResponse(): Promise<void> {
     const { req, res } = this.#x;
     let { rest } = this.#x;
     this.#head = [];
@@ -1982,7 +2001,7 @@ class RequestBody {
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
   async #discardRest(): Promise<void> {
     const { req, res, token, rules, core } = this.#x;
-    this.#x.end(new Problem('client_left')); // ends the stream of a large body
+    this.#x.end(new Problem('client_left')); // stops a large upload; the log line is already written
     if (req.destroyed) return; // "close" has been emitted already
     // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
@@ -2050,9 +2069,10 @@ class RequestBody {
   }
 
   /**
-   * The next chunk, or undefined at the end, which is known with the last byte if the length was declared. In every 30
-   * s of reading at least 30 KiB must come, or the end. Time in which the gateway does not read does not count. Until
-   * the sender is known, the whole body has 30 s, less the time that the refusal may take.
+   * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
+   * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
+   * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
+   * @returns undefined at the end.
    * @param limitBytes the most that the body may have.
    * @param roomBytes the most that the chunk may have.
    * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
@@ -2076,7 +2096,7 @@ class RequestBody {
   }
 
   /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
-  async *#chunks(scan: BodyScan, judge: (field: Field) => void): AsyncGenerator<Uint8Array> {
+  async *#chunks(scan: BodyScan, check: (field: Field) => void): AsyncGenerator<Uint8Array> {
     for (const piece of this.#passed) yield piece;
     this.#passed = [];
     while (!this.#isComplete) {
@@ -2086,7 +2106,7 @@ class RequestBody {
         collectSoon(chunk);
         pieces = chunk === undefined ? [] : scan.write(chunk);
         if (this.#isComplete) pieces.push(...scan.end());
-        scan.takeFields().forEach(judge);
+        scan.takeFields().forEach(check);
         if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
         this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
@@ -2115,9 +2135,10 @@ const SEND_FIELDS = new Set(
 );
 
 /**
- * Other spellings of these fields are refused. Without the field, the message would go to the wrong recipients, too
- * early or without its picture. jQuery, PHP and axios write a list as "recipients[]" or "recipients.0" into a form.
- * "amp;" remains of an "&" that was escaped for HTML, and secured-signal-api reads "@recipients" in a query.
+ * Matches the names of these fields in any spelling. A payload with an unknown spelling is refused. If the gateway
+ * dropped the field instead, the message would go to the default recipients, too early or without its picture. jQuery,
+ * PHP and axios write a list into a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped
+ * for HTML. secured-signal-api reads "@recipients" in a query.
  */
 const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
 const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
@@ -2125,7 +2146,7 @@ const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
 /** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
-const NOT_IN_A_SEND = 'is none of a send, which has "number", "recipients" and "base64_attachments"';
+const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 
 /** The field of the body form. A credential, valid or not, must not get into the text. */
 const CREDENTIAL_NAME = /^auth$/iu;
@@ -2238,7 +2259,10 @@ function failMultipart(): never {
   throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
 }
 
-/** Whether a text is a form: its first name is known, or an encoder wrote all of it and any of its names is known. */
+/**
+ * Whether a text is an HTML form. It is one if its first name is a known field. It is also one if every pair is
+ * encoded as form encoders do it and any of the names is a known field.
+ */
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
   const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
@@ -2291,7 +2315,7 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
   const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
   const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
-  const detail = `${lack} What a webhook does not say, the token's "defaults" and "message" template can.`;
+  const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
 
@@ -2325,7 +2349,7 @@ function isBlank(value: unknown = ''): boolean {
  * @returns the body for the backend.
  * @throws {Problem} bad_field, and what `check` throws.
  */
-function judgeSend(send: object, check: (field: Field) => void): Uint8Array {
+function checkSend(send: object, check: (field: Field) => void): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
   BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
@@ -2538,7 +2562,7 @@ const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
  * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
-function judgeField(token: Token, { route }: Target, { key, value }: Field): void {
+function checkField(token: Token, { route }: Target, { key, value }: Field): void {
   const { role } = BODY_KEYS[key];
   const isSend = route?.group === 'send';
   if (value === undefined) {
@@ -2647,16 +2671,17 @@ interface Scope {
  * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
  * chunks.
  *
- * The bytes that `write` returns may be passed on at once. Only `end` returns the closing brace, so that the backend
- * never gets a complete document that was refused.
+ * The caller may pass on the bytes that `write` returns once it has checked the fields of `takeFields`. Only `end`
+ * returns the closing brace, so that the backend never gets a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
  * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
  *
- * Three fields say how far the scan is. `#state` is the method that reads the next byte. `#scope` is the innermost open
- * object or array, with the key that matters there. `#text` is the part read so far of a string, number or word whose
- * text is needed, and undefined for all others. A chunk may end at any byte; each state continues with the next chunk:
+ * These fields say how far the scan is. `#state` is the method that reads the next byte. `#expected` is the method that
+ * reads the next byte between values. `#scope` is the innermost open object or array, with the key that matters there.
+ * `#text` is the part read so far of a number, of a word, or of a string whose text is needed. In any other string
+ * `#text` is undefined. A chunk may end at any byte; each state continues with the next chunk:
  *
  *   #readStructure  one byte between values: white space, or a byte for `#expected`
  *   #readString     a run of plain bytes, and the special byte after them
@@ -2670,7 +2695,10 @@ class BodyScan {
   cutBytes = 0;
   /** From when on this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
-  /** While this is true, only `takeFields` throws bad_field, except for `auth`: no unauthenticated client sees it. */
+  /**
+   * While this is true, `write` throws bad_field only for `auth`. For all other keys `takeFields` throws it. So an
+   * unauthenticated client does not learn which fields are checked.
+   */
   defers = false;
 
   readonly #keys: typeof SEND_KEYS;
@@ -2759,11 +2787,11 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. Whether a member may pass depends on its key. So its bytes are held from its comma on.
-  // At the end of the key, `#release` passes them on. If the key is `auth`, they are held until the end of the value,
-  // where `#cut` drops them. So no byte of a credential is passed on, and no comma of a member that was cut. An example
+  // Which bytes are passed on. The key of a member decides. So the bytes of a member are held, from the comma before it
+  // to the end of its key. There `#release` passes them on. If the key is `auth`, they are held until the end of the
+  // value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. An example
   // is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
-  // comma after it is cut too. The output consists of parts of the chunks; nothing is copied.
+  // comma after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
 
   /** Passes on the bytes up to `end`, or adds them to the held ones. */
   #pass(end: number): void {
@@ -2875,12 +2903,14 @@ class BodyScan {
     this.#scope.key = undefined;
   }
 
-  // Strings, numbers and words. `#text` is collected only of a key that can matter and of the value of a key that does.
-  // Everything else streams through, however long it is. `#text` is read up to a limit:
+  // Strings, numbers and words. Of the strings, `#text` collects each key that can matter, and the value of a key that
+  // does. All other strings stream through, however long they are. Numbers and words are always collected, to be
+  // checked. `#text` is read up to a limit:
   //
-  //   a key          one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
-  //   an attachment  its metadata, which is what stands before the data: META_LIMIT_BYTES at most
-  //   another value  one byte more than VALUE_LIMIT_BYTES, so that a longer value is refused
+  //   a key              one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
+  //   an attachment      the metadata before its data: META_LIMIT_BYTES at most
+  //   another string     one byte more than VALUE_LIMIT_BYTES, so that a longer value is refused
+  //   a number, a word   one byte more than BARE_LIMIT_BYTES, so that a longer one is refused
 
   /** A method, because V8 calls a private getter more slowly. */
   #isInAttachment(): boolean {
@@ -2911,8 +2941,8 @@ class BodyScan {
       if (this.#expected === this.#readAfter) this.#endValue(end + 1); // the string was a value, not a key
     } else if (char === '\\') this.#state = this.#readEscape;
     else if (char < ' ') this.#fail(end, 'a string holds a control character');
-    // The rest are the separators of an attachment, such as "data:image/png;filename=a.png;base64,iVBOR". The metadata
-    // ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
+    // Any other special byte is a "," or ";" in an attachment: "data:image/png;filename=a.png;base64,iVBOR". Here the
+    // metadata ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
     else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
     else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
     else this.#keep(char);
@@ -2924,7 +2954,7 @@ class BodyScan {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
-    // The backend splits an attachment after decoding it. An escaped separator is one that the scan would not see.
+    // The backend decodes an attachment first and splits it then. The scan would not see an escaped separator.
     if (this.#isInAttachment() && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
     this.#keep(`\\${escape}`);
     this.#escape = '';
@@ -2987,8 +3017,9 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So of more than 32 chunks
- * the last two are merged while the last is not smaller than the one before; each byte is copied only a few times.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So if the list has more
+ * than 32 chunks, and the last is at least as large as the one before, these two are merged; and so on. Each byte is
+ * copied only a few times.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
   chunks.push(chunk);
@@ -3005,8 +3036,8 @@ function wholeCharacters(bytes: Buffer): Buffer {
 }
 
 /**
- * Whether the value of a key that matters begins as its type must; returns what is wrong. A value of the wrong type is
- * refused at its first byte, so that only `link_preview` can hold an object.
+ * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Only for keys that matter: of
+ * these, only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
   const { list, role } = BODY_KEYS[key];
@@ -3061,13 +3092,13 @@ const NOT_OUTBOUND = new Set([
 interface BackendResponse {
   readonly incoming: http.IncomingMessage;
   readonly reader: MessageReader;
-  /** Set where the backend speaks another protocol from here on. */
+  /** The backend's side of the WebSocket, if the backend accepted the upgrade. */
   readonly upgraded: Side | undefined;
 }
 
 /**
  * Sends the request to the backend, once, and its response to the client.
- * @param upgrade the client's side of a WebSocket that is to be.
+ * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
@@ -3097,21 +3128,22 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
   }
 }
 
-/** The path at the backend: built from the segments that were checked, never resolved from what the client sent. */
+/** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
 function backendPath(backend: Backend, target: Target): string {
-  // Without the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   const encode = (segment: string): string =>
     encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
   return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
 }
 
 /**
- * Builds the headers for the backend, without the body's length. The client's own are left as they are.
+ * Builds the headers for the backend from those of the client, without the body's length. Does not change the request.
  * @returns name and value in turn.
  */
 function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  // Every credential that was presented, right or wrong, in the bytes of a header.
+  // The credentials of this request, right or wrong, as a header would hold them. No header with a copy is passed on.
+  // Copies of a credential shorter than COPY_FROM_LENGTH are not looked for.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
@@ -3156,8 +3188,8 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends the request when the backend is up and has a slot. If no connection came about, nothing can have been sent, and
- * a send waits and connects again. That repeats nothing: a large body has not been read yet.
+ * Sends the request when it has a slot and the backend is up. Without a connection nothing can have been sent. So a
+ * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
@@ -3167,7 +3199,7 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
       try {
         return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
-        // A client that leaves while the connection is made looks like a refused one.
+        // If the client leaves while the connection is made, the error looks like a refused connection.
         if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
         x.queue.refused(x, error);
       }
@@ -3239,9 +3271,10 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   if (!isLarge(content)) {
-    await x.queue.enter(x, true); // a try has no slot yet
+    await x.queue.enter(x, true); // the request that tried whether the backend is up has no slot yet
     x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
-    // The handshake of a WebSocket can be given up. Any other route may act, whatever protocol the client asks for.
+    // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
+    // Every other request may act once it is sent, even if it asks for a WebSocket.
     x.moveTo(isUpgrade && !x.place.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
@@ -3363,17 +3396,24 @@ interface Outage {
 }
 
 /**
- * Who may make the backend of one `backend.url` act, and who waits for that. In normal mode each request is a process
- * of its own. In json-rpc mode parallel requests can end the backend's process. So a request acquires one of
- * `backend.parallel` slots before its last byte is written, and holds it until the head of the response.
+ * The queue of the requests to one `backend.url`. In normal mode the backend starts a process for each request. In
+ * json-rpc mode parallel requests can end the backend's process. So a request acquires one of `backend.parallel` slots
+ * before its last byte is written, and holds the slot until the head of the response.
  *
  *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
  *     ▲    a slot          │
- *     └─────── refused ────┘      a large body, and a try: enter ──► connect ──► enter: wait for a slot ──► last byte
+ *     └─────── refused ────┘
  *
- * While the backend is down, requests without a connection wait in the same queue, in line, and acquire nothing. One of
- * them tries to connect. A slot that is held for `slotTimeoutMs` is overdue: the queue lends it to the next request,
- * and the first one waits on. So a backend that hangs stops nobody for longer. As many slots may be lent as there are.
+ * A large body acquires its slot later, and so does the request that tries whether the backend is up:
+ *
+ *   enter ──► connect ──► enter: wait for a slot ──► last byte ──► head, or end of the connection ──► release
+ *
+ * While the backend is down, requests without a connection wait in the same queue and acquire no slot: they are "in
+ * line". One of them, the trier, tries to connect.
+ *
+ * A slot that is held for `slotTimeoutMs` is overdue. The queue lends it to the next request, while the first request
+ * goes on waiting for its response. At most `backend.parallel` slots are lent, so the backend has at most twice as many
+ * requests.
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
@@ -3403,7 +3443,7 @@ class BackendQueue {
     this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
     this.serve(x.core);
     if (!this.#waiting.includes(x)) return;
-    // In line there is no timer: at the end of each try the queue looks who has waited for too long.
+    // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
     if (this.#isInLine(x)) x.stopTimer();
     else x.waitFor(x.rules['backend.timeout'], 'busy');
     await x.standBy();
@@ -3421,7 +3461,7 @@ class BackendQueue {
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
-  /** No connection came about: the backend is down. @throws {Problem} the same, if the request waits no longer. */
+  /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem): void {
     const { reason = '' } = problem.details;
     const isNews = this.#outage === undefined;
@@ -3443,7 +3483,7 @@ class BackendQueue {
     if (isLate(x)) throw problem;
   }
 
-  /** Lets go of the slot, of the place in the queue, and of the try. Idempotent. */
+  /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
   release(x: Exchange): void {
     const place = x.place;
     clearTimeout(place.timer);
@@ -3489,8 +3529,8 @@ class BackendQueue {
   }
 
   /**
-   * When a try is due, the first send in line makes it. If no send waits, any request does: so somebody always finds
-   * out that the backend is back. All requests that do not wait are refused.
+   * When a try is due, the first send in line makes it. If no send is in line, the first request of any kind makes it:
+   * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
    */
   #serveLine(outage: Outage): void {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
@@ -3503,7 +3543,7 @@ class BackendQueue {
     }
   }
 
-  /** Whether the request waits for a backend that is down. */
+  /** Whether the request is in line: the backend is down, and the request has no connection. */
   #isInLine({ place }: Exchange): boolean {
     return this.#outage !== undefined && !place.isConnected;
   }
@@ -3525,7 +3565,7 @@ class BackendQueue {
   }
 }
 
-/** Whether the request is one that waits for a backend that is down. */
+/** Whether the request may wait for a backend that is down: it is a send, and `backend.wait` is not 0. */
 function waits({ place }: Exchange): boolean {
   return place.untilMs > place.readyMs;
 }
@@ -3538,8 +3578,9 @@ function waits({ place }: Exchange): boolean {
 type Side = readonly [socket: Duplex, head: Buffer];
 
 /**
- * Reads from a client that waits for its handshake. A socket that is not read does not report that its peer has left.
- * @returns a function that stops the reading and returns what the client has sent; RFC 6455 4.1 lets it send nothing.
+ * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
+ * @returns a function that stops the reading and returns what the client has sent. A client must send nothing before
+ *   the handshake is complete (RFC 6455 4.1).
  */
 function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const early = [head];
@@ -3573,7 +3614,7 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
   };
   x.moveTo('tunnel');
   x.res.detachSocket(socket as Socket);
-  socket.write(headBytes(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
+  socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(x, close);
   for (const side of [socket, backend]) {
     // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
@@ -3635,7 +3676,7 @@ class MessageReader {
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
       if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
-      // The parser hands over the rest of the packet with the head when this function returns.
+      // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
         this.#x.waitFor(timeoutMs, code);
@@ -3648,7 +3689,7 @@ class MessageReader {
 // ── RESPONSES ────────────────────────────────────────────────────────────────────────────────────
 
 /** The headers and the body of an error response. The body has the same form for every problem. */
-function describeProblem(problem: Problem, requestId: string, req?: http.IncomingMessage) {
+function problemResponse(problem: Problem, requestId: string, req?: http.IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
@@ -3706,7 +3747,7 @@ function isBrowser({ headers }: http.IncomingMessage): boolean {
  * The head of a response as bytes, for a socket that node:http no longer serves.
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
-function headBytes(status: number, fields: readonly string[]): Buffer {
+function responseHead(status: number, fields: readonly string[]): Buffer {
   const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
   return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
 }
@@ -3795,7 +3836,7 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
   return [time, level.padEnd(5), message, ...pairs].join(' ');
 }
 
-/** Logs a warning that an unauthenticated client, or a backend that is down, can cause at any rate: once a minute. */
+/** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object): void {
   // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
@@ -3826,7 +3867,7 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Notes a value, unless an earlier source gave one. Tokens are not merged: one removed here would live on there. */
+  /** Notes a value, unless an earlier source gave one. Tokens of two sources are not merged: all come from one. */
   note(path: string, value: unknown, at: string): void {
     if (value === undefined) return;
     const known = this.given.get(path);
@@ -4211,7 +4252,7 @@ function readBackend(value: unknown) {
   ensure(isUsable, 'must be an http or https URL without a query');
   const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
   const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
-  // An agent of its own: its idle time is the gateway's, and no other code uses its connections.
+  // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
@@ -4265,7 +4306,7 @@ function readFile(path: unknown): { path: string; text: string } {
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
-/** Shows a path. A secret may be in its place, and may hold a "/": so a long path's first folder must exist. */
+/** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
 function showPath(path: string): string {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
@@ -4398,7 +4439,7 @@ function readSecretFile(path: unknown): string {
   return readSecret(readFile(path).text.trim(), true);
 }
 
-/** What other formats write around and between secrets. After a mistake in quoting it would be part of a secret. */
+/** Quotes, brackets and separators of other formats. After a quoting mistake they would become part of the secret. */
 const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 
 /** The digests of an empty text and of an empty line: `hash` was given no secret. */
@@ -4690,7 +4731,7 @@ function describeSends(token: Token): string {
   if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
   try {
     const target = sendTarget(token);
-    judgeSend(token.defaults ?? {}, (field) => field.value !== undefined && judgeField(token, target, field));
+    checkSend(token.defaults ?? {}, (field) => field.value !== undefined && checkField(token, target, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
   }
@@ -4721,7 +4762,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = judgeSend(makeSend(token, payload), (field) => judgeField(token, target, field));
+  const send = checkSend(makeSend(token, payload), (field) => checkField(token, target, field));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
