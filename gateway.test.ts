@@ -752,25 +752,6 @@ const CONFINED: GatewayConfig = {
 };
 const STRANGER = '+15559999999';
 
-/** Sends each request, with the right token unless it brings another, and sees it denied. */
-function attack(title: string, config: GatewayConfig, status: number, code: string, attempts: Ask[]): void {
-  test(`attack: ${title}`, async (t) => {
-    const both = await startBoth(t, config);
-    for (const attempt of attempts) {
-      await t.test(
-        JSON.stringify(attempt).replaceAll(SECRET, '…').slice(0, 140),
-        async () =>
-          assertDenied(
-            await ask(both.gateway, { ...attempt, headers: { ...BEARER, ...attempt.headers } }),
-            status,
-            code,
-            both,
-          ),
-      );
-    }
-  });
-}
-
 /** What the backend got, as JSON. */
 const gotJson = (backend: Backend): Record<string, unknown> => JSON.parse(String(backend.seen.at(-1)!.body));
 
@@ -1436,12 +1417,14 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
   assert.deepEqual(await statuses(SECRET, fresh), [401, 200]);
   assert.equal(await fingerprint() === first, 'Bun' in globalThis);
 
-  // What comes at once is one reload: two signals, as a signal and the change of a file.
+  // A signal and the change that it announces are one reload: the next is that of the key, which is changed later.
   const reloaded = logged('reloaded').length;
-  for (const [i, signals] of [2, 1].entries()) {
-    for (let n = 0; n < signals; n++) signal();
-    await until(() => logged('reloaded').length > reloaded + i);
-  }
+  writeFileSync(secretFile, SECRET);
+  signal();
+  await until(() => logged('reloaded').length > reloaded);
+  assert.deepEqual(await statuses(SECRET, fresh), [200, 401]);
+  writeFileSync(tls.key, `${CERTS[1].key}\n`);
+  await until(() => logged('reloaded').length > reloaded + 1);
   assert.equal(logged('reloaded').length, reloaded + 2);
   assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
   await gateway.close();
@@ -6767,7 +6750,7 @@ test('a client that begins with TLS, as signalbot does, gets 400', async (t) => 
 section('RECIPES'); // ─────────────────────────────────────────────────────────────────────────────
 
 /** How senders encode a payload. */
-const ENCODINGS: Record<string, (json: string) => Ask> = {
+const BODY_FORMATS: Record<string, (json: string) => Ask> = {
   json: (json) => ({ body: json, headers: { 'content-type': 'application/json' } }),
   form: (json) => ({ body: `payload=${encodeURIComponent(json)}`, headers: { 'content-type': URLENCODED } }),
   multipart: (json) => {
@@ -6840,7 +6823,7 @@ for (const { heading, form, encodings, posts } of RECIPES) {
     for (const [json = '', text = ''] of posts.map((post) => post.split(' → '))) {
       if (heading !== 'Grafana') assert.doesNotMatch(text, /[\s:]$/, 'something is left hanging');
       for (const encoding of encodings) {
-        const post = ENCODINGS[encoding]!(json);
+        const post = BODY_FORMATS[encoding]!(json);
         const answer = await ask(gateway, { ...post, path, headers: { ...post.headers, ...headers } });
         assert.equal(answer.status, 201, `${json}: ${answer.text}`);
         const styled = heading === 'Grafana' && { text_mode: 'styled' };
@@ -7344,13 +7327,19 @@ function codeLines(text: string): string[] {
 
 /** The sections of gateway.ts by their banners, in their order. */
 function sections(): { name: string; text: string }[] {
-  const [, ...parts] = SOURCE.split(/^\/\/ ── ([A-Z ]+) ─+$/m);
+  const [, ...parts] = SOURCE.split(/^\/\/ #region ([A-Z ]+)$/m);
   return parts.flatMap((name, i) => i % 2 === 0 ? [{ name, text: parts[i + 1]! }] : []);
 }
 
+/** The first lines of functions and of methods. */
+const FUNCTIONS = [
+  /^()(?:async )?function\*? (\w+)/,
+  /^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/,
+];
+
 /** Functions, methods and classes, from the line with the name to the closing brace in its column. */
-function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
-  const lines = SOURCE.split('\n');
+function bodiesOf(kind: RegExp, source = SOURCE): { name: string; lines: number }[] {
+  const lines = source.split('\n');
   return lines.flatMap((line, i) => {
     const [, indent, name] = kind.exec(line) ?? [];
     if (name === undefined || lines[i]!.endsWith(';')) return [];
@@ -7362,11 +7351,10 @@ function bodiesOf(kind: RegExp): { name: string; lines: number }[] {
 test('gateway.ts keeps the budget that its header states', () => {
   const stated = /^ \* Budget: ([\d,]+) lines of code, (\d+) a function, (\d+) a class\./m.exec(SOURCE)!;
   const [most = 0, mostOfFunction = 0, mostOfClass = 0] = stated.slice(1).map((text) => Number(text.replace(',', '')));
-  assert.ok(most <= 3100 && mostOfFunction <= 45 && mostOfClass <= 250, stated[0]);
+  assert.ok(most <= 3040 && mostOfFunction <= 45 && mostOfClass <= 230, stated[0]);
   assert.ok(codeLines(SOURCE).length <= most, `${codeLines(SOURCE).length} lines of code`);
   const functions = [
-    ...bodiesOf(/^()(?:async )?function\*? (\w+)/),
-    ...bodiesOf(/^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/),
+    ...FUNCTIONS.flatMap((kind) => bodiesOf(kind)),
   ];
   const classes = bodiesOf(/^()class (\w+)/);
   assert.ok(functions.length > 200 && classes.length > 5, `only ${functions.length}, ${classes.length}`);
@@ -7445,6 +7433,52 @@ test('comments are no wider than the code', () => {
   const lines = files.join('\n').split('\n');
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
+
+test('a workaround for a runtime says in one form until when it is needed', (t) => {
+  const comments = Array.from(SOURCE.matchAll(/(?:^ *\/\/ .*\n)+|\/\*\*(?:(?!\*\/)[^])*\*\//gm), ([text]) => text);
+  const told = comments.filter((text) => /\b(?:Node|Deno|Bun) \d/.test(text) && !text.includes('@module'));
+  const good = told.filter((text) => /^ *\/\/ UNTIL [^]+:\s/m.test(text));
+  t.diagnostic(good.map((text) => text.trim().split('\n')[0]).join('\n'));
+  assert.deepEqual(told.filter((text) => !good.includes(text)), []);
+  // Code that asks for the runtime stands behind such a comment.
+  const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'(?:Bun|Deno)' in globalThis/gm), ([text]) => text);
+  assert.deepEqual(asks.filter((text) => !text.includes('// UNTIL ')), []);
+});
+
+test('no field of an exchange is written in more than two sections', () => {
+  const writers = new Map<string, Set<string>>();
+  for (const { name, text } of sections()) {
+    const code = codeLines(text).join('\n');
+    const own = name === 'PIPELINE' ? /^class Exchange \{\n[^]*?^\}/m.exec(code)![0] : '';
+    const writes = [
+      ...code.matchAll(/\b(?:x|next|this\.#x)\.(\w+)(?:!?\.\w+)* (?:[-+?|]|\?\?)?= /g),
+      ...own.matchAll(/\bthis\.(\w+) = /g),
+    ];
+    for (const [, field] of writes) writers.set(field!, (writers.get(field!) ?? new Set()).add(name));
+  }
+  assert.ok(writers.size > 10, [...writers.keys()].join());
+  const res = 'res'; // node:http's own: `shouldKeepAlive` is decided wherever a connection cannot go on
+  assert.deepEqual([...writers].filter(([field, names]) => names.size > 2 && field !== res), []);
+});
+
+/** The sections of gateway.ts with their first lines, their code lines beside the budgets, and their longest functions. */
+function map(): string {
+  const lengths = (text: string): string[] =>
+    FUNCTIONS.flatMap((kind) => bodiesOf(kind, text)).sort((a, b) => b.lines - a.lines).slice(0, 3)
+      .map(({ name, lines }) => `${name} ${lines}`);
+  return sections().map(({ name, text }) => {
+    const line = SOURCE.slice(0, SOURCE.indexOf(text)).split('\n').length;
+    const budget = new RegExp(`\\b${name} (\\d+)`).exec(SOURCE)?.[1];
+    return `${name.padEnd(16)}${String(line).padStart(5)}${String(codeLines(text).length).padStart(6)} / ${
+      budget!.padEnd(6)
+    }${lengths(text).join(', ')}`;
+  }).join('\n');
+}
+
+if (process.env.MAP) {
+  console.log(`section          line  code   budget longest functions\n${map()}`);
+  process.exit();
+}
 
 test('npm pack makes a package that runs by its own name where it is installed', {
   skip: !isNode && 'npm is for Node',

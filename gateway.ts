@@ -56,7 +56,7 @@ import { parseArgs } from 'node:util';
 
 const VERSION = '2.0.0';
 
-// ── PUBLIC TYPES ─────────────────────────────────────────────────────────────────────────────────
+// #region PUBLIC TYPES
 
 /** The credential forms: where a client can put its token. */
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
@@ -241,7 +241,9 @@ interface Gateway {
   reload(config: GatewayConfig): void;
 }
 
-// ── SETTINGS ─────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region SETTINGS
 // A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
 // rows, fields and docs/settings.md.
 
@@ -319,7 +321,9 @@ type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? und
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
 
-// ── FIXED LIMITS ─────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region FIXED LIMITS
 // Numbers that are not settings, with their reasons. A test compares this section with the table in docs/settings.md.
 
 /** How long a client may take for a request's headers, and for a TLS handshake. An option of `createGateway` too. */
@@ -452,7 +456,9 @@ const FLUSH_MS = 500;
 const WATCH_MS = 500;
 const SETTLE_MS = 1200;
 
-// ── PROBLEMS ─────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region PROBLEMS
 
 // The log has the exact reason of a refusal (`reason`). The client gets only what an unauthenticated client may know:
 // every 401 has the same sentence, whether the token was wrong, expired or absent.
@@ -574,7 +580,9 @@ class Mistakes {
   }
 }
 
-// ── ROUTES ───────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region ROUTES
 // The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
 // group. Only a pattern can open it. A wildcard such as `* /v1/*` opens it too, unless it lies below a setup prefix. It
 // stays closed to tokens with `senders` or `recipients`.
@@ -724,7 +732,9 @@ function isLiteral(part: string): boolean {
   return part !== '*' && !part.startsWith(':');
 }
 
-// ── GATEWAY ──────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region GATEWAY
 // Connections: how many there may be, how long they live, and how their requests reach the pipeline. node:http parses
 // HTTP. What it leaves open is decided here, once for http and https: upgrades, pipelining, and what it cannot parse.
 
@@ -1083,7 +1093,9 @@ function endRunning(core: Core): void {
   for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
-// ── PIPELINE ─────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region PIPELINE
 
 /**
  * How far a request has come. `NEXT_STAGES` has the same arrows.
@@ -1410,7 +1422,9 @@ function closeStaleTunnels(core: Core): void {
   }
 }
 
-// ── TARGET ───────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region TARGET
 // A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path
 // again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from the checked parts.
 
@@ -1539,7 +1553,9 @@ function maskPath(segments: readonly string[]): string {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
-// ── CREDENTIALS ──────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region CREDENTIALS
 
 /** The credential of a request, valid or not. */
 interface Credential {
@@ -1637,7 +1653,9 @@ function failureKey(address: string): string {
   return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
 }
 
-// ── ORIGINS ──────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region ORIGINS
 // Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For the pages of all
 // other origins it must not use what a browser adds by itself.
 
@@ -1729,7 +1747,9 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
     [...cors].some((origin) => new URL(origin).hostname === name);
 }
 
-// ── ENDPOINTS ────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region ENDPOINTS
 
 /**
  * The problem if a token may not make a request: its client addresses, endpoints and accounts. Open WebSockets are
@@ -1809,7 +1829,9 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
     : new Problem('unknown_endpoint');
 }
 
-// ── RATE ─────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region RATE
 
 /** At most `count` requests per time. `written` is the configured text. */
 type Rate = ReturnType<typeof readRate>;
@@ -1843,7 +1865,9 @@ function takeRate(core: Core, token: Token): void {
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
 
-// ── REQUEST BODY ─────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region REQUEST BODY
 // A body is read in two steps. First the head, 64 KiB: it may hold the credential, and it is checked as a whole before
 // the backend is contacted. Then the rest, which is checked while it streams. Of an unauthenticated client only the
 // head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
@@ -2119,7 +2143,9 @@ class RequestBody {
   }
 }
 
-// ── SENDS ────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region SENDS
 // Grafana, GitHub and others post JSON of their own form; scripts and devices post a line of text, or an HTML form. If
 // the token has `defaults` or `message`, the gateway makes a new send of what was posted. The send contains only the
 // fields of a send, and the text that the template made. Here, "payload" is the posted body as an object, "send" is the
@@ -2225,8 +2251,9 @@ const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE
 /** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
+// UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
 /**
- * The fields of a multipart form. `Response` would not do: Deno 2.9 and Bun 1.4 skip a part that they cannot read.
+ * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
 function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
@@ -2355,7 +2382,9 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
   return bytes;
 }
 
-// ── TEMPLATES ────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region TEMPLATES
 // The part of Mustache (https://github.com/mustache/spec) that plain text needs: variables, sections, inverted sections
 // and comments. Nothing is escaped for HTML. Only the configuration contains templates; the values that a client sends
 // are inserted and never parsed as a template.
@@ -2523,7 +2552,9 @@ function readTemplate(value: unknown): Template {
   return attempt(() => new Template(value), (error) => error.message);
 }
 
-// ── POLICY ───────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region POLICY
 
 /**
  * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
@@ -2623,7 +2654,9 @@ function kindOf(value: string): string {
   return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
 }
 
-// ── BODY SCAN ────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region BODY SCAN
 
 /**
  * The end of an attachment's metadata, before the comma: "base64", with any letter escaped. After an escaped backslash
@@ -2974,8 +3007,9 @@ class BodyScan {
     const { key } = this.#scope;
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-    // Most texts are ASCII without an escape. JSON.parse gets only single strings, never an object: V8 in Node 24.21
-    // and 26.10 reads the key of {"k\"":0} as that of {"k\\":0}, if it has read that before.
+    // Most texts are ASCII without an escape.
+    // UNTIL V8 tells keys apart: JSON.parse gets only single strings. Of objects, Node 24.21 and 26.10 read the key of
+    // {"k\"":0} as that of {"k\\":0}, if they have read that before.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -3070,7 +3104,9 @@ function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): 
   return i;
 }
 
-// ── RELAY ────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region RELAY
 
 /** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
 const HOP_BY_HOP = ('connection transfer-encoding te trailer upgrade proxy-authenticate proxy-authorization ' +
@@ -3367,7 +3403,9 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
   return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
 }
 
-// ── SLOTS ────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region SLOTS
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
 class Place {
@@ -3570,7 +3608,9 @@ function waits({ place }: Exchange): boolean {
   return place.untilMs > place.readyMs;
 }
 
-// ── WEBSOCKETS ───────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region WEBSOCKETS
 // A WebSocket is an HTTP request until the backend accepts the upgrade. From then on its bytes are relayed unread. They
 // need no checks: the backend's only WebSocket, GET /v1/receive, reports received messages and takes no commands.
 
@@ -3638,7 +3678,9 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
   });
 }
 
-// ── MESSAGE READER ───────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region MESSAGE READER
 
 /**
  * Reads a request's or a response's body, chunk by chunk. Cheaper than the async iterator of node:http: most messages
@@ -3686,7 +3728,9 @@ class MessageReader {
   }
 }
 
-// ── RESPONSES ────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region RESPONSES
 
 /** The headers and the body of an error response. The body has the same form for every problem. */
 function problemResponse(problem: Problem, requestId: string, req?: http.IncomingMessage) {
@@ -3752,7 +3796,9 @@ function responseHead(status: number, fields: readonly string[]): Buffer {
   return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
 }
 
-// ── ADDRESSES ────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region ADDRESSES
 
 /** A parsed list of addresses and ranges, and its entries as written. */
 type AddressList = ReturnType<typeof readAddresses>;
@@ -3788,7 +3834,9 @@ function normalizeAddress(address: string | undefined): string {
   return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
 }
 
-// ── LOG ──────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region LOG
 
 /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
 type Log = (level: Level, message: string, fields: object) => void;
@@ -3856,7 +3904,9 @@ function writeOut(text: string, done: () => void = () => {}): void {
   }).then(done, done);
 }
 
-// ── LOADING ──────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region LOADING
 // Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
 // every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
 // limit that fell back to its default could be wider than its owner believes.
@@ -4059,7 +4109,9 @@ function makeRules(settings: Settings) {
   } as const;
 }
 
-// ── READERS ──────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region READERS
 // One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
 // message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
@@ -4317,9 +4369,10 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert
   return cert && key && { cert: cert.text, key: key.text };
 }
 
+// UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
 /**
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
- * connection, takes an empty file for no certificate, and on Deno 2.9 refuses nothing.
+ * connection, and takes an empty file for no certificate.
  */
 function checkTls(settings: Settings): void {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
@@ -4476,7 +4529,9 @@ function digestOf(secret: string): string {
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
-// ── DEMO ─────────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region DEMO
 // Uses only the public interface, and so is an example of embedding.
 
 /** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
@@ -4532,7 +4587,9 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 `;
 }
 
-// ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region COMMAND LINE
 
 /** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
 const FLAGS = {
@@ -4798,30 +4855,35 @@ function stopOnSignal(gateway: Gateway): void {
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // Log lines that nobody reads would keep the process running; so would watched files on Deno 2.9, and on Bun 1.4 a
-    // connection without a byte.
+    // Log lines that nobody reads would keep the process running.
+    // UNTIL runtimes end with the server: watched files keep Deno 2.9 running, a connection without a byte Bun 1.4.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
 }
 
 /**
- * Reloads on SIGHUP and on a change of a file that the settings came from; both at once are one reload. Files are
+ * Reloads on SIGHUP, and when a file that the settings came from has changed and stayed the same for a while. Files are
  * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
   let settled: NodeJS.Timeout | undefined;
-  const reloadSoon = (): void => {
-    clearTimeout(settled);
-    settled = setTimeout(reload, SETTLE_MS).unref();
-  };
-  const watched = new Set<string>();
+  /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
+  const loaded = new Map<string, string>();
+  const stateOf = (file: string): string =>
+    JSON.stringify(statSync(file, { throwIfNoEntry: false }) ?? null, ['ino', 'mtimeMs', 'ctimeMs']);
   const watch = (file: string | undefined): void => {
-    if (file === undefined || watched.has(file)) return;
-    watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, reloadSoon);
+    if (file === undefined || loaded.has(file)) return;
+    loaded.set(file, stateOf(file));
+    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
+      if (stateOf(file) === loaded.get(file)) return;
+      clearTimeout(settled);
+      settled = setTimeout(reload, SETTLE_MS).unref();
+    });
   };
   const reload = (): void => {
+    clearTimeout(settled);
+    loaded.forEach((_, file) => loaded.set(file, stateOf(file)));
     // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
@@ -4833,7 +4895,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     }
   };
   files.forEach(watch);
-  process.on('SIGHUP', reloadSoon);
+  process.on('SIGHUP', reload);
 }
 
 /** The files that the settings name. */
@@ -4854,10 +4916,14 @@ function isEntryPoint(): boolean {
   }
 }
 
-// ── EXPORTS ──────────────────────────────────────────────────────────────────────────────────────
+// #endregion
+
+// #region EXPORTS
 
 // For embedding: createGateway and ConfigError, with the types. The others are for the tests and the benchmark.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) main();
+
+// #endregion
