@@ -341,7 +341,7 @@ const PACE_BYTES = 30 * 1024;
 const HEADERS_LIMIT = 200;
 
 /** The most unanswered requests on one connection. Each waits in memory, and real clients send one or two. */
-const PIPELINE_LIMIT = 16;
+const PIPELINE_LIMIT = 8;
 
 /**
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
@@ -810,13 +810,14 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
     shouldUpgradeCallback: isWebSocket,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // No limit: node:http would hide further fields that it obeys itself. Their size is limited, and checkHead counts
-  // them.
-  server.maxHeadersCount = 0;
+  // One field more than checkHead accepts. All fields of a head of 16 KiB would take 240 KB. node:http hides further
+  // fields, but obeys them. So a request with too many is refused, and is the last one on its connection.
+  server.maxHeadersCount = HEADERS_LIMIT + 1;
+  const isTooLong = ({ rawHeaders }: http.IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
-    if (req.headers.upgrade !== undefined) res.shouldKeepAlive = false;
+    if (req.headers.upgrade !== undefined || isTooLong(req)) res.shouldKeepAlive = false;
     // An idle connection that its client keeps would delay the end until the deadline.
     res.once('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
@@ -827,7 +828,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
     // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
-    else if (req.method === 'CONNECT') onRequest(req, responseOn(socket, req)); // parseTarget refuses its target
+    else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
@@ -890,9 +891,10 @@ function responseOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespo
 function watchConnections(core: Core, server: http.Server | https.Server): void {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
+    // withoutUpgrade emits a connection again for each request: one listener is enough.
+    if (!connections.has(socket)) socket.once('close', () => connections.delete(socket));
     // With https another socket speaks HTTP. It comes when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
-    socket.once('close', () => connections.delete(socket));
     if (connections.size <= core.rules['limits.connections']) return;
     const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
     connections.delete(longest);
@@ -941,8 +943,7 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
 function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
   const { code: reason = '', rawPacket } = error;
   const [current, next] = core.due.get(socket) ?? [];
-  const isGone = /^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded);
-  if (isGone) return void socket.destroy();
+  if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
   if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
@@ -1308,9 +1309,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
     const check = (field: Field): void => checkField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
-      const payload = takeQuery(x, target) ??
-        readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
-      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, checkSend(makeSend(token, payload), check));
+      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, await readSend(x, body, check));
     } else {
       await relay(x, target, await body.open(target, check), upgrade);
       if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
@@ -2193,19 +2192,22 @@ function makesSends({ defaults, message }: Token): boolean {
 }
 
 /**
- * The payload of a send by GET is its query. The connection is not kept, because HTTP libraries repeat a GET on a kept
- * connection that broke.
- * @returns undefined for a POST, whose query is not read.
- * @throws {Problem} bad_field if the query of a POST names a field that must not be lost.
+ * Makes a send of the body, or of the query of a GET, and checks it. A payload may take twenty times the memory of its
+ * text; nothing of it outlives this function, however long the request waits. The connection of a GET is not kept,
+ * because HTTP libraries repeat a GET on a kept connection that broke.
+ * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
+ *   lost.
  */
-function takeQuery(x: Exchange, target: Target): Record<string, unknown> | undefined {
-  if (isSendByGet(target)) {
-    x.res.shouldKeepAlive = false;
-    return readFields(target.parameters);
-  }
-  const [lost] = target.parameters.find(([name]) => NEVER_DROPPED.test(name)) ?? [];
+async function readSend(x: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
+  const [token, target] = [x.token!, x.target!];
+  const isByGet = isSendByGet(target);
+  const [lost] = target.parameters.find(([name]) => !isByGet && NEVER_DROPPED.test(name)) ?? [];
   if (lost !== undefined) throw badField(lost, 'is in the query, of which nothing is read with a POST');
-  return undefined;
+  if (isByGet) x.res.shouldKeepAlive = false;
+  const payload = isByGet
+    ? readFields(target.parameters)
+    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), x.req.headers['content-type']);
+  return checkSend(makeSend(token, payload), check);
 }
 
 /**
