@@ -813,7 +813,6 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   // One field more than checkHead accepts. All fields of a head of 16 KiB would take 240 KB. node:http hides further
   // fields, but obeys them. So a request with too many is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
-  const isTooLong = ({ rawHeaders }: http.IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
   const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
@@ -1444,6 +1443,9 @@ interface Target {
   readonly querySecret: string | undefined;
 }
 
+/** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
+const isTooLong = ({ rawHeaders }: http.IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
+
 /**
  * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
  * header fields.
@@ -1453,7 +1455,7 @@ interface Target {
 function checkHead(req: http.IncomingMessage): void {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
-  if (req.rawHeaders.length > 2 * HEADERS_LIMIT) throw new Problem('too_many_headers');
+  if (isTooLong(req)) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
 
