@@ -44,7 +44,7 @@ import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { type EventEmitter, once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
-import http from 'node:http';
+import http, { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
@@ -553,7 +553,7 @@ class ConfigError extends UsageError {
 class Mistakes {
   readonly found: string[] = [];
 
-  add(at: string, sentence: string): void {
+  add(at: string, sentence: string) {
     this.found.push(`${at}: ${sentence}`);
   }
 
@@ -783,7 +783,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /** By connection, the responses that are due on it, in the order of their requests. */
-    due: new WeakMap<Socket, http.ServerResponse[]>(),
+    due: new WeakMap<Socket, ServerResponse[]>(),
     /**
      * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
@@ -798,7 +798,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 }
 
 /** @param headersTimeout in milliseconds; named as node:http names it. */
-function makeServer(core: Core, headersTimeout: number): http.Server | https.Server {
+function makeServer(core: Core, headersTimeout: number): http.Server {
   const tls = tlsFiles(core.rules);
   const limits = {
     headersTimeout,
@@ -813,7 +813,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   // One field more than checkHead accepts. All fields of a head of 16 KiB would take 240 KB. node:http hides further
   // fields, but obeys them. So a request with too many is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
-  const onRequest = (req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): void => {
+  const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined || isTooLong(req)) res.shouldKeepAlive = false;
@@ -824,7 +824,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
   server.on('request', (req, res) => onRequest(req, res));
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
-  const onUpgrade = (req: http.IncomingMessage, socket: Duplex, head: Buffer): void => {
+  const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // Behind a request without a response, this response would get between the bytes of that one. No client does that.
     if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
@@ -848,7 +848,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server | https.Ser
  * Whether a request opens a WebSocket: a GET without a body (RFC 6455 4.1). Any other offer to upgrade may be ignored
  * (RFC 9110 7.8); Java's HTTP client offers h2c with ordinary requests.
  */
-function isWebSocket(req: http.IncomingMessage): boolean {
+function isWebSocket(req: IncomingMessage): boolean {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
@@ -857,7 +857,7 @@ function isWebSocket(req: http.IncomingMessage): boolean {
  * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
  * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
  */
-function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer): Duplex {
+function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
   const isLeft = (name: string): boolean => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
@@ -872,9 +872,9 @@ function withoutUpgrade(req: http.IncomingMessage, socket: Duplex, head: Buffer)
 /**
  * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
  */
-function responseOn(socket: Duplex, req: http.IncomingMessage): http.ServerResponse {
+function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
-  const res = new http.ServerResponse(req);
+  const res = new ServerResponse(req);
   res.assignSocket(socket as Socket);
   res.shouldKeepAlive = false;
   res.once('finish', () => socket.end(() => socket.destroy()));
@@ -887,7 +887,7 @@ function responseOn(socket: Duplex, req: http.IncomingMessage): http.ServerRespo
  * it. Otherwise idle connections, which cost nothing, would lock everybody out. The new one is unauthenticated itself,
  * so that there is always one to close.
  */
-function watchConnections(core: Core, server: http.Server | https.Server): void {
+function watchConnections(core: Core, server: http.Server) {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
     // withoutUpgrade emits a connection again for each request: one listener is enough.
@@ -907,7 +907,7 @@ function watchConnections(core: Core, server: http.Server | https.Server): void 
  * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count for many.
  */
-async function handleInTurn(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side) {
+async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
   if (hasNoPeer(core, socket)) return void socket.destroy();
@@ -939,7 +939,7 @@ function hasNoPeer(core: Core, socket: Socket): boolean {
  * logged for TLS on a plain port, for plain HTTP on a TLS port, and for requests that the parser refuses, each once a
  * minute at most. The rest, such as a timeout, is logged at debug level. Further bytes on the connection are ignored.
  */
-function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket): void {
+function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
   const { code: reason = '', rawPacket } = error;
   const [current, next] = core.due.get(socket) ?? [];
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
@@ -983,7 +983,7 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
  * @returns whether requests go to another backend from now on.
  * @throws {ConfigError} if a gateway with tokens would lose them all: a file may have been emptied by mistake.
  */
-function applySettings(core: Core, server: http.Server | https.Server, settings: Settings): boolean {
+function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError([
       'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
@@ -1011,7 +1011,7 @@ function applySettings(core: Core, server: http.Server | https.Server, settings:
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
-function logRules(core: Core, message: string, more: object): void {
+function logRules(core: Core, message: string, more: object) {
   const { rules, now } = core;
   const expired = rules.all.filter((token) => token.expires <= now());
   const warnings = [
@@ -1030,7 +1030,7 @@ function logRules(core: Core, message: string, more: object): void {
 }
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
-async function openPort(server: http.Server | https.Server, core: Core): Promise<string> {
+async function openPort(server: http.Server, core: Core): Promise<string> {
   const { path, host, port } = core.rules.listen;
   if (path !== undefined) await removeStaleSocket(path);
   server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
@@ -1050,7 +1050,7 @@ async function openPort(server: http.Server | https.Server, core: Core): Promise
 }
 
 /** Removes the file of a unix socket whose owner was killed, so that nobody listens on it. Touches no other file. */
-async function removeStaleSocket(path: string): Promise<void> {
+async function removeStaleSocket(path: string) {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
   const failure = await once(probe, 'connect').then(() => undefined, ({ code }: NodeJS.ErrnoException) => code);
@@ -1062,7 +1062,7 @@ async function removeStaleSocket(path: string): Promise<void> {
  * Shuts down in this order: WebSockets and waiting requests at once, then idle connections, the running requests
  * shortly before the deadline, and all other connections at the deadline.
  */
-async function closeGateway(server: http.Server | https.Server, core: Core): Promise<void> {
+async function closeGateway(server: http.Server, core: Core) {
   core.draining = true;
   for (const close of core.tunnels.values()) close('shutdown');
   for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
@@ -1089,7 +1089,7 @@ async function closeGateway(server: http.Server | https.Server, core: Core): Pro
 }
 
 /** Ends the running requests. The response tells the client whether the backend has the request. */
-function endRunning(core: Core): void {
+function endRunning(core: Core) {
   for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
@@ -1131,8 +1131,8 @@ class Exchange {
   readonly rules: Rules;
   /** The queue of the backend in these rules. */
   readonly queue: BackendQueue;
-  readonly req: http.IncomingMessage;
-  readonly res: http.ServerResponse;
+  readonly req: IncomingMessage;
+  readonly res: ServerResponse;
   readonly requestId = randomUUID();
   readonly startedMs: number;
   readonly client: string;
@@ -1179,7 +1179,7 @@ class Exchange {
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
-  constructor(core: Core, req: http.IncomingMessage, res: http.ServerResponse) {
+  constructor(core: Core, req: IncomingMessage, res: ServerResponse) {
     this.core = core;
     this.rules = core.rules;
     this.queue = core.queue;
@@ -1191,12 +1191,12 @@ class Exchange {
   }
 
   /** Goes on to a stage, if it follows on the present one. An early response, for example, stays `answered`. */
-  moveTo(stage: Stage): void {
+  moveTo(stage: Stage) {
     if (NEXT_STAGES[this.stage].includes(stage)) this.stage = stage;
   }
 
   /** Writes the head of the response. @param rest the body, if it is short. */
-  respond(status: number, headers: http.OutgoingHttpHeaders | string[], rest?: string, statusText?: string): void {
+  respond(status: number, headers: OutgoingHttpHeaders | string[], rest?: string, statusText?: string) {
     if (this.core.draining) this.res.shouldKeepAlive = false;
     this.report.status = status;
     this.rest = rest;
@@ -1208,8 +1208,8 @@ class Exchange {
    * the "drain" of a client that has left.
    */
   changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
-    let wake = (): void => {};
-    const onChange = (): void => wake();
+    let wake = () => {};
+    const onChange = () => wake();
     for (const event of events) stream.on(event, onChange);
     this.#listeners.push(onChange);
     return () => new Promise((resolve) => (wake = resolve));
@@ -1220,7 +1220,7 @@ class Exchange {
    * backend acts, whether anybody listens or not. Such a request keeps its slot until the head of the response, or
    * until the slot is overdue.
    */
-  leave(): void {
+  leave() {
     const { timer, isOverdue } = this.place;
     if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
@@ -1228,7 +1228,7 @@ class Exchange {
   }
 
   /** Ends the exchange early, in any stage. The first reason counts; if the client has left, it is `client_left`. */
-  end(reason: Problem): void {
+  end(reason: Problem) {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
     this.underway?.destroy();
@@ -1237,13 +1237,13 @@ class Exchange {
   }
 
   /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
-  waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem): void => this.end(problem)): void {
+  waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
     clearTimeout(this.#timer);
-    const onTimeout = (): void => act(new Problem(code, { reason: 'timeout' }));
+    const onTimeout = () => act(new Problem(code, { reason: 'timeout' }));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
-  stopTimer(): void {
+  stopTimer() {
     clearTimeout(this.#timer);
   }
 
@@ -1251,7 +1251,7 @@ class Exchange {
    * Waits for `wake`, while the backend has nothing of the request.
    * @throws {Problem} what ended the exchange instead. The gateway's end does so at once.
    */
-  async standBy(): Promise<void> {
+  async standBy() {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.moveTo('waiting');
     if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
@@ -1265,7 +1265,7 @@ class Exchange {
  * why it stands where it stands.
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
-async function handle(core: Core, req: http.IncomingMessage, res: http.ServerResponse, upgrade?: Side): Promise<void> {
+async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const x = new Exchange(core, req, res);
   const body = new RequestBody(x);
   begin(x);
@@ -1305,7 +1305,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send of the body, that send is checked. Then the request is relayed, once.
-    const check = (field: Field): void => checkField(token, target, field);
+    const check = (field: Field) => checkField(token, target, field);
     x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (x.isMadeSend) {
       await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, await readSend(x, body, check));
@@ -1326,7 +1326,7 @@ async function handle(core: Core, req: http.IncomingMessage, res: http.ServerRes
  * Adds the exchange to `running`. If the client leaves, the exchange ends or continues without it (see `leave`). When
  * the response is finished, the connection counts as unauthenticated again, until its next valid token.
  */
-function begin(x: Exchange): void {
+function begin(x: Exchange) {
   const { connections, running } = x.core;
   running.push(x);
   const socket = transportSocket(x.req.socket);
@@ -1344,7 +1344,7 @@ function begin(x: Exchange): void {
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @throws {Problem} busy.
  */
-function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token): void {
+function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token) {
   const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
@@ -1361,7 +1361,7 @@ function transportSocket(socket: Socket & { _parent?: Socket | null }): Socket {
 }
 
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
-function respondHealth(x: Exchange): void {
+function respondHealth(x: Exchange) {
   x.report.route = '/healthz';
   x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
 }
@@ -1371,7 +1371,7 @@ function respondHealth(x: Exchange): void {
  * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
  * @param thrown what a step threw or returned.
  */
-function refuse(x: Exchange, thrown: unknown): void {
+function refuse(x: Exchange, thrown: unknown) {
   const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
   const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
   x.report.problem = problem;
@@ -1390,7 +1390,7 @@ function refuse(x: Exchange, thrown: unknown): void {
  * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
  * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
  */
-function logExchange(x: Exchange): void {
+function logExchange(x: Exchange) {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
   const { code, details = {} } = problem ?? {};
   const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
@@ -1410,7 +1410,7 @@ function logExchange(x: Exchange): void {
  * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
  * it opens; without this it would outlive its token by weeks.
  */
-function closeStaleTunnels(core: Core): void {
+function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
   for (const [x, close] of core.tunnels) {
     const token = anonymous ?? tokens.get(x.token?.digest ?? '');
@@ -1444,7 +1444,7 @@ interface Target {
 }
 
 /** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
-const isTooLong = ({ rawHeaders }: http.IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
+const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
  * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
@@ -1452,7 +1452,7 @@ const isTooLong = ({ rawHeaders }: http.IncomingMessage): boolean => rawHeaders.
  * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
  *   others the last.
  */
-function checkHead(req: http.IncomingMessage): void {
+function checkHead(req: IncomingMessage) {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
   if (isTooLong(req)) throw new Problem('too_many_headers');
@@ -1502,7 +1502,7 @@ function parseTarget(method: string, raw: string): Target {
  * @param part the route's part that the segment matches, if there is a route.
  * @throws {Problem} bad_target.
  */
-function checkSegment(segment: string, part = ''): void {
+function checkSegment(segment: string, part = '') {
   const [check, expected] = PARAMETERS.get(part) ?? [];
   if (check?.(segment) === false) throw badTarget(expected!);
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
@@ -1588,7 +1588,7 @@ interface Token {
  * is wrong, the gateway does not try the next form: the log line names one form, so a guess in another would go unseen.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential(req: http.IncomingMessage, target: Target): Credential | undefined {
+function findCredential(req: IncomingMessage, target: Target): Credential | undefined {
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
   const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
@@ -1604,7 +1604,7 @@ function takeSecret(found: string[]): string | undefined {
 }
 
 /** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
-function headerValues({ rawHeaders }: http.IncomingMessage, name: string): string[] {
+function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
   const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
@@ -1665,7 +1665,7 @@ function failureKey(address: string): string {
  * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
  * password that the browser remembers is not the page's.
  */
-function corsHeaders(req: http.IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
   const { origin = '' } = req.headers;
   return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
@@ -1861,7 +1861,7 @@ class RateLimiter {
 }
 
 /** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
-function takeRate(core: Core, token: Token): void {
+function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
 }
@@ -1880,7 +1880,7 @@ type Content = Uint8Array | {
 } | undefined;
 
 /** Whether a request has a body (RFC 9112 6.3). */
-function hasBody({ headers }: http.IncomingMessage): boolean {
+function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
@@ -1988,7 +1988,7 @@ class RequestBody {
    * them.
    * @throws {Problem} busy.
    */
-  #countHeld({ length }: Uint8Array): void {
+  #countHeld({ length }: Uint8Array) {
     const { core: { running }, rules, token } = this.#x;
     this.#x.heldBytes += length;
     const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
@@ -2005,7 +2005,7 @@ class RequestBody {
    * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
    * read.
    */
-  async endResponse(): Promise<void> {
+  async endResponse() {
     const { req, res } = this.#x;
     let { rest } = this.#x;
     this.#head = [];
@@ -2024,7 +2024,7 @@ class RequestBody {
   }
 
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
-  async #discardRest(): Promise<void> {
+  async #discardRest() {
     const { req, res, token, rules, core } = this.#x;
     this.#x.end(new Problem('client_left')); // stops a large upload; the log line is already written
     if (req.destroyed) return; // "close" has been emitted already
@@ -2034,7 +2034,7 @@ class RequestBody {
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
     await new Promise<void>((resolve) => {
-      const wait = (): void => {
+      const wait = () => {
         const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
         this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
       };
@@ -2051,7 +2051,7 @@ class RequestBody {
   }
 
   /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
-  #checkLength(limitBytes: number): void {
+  #checkLength(limitBytes: number) {
     if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
   }
 
@@ -2071,7 +2071,7 @@ class RequestBody {
    * @param take gets the whole head in chunks.
    * @param upToBytes the length of the head; Infinity for the whole body.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number): Promise<void> {
+  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number) {
     if (!this.#isComplete && this.#head.length === 0) this.#begin();
     this.#head.forEach(take);
     while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
@@ -2086,7 +2086,7 @@ class RequestBody {
    * Prepares for the first byte: refuses a compressed body, and sends "100 Continue" to a client that waits for it.
    * @throws {Problem} unsupported_encoding.
    */
-  #begin(): void {
+  #begin() {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
     if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
@@ -2436,18 +2436,18 @@ class Template {
     let leftBytes = RENDER_LIMIT_BYTES;
     let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
-    const write = (piece: string): void => {
+    const write = (piece: string) => {
       text += piece;
       leftBytes -= Buffer.byteLength(piece);
     };
-    const renderNodes = ({ nodes }: Tag, contexts: readonly unknown[]): void => {
+    const renderNodes = ({ nodes }: Tag, contexts: readonly unknown[]) => {
       for (const node of nodes) {
         if (isSpent()) return;
         if (typeof node === 'string') write(node);
         else renderTag(node, contexts);
       }
     };
-    const renderTag = (tag: Tag, contexts: readonly unknown[]): void => {
+    const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
       leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
       const value = lookUp(contexts, tag.path);
       // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
@@ -2597,7 +2597,7 @@ const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
  * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
-function checkField(token: Token, { route }: Target, { key, value }: Field): void {
+function checkField(token: Token, { route }: Target, { key, value }: Field) {
   const { role } = BODY_KEYS[key];
   const isSend = route?.group === 'send';
   if (value === undefined) {
@@ -2816,7 +2816,7 @@ class BodyScan {
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
-  #refuse(why: string): void {
+  #refuse(why: string) {
     const problem = badField(this.#scope.key!, why);
     if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` no token will be found
     this.#problem ??= problem;
@@ -2831,23 +2831,23 @@ class BodyScan {
   // comma after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
 
   /** Passes on the bytes up to `end`, or adds them to the held ones. */
-  #pass(end: number): void {
+  #pass(end: number) {
     if (end > this.#from) gatherChunk(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
   }
 
-  #hold(start: number): void {
+  #hold(start: number) {
     this.#pass(start);
     this.#held = [];
     this.#heldFrom = this.#offset + start;
   }
 
-  #release(): void {
+  #release() {
     this.#out.push(...this.#held ?? []);
     this.#held = undefined;
   }
 
-  #cut(end: number): void {
+  #cut(end: number) {
     const length = this.#offset + end - this.#heldFrom;
     // A length that was announced must stay true. White space is allowed wherever a member may stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
@@ -2868,7 +2868,7 @@ class BodyScan {
   }
 
   /** The first byte of a value says its type. The document's value must be an object. */
-  #readValue(i: number, char: string): void {
+  #readValue(i: number, char: string) {
     const { depth, key, close } = this.#scope;
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
     const why = key && wrongType(key, close === ']', char);
@@ -2880,7 +2880,7 @@ class BodyScan {
   }
 
   /** Each open object or array has a scope in memory, so their number is limited. */
-  #open(i: number, char: string): void {
+  #open(i: number, char: string) {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
@@ -2894,25 +2894,25 @@ class BodyScan {
   }
 
   /** The first member or element, or the end of an empty object or array. */
-  #readFirst(i: number, char: string): void {
+  #readFirst(i: number, char: string) {
     if (char === this.#scope.close) this.#readAfter(i, char);
     else this.#readMember(i, char);
   }
 
   /** An array's element, or an object's member, which begins with its key. */
-  #readMember(i: number, char: string): void {
+  #readMember(i: number, char: string) {
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
     this.#openString(true);
   }
 
-  #readColon(i: number, char: string): void {
+  #readColon(i: number, char: string) {
     if (char !== ':') this.#fail(i, 'a colon is expected');
     this.#expected = this.#readValue;
   }
 
   /** After a value: a comma, or the bracket that closes the scope. After the document: only white space. */
-  #readAfter(i: number, char: string): void {
+  #readAfter(i: number, char: string) {
     const { depth, close, outer } = this.#scope;
     if (depth === 0) this.#fail(i, 'something follows its end');
     if (char === ',') {
@@ -2932,7 +2932,7 @@ class BodyScan {
   }
 
   /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
-  #endValue(end: number): void {
+  #endValue(end: number) {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
     if (this.#scope.close === ']') return; // the next element has the same key
@@ -2954,7 +2954,7 @@ class BodyScan {
     return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
   }
 
-  #openString(isKey: boolean): void {
+  #openString(isKey: boolean) {
     this.#state = this.#readString;
     this.#expected = isKey ? this.#readColon : this.#readAfter; // reads the byte after the string
     const { depth, outer, key } = this.#scope;
@@ -3000,14 +3000,14 @@ class BodyScan {
   }
 
   /** Adds to the text, if it is collected, and ends it at its limit. */
-  #keep(text: string): void {
+  #keep(text: string) {
     if (this.#text === undefined) return;
     this.#text += text;
     if (this.#text.length >= this.#limitBytes) this.#endText();
   }
 
   /** Decodes the collected text, and handles it: a key, or the value of a key that matters. */
-  #endText(): void {
+  #endText() {
     const { key } = this.#scope;
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
@@ -3024,7 +3024,7 @@ class BodyScan {
   }
 
   /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
-  #endKey(name: string): void {
+  #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     const rule = this.#keys.get(key);
@@ -3059,7 +3059,7 @@ class BodyScan {
  * than 32 chunks, and the last is at least as large as the one before, these two are merged; and so on. Each byte is
  * copied only a few times.
  */
-function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array): void {
+function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
   chunks.push(chunk);
   while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
     chunks.push(Buffer.concat(chunks.splice(-2)));
@@ -3130,7 +3130,7 @@ const NOT_OUTBOUND = new Set([
 
 /** The head of the backend's response, and the way to read the rest. */
 interface BackendResponse {
-  readonly incoming: http.IncomingMessage;
+  readonly incoming: IncomingMessage;
   readonly reader: MessageReader;
   /** The backend's side of the WebSocket, if the backend accepted the upgrade. */
   readonly upgraded: Side | undefined;
@@ -3141,7 +3141,7 @@ interface BackendResponse {
  * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side): Promise<void> {
+async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
   const early = upgrade && listenEarly(x, upgrade);
   const group = target.route?.group;
   let response: BackendResponse | undefined;
@@ -3272,7 +3272,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
     let response: BackendResponse | undefined;
-    const onHead = (incoming: http.IncomingMessage, upgraded?: Side): void => {
+    const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
       response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
       // Nobody needs the body; the log says what became of the request.
       if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
@@ -3292,7 +3292,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
       reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     });
     outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
-    const onConnect = (): void => {
+    const onConnect = () => {
       x.queue.connected(x);
       writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
@@ -3340,7 +3340,7 @@ function lengthHeaders(method: string, content: Content): string[] {
  *   length of the body, if it is known.
  * @throws {Problem} bad_backend_answer.
  */
-function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: IncomingMessage, protocol?: string) {
   const passed: string[] = [];
   const own: Record<string, string> = {}; // for this hop, or about the body
   for (let i = 0; i < headers.length; i += 2) {
@@ -3369,7 +3369,7 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: http.
 }
 
 /** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
-async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined): Promise<void> {
+async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined) {
   const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
   while (report.bytesOut !== length) {
@@ -3393,7 +3393,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
  * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
-function collectSoon(chunk: Uint8Array | undefined): void {
+function collectSoon(chunk: Uint8Array | undefined) {
   if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
@@ -3466,7 +3466,7 @@ class BackendQueue {
   #outage: Outage | undefined;
 
   /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
-  join(x: Exchange, needsSlot: boolean, waitMs: number): void {
+  join(x: Exchange, needsSlot: boolean, waitMs: number) {
     const readyMs = performance.now();
     const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
     Object.assign(x.place, { needsSlot, readyMs, untilMs });
@@ -3477,7 +3477,7 @@ class BackendQueue {
    * backend is up goes on without one.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
-  async enter(x: Exchange, wantsSlot: boolean): Promise<void> {
+  async enter(x: Exchange, wantsSlot: boolean) {
     const place = x.place;
     const isLimited = x.core.rules['backend.parallel'] < Infinity;
     place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
@@ -3492,7 +3492,7 @@ class BackendQueue {
   }
 
   /** A connection came about: the backend is up. */
-  connected(x: Exchange): void {
+  connected(x: Exchange) {
     x.place.isConnected = true;
     if (!this.#outage) return;
     const line = this.#waiting.filter((y) => this.#isInLine(y));
@@ -3504,7 +3504,7 @@ class BackendQueue {
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
-  refused(x: Exchange, problem: Problem): void {
+  refused(x: Exchange, problem: Problem) {
     const { reason = '' } = problem.details;
     const isNews = this.#outage === undefined;
     const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
@@ -3526,7 +3526,7 @@ class BackendQueue {
   }
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
-  release(x: Exchange): void {
+  release(x: Exchange) {
     const place = x.place;
     clearTimeout(place.timer);
     place.timer = undefined;
@@ -3538,7 +3538,7 @@ class BackendQueue {
   }
 
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
-  serve(core: Core): void {
+  serve(core: Core) {
     if (this.#outage) this.#serveLine(this.#outage);
     const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
     while (this.#waiting.length > 0) {
@@ -3574,7 +3574,7 @@ class BackendQueue {
    * When a try is due, the first send in line makes it. If no send is in line, the first request of any kind makes it:
    * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
    */
-  #serveLine(outage: Outage): void {
+  #serveLine(outage: Outage) {
     const line = this.#waiting.filter((x) => this.#isInLine(x));
     if (!outage.trier && !outage.pause) {
       outage.trier = line.find(waits) ?? line[0];
@@ -3590,19 +3590,19 @@ class BackendQueue {
     return this.#outage !== undefined && !place.isConnected;
   }
 
-  #admit(x: Exchange): void {
+  #admit(x: Exchange) {
     this.#waiting.splice(this.#waiting.indexOf(x), 1);
     x.wake?.();
   }
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
-  #passTime(x: Exchange): void {
+  #passTime(x: Exchange) {
     x.place.isOverdue = true;
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
 
-  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string): void {
+  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string) {
     core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting: waiting.length });
   }
 }
@@ -3628,10 +3628,10 @@ type Side = readonly [socket: Duplex, head: Buffer];
  */
 function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   const early = [head];
-  const onData = (chunk: Buffer): void => {
+  const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = (): void => x.leave();
+  const onLeave = () => x.leave();
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
@@ -3643,15 +3643,15 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side): void {
+function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side) {
   const { core, requestId, client, token } = x;
   let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
-  const close = (why: string): void => {
+  const close = (why: string) => {
     reason = why;
     socket.destroy();
     backend.destroy();
   };
-  const toClient = (chunk: Buffer): void => {
+  const toClient = (chunk: Buffer) => {
     bytesOut += chunk.length;
     socket.write(chunk);
     if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
@@ -3692,14 +3692,14 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
  */
 class MessageReader {
   readonly #x: Exchange;
-  readonly #message: http.IncomingMessage;
+  readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
   /** Set where the message broke off, although node:http calls it complete. */
   isBroken = false;
 
   /** @param broken the problem if the message breaks off. */
-  constructor(x: Exchange, message: http.IncomingMessage, broken: ProblemCode) {
+  constructor(x: Exchange, message: IncomingMessage, broken: ProblemCode) {
     this.#x = x;
     this.#message = message;
     this.#broken = broken;
@@ -3737,7 +3737,7 @@ class MessageReader {
 // #region RESPONSES
 
 /** The headers and the body of an error response. The body has the same form for every problem. */
-function problemResponse(problem: Problem, requestId: string, req?: http.IncomingMessage) {
+function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
@@ -3786,7 +3786,7 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost, and the second
  * header only when they open a page.
  */
-function isBrowser({ headers }: http.IncomingMessage): boolean {
+function isBrowser({ headers }: IncomingMessage): boolean {
   return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
@@ -3811,7 +3811,7 @@ type AddressList = ReturnType<typeof readAddresses>;
  * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
  * no trusted proxy. The addresses left of it are the client's own claim.
  */
-function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefined): string {
+function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (trusted === undefined) return address;
   const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
@@ -3824,7 +3824,7 @@ function clientAddress(req: http.IncomingMessage, trusted: AddressList | undefin
 }
 
 /** Whether the peer is a trusted proxy, so that its X-Forwarded-… headers count. */
-function isTrustedProxy(req: http.IncomingMessage, trusted: AddressList | undefined): boolean {
+function isTrustedProxy(req: IncomingMessage, trusted: AddressList | undefined): boolean {
   return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
@@ -3851,7 +3851,7 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
   let [pending, unreadBytes, dropped] = ['', 0, 0];
-  const flush = (): void => {
+  const flush = () => {
     if (pending === '') return;
     const [text, bytes] = [pending, Buffer.byteLength(pending)];
     pending = '';
@@ -3865,7 +3865,7 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
       dropped = 0;
     });
   };
-  const write = options.log ?? ((line: string): void => {
+  const write = options.log ?? ((line: string) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
     // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
     if (pending === '') setImmediate(flush);
@@ -3889,7 +3889,7 @@ function textLine({ time, level, message, ...fields }: { time: string; level: st
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
-function warnRarely(core: Core, message: string, fields: object): void {
+function warnRarely(core: Core, message: string, fields: object) {
   // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
   if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
 }
@@ -3900,7 +3900,7 @@ const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Arra
 let written = Promise.resolve();
 
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
-function writeOut(text: string, done: () => void = () => {}): void {
+function writeOut(text: string, done: () => void = () => {}) {
   if (deno === undefined) return void process.stdout.write(text, done);
   const bytes = Buffer.from(text);
   written = written.then(async () => {
@@ -3922,7 +3922,7 @@ class Sources extends Mistakes {
   readonly warnings: string[] = [];
 
   /** Notes a value, unless an earlier source gave one. Tokens of two sources are not merged: all come from one. */
-  note(path: string, value: unknown, at: string): void {
+  note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
     const known = this.given.get(path);
     if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
@@ -3960,7 +3960,7 @@ function embeddedSettings(config: GatewayConfig): Settings {
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /** Notes the settings of a file. One that cannot be read is a mistake: without its tokens the gateway might be open. */
-function noteFile(sources: Sources, file: string): void {
+function noteFile(sources: Sources, file: string) {
   const text = sources.collect('configuration', () => readFile(file).text);
   if (text === undefined) return;
   const at = showPath(file);
@@ -3980,7 +3980,7 @@ function noteFile(sources: Sources, file: string): void {
  * setting `backend.url`.
  * @throws {UsageError} for every member that is no setting.
  */
-function noteObject(sources: Sources, config: unknown, prefix = ''): void {
+function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
   const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
     const [key = '', inner] = path.slice(prefix.length).split('.');
@@ -4049,7 +4049,7 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
 ];
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
-function noteEnv(sources: Sources, env: NodeJS.ProcessEnv): void {
+function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
   const at = 'API_TOKENS_FILE';
   if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
@@ -4294,7 +4294,7 @@ function readDefaults(value: unknown): SendDefaults {
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
-function destroyThis(this: Socket): void {
+function destroyThis(this: Socket) {
   this.destroy();
 }
 
@@ -4378,7 +4378,7 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
  * connection, and takes an empty file for no certificate.
  */
-function checkTls(settings: Settings): void {
+function checkTls(settings: Settings) {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
   const files = tlsFiles(settings);
   if (files === undefined) return;
@@ -4452,7 +4452,7 @@ function readTokens(value: unknown): TokenSettings[] {
 }
 
 /** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
-function checkTokenName(name: string): void {
+function checkTokenName(name: string) {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
 
@@ -4607,7 +4607,7 @@ const FLAGS = {
 } as const;
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
-async function main(): Promise<void> {
+async function main() {
   // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
   process.stdout.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
@@ -4831,7 +4831,7 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
  * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
  * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
  */
-async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings): Promise<void> {
+async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings) {
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
     const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
@@ -4854,7 +4854,7 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { name: back
  * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
  * the log says that the gateway listens.
  */
-function stopOnSignal(gateway: Gateway): void {
+function stopOnSignal(gateway: Gateway) {
   // UNTIL Deno ends while a signal is handled: not before "listening", or Deno 2.9 would not end if the port is taken.
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
@@ -4870,13 +4870,13 @@ function stopOnSignal(gateway: Gateway): void {
  * Reloads on SIGHUP, and when a file that the settings came from has changed and stayed the same for a while. Files are
  * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
  */
-function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]): void {
+function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]) {
   let settled: NodeJS.Timeout | undefined;
   /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
   const loaded = new Map<string, string>();
   const stateOf = (file: string): string =>
     JSON.stringify(statSync(file, { throwIfNoEntry: false }) ?? null, ['ino', 'mtimeMs', 'ctimeMs']);
-  const watch = (file: string | undefined): void => {
+  const watch = (file: string | undefined) => {
     if (file === undefined || loaded.has(file)) return;
     loaded.set(file, stateOf(file));
     watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
@@ -4885,7 +4885,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
       settled = setTimeout(reload, SETTLE_MS).unref();
     });
   };
-  const reload = (): void => {
+  const reload = () => {
     clearTimeout(settled);
     loaded.forEach((_, file) => loaded.set(file, stateOf(file)));
     // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
