@@ -52,7 +52,7 @@ import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
-import { parseArgs } from 'node:util';
+import { isDeepStrictEqual, parseArgs } from 'node:util';
 
 const VERSION = '2.0.0';
 
@@ -821,7 +821,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
     res.once('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
   };
-  server.on('request', (req, res) => onRequest(req, res));
+  server.on('request', onRequest);
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
@@ -947,11 +947,13 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
-    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
-  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
-    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
-  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  let warning = reason.startsWith('HPE_') && `the HTTP parser refuses a request: ${code}`;
+  if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warning = 'a client speaks plain HTTP or the like, and this port speaks TLS';
+  }
+  const isHandshake = rawPacket?.[0] === 0x16; // RFC 8446 5.1
+  if (isHandshake) warning = 'a client speaks TLS, and this port speaks plain HTTP';
+  if (warning) warnRarely(core, warning, fields);
   else core.log('debug', 'client error', fields);
 
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
@@ -990,9 +992,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
     ]);
   }
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
-  const needsRestart: string[] = START_ONLY.filter((path) =>
-    JSON.stringify(settings[path]) !== JSON.stringify(kept[path])
-  );
+  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
   const backend = core.rules['backend.url'];
   const isSame = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its queue and a known outage are kept.
@@ -1077,7 +1077,7 @@ async function closeGateway(server: http.Server, core: Core) {
   }
   const { shutdown } = core.rules;
   const deadlines = [
-    setTimeout(() => endRunning(core), shutdown - Math.min(shutdown / 2, LAST_WORDS_MS)),
+    setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core),
     setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
   ];
   await closed;
