@@ -32,7 +32,7 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 89 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
@@ -499,36 +499,44 @@ const PROBLEMS = {
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** `detail` replaces the sentence in the response. `reason` goes into the log. `allow` lists the methods for a 405. */
-type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
+/** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
+type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
 
 /** Ends a request with an error response. */
 class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
+  readonly reason: string | undefined;
   readonly details: ProblemDetails;
 
-  constructor(code: ProblemCode, details: ProblemDetails = {}) {
+  /** @param reason for the log alone. */
+  constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
     // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
     Error.stackTraceLimit = 0;
-    super(details.detail ?? sentence, { cause: details.cause });
+    super(details.detail ?? sentence);
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
+    this.reason = reason;
     this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS, ...details } : details;
   }
 }
 
 /** @param why completes "The request target is not acceptable: …". */
 function badTarget(why: string): Problem {
-  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
+  return new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
+}
+
+/** @param detail the whole sentence. */
+function badJson(detail: string): Problem {
+  return new Problem('bad_json', undefined, { detail });
 }
 
 /** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
 function badField(key: string, why: string): Problem {
-  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
+  return new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
 }
 
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
@@ -1239,7 +1247,7 @@ class Exchange {
   /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
     clearTimeout(this.#timer);
-    const onTimeout = () => act(new Problem(code, { reason: 'timeout' }));
+    const onTimeout = () => act(new Problem(code, 'timeout'));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
@@ -1349,7 +1357,7 @@ function claimConnection({ core: { connections }, rules, req }: Exchange, { name
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
-    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+    if (others.length + 1 > limit) throw new Problem('busy', 'half_of_connections');
   }
   const connection = connections.get(transportSocket(req.socket));
   if (connection) connection.token = name;
@@ -1373,7 +1381,7 @@ function respondHealth(x: Exchange) {
  */
 function refuse(x: Exchange, thrown: unknown) {
   const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
-  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  const problem = error instanceof Problem ? error : new Problem('internal_error');
   x.report.problem = problem;
   x.report.status = problem.status;
   if (problem !== error) {
@@ -1392,9 +1400,9 @@ function refuse(x: Exchange, thrown: unknown) {
  */
 function logExchange(x: Exchange) {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
-  const { code, details = {} } = problem ?? {};
-  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
-  const reason = origin ? 'origin_not_listed' : details.reason;
+  const { code, reason: said } = problem ?? {};
+  const origin = said === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : said;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
   // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
@@ -1454,7 +1462,7 @@ const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.lengt
  */
 function checkHead(req: IncomingMessage) {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
-  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
+  if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
   if (isTooLong(req)) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1636,15 +1644,15 @@ function parseAuthorization(value: string): Credential {
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
+  if (credential === undefined) return new Problem('unauthorized', 'no_credential');
   const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
   const expired = token !== undefined && token.expires <= core.now();
   if (token && !expired && token.methods.has(credential.form)) return token;
   const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   return retryAfterMs > 0
-    ? new Problem('too_many_failures', { reason, retryAfterMs })
-    : new Problem('unauthorized', { reason });
+    ? new Problem('too_many_failures', reason, { retryAfterMs })
+    : new Problem('unauthorized', reason);
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -1721,7 +1729,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
-    return new Problem('cross_site', { reason: 'public_host', detail });
+    return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either.
@@ -1767,17 +1775,19 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
 
   // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
   const isKnown = route !== undefined && route.parts.at(-1) !== '*';
-  if (!isKnown && (senders || recipients)) return closedEndpoint('unknown_route_for_confined_token');
+  if (!isKnown && (senders || recipients)) {
+    return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
+  }
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
   // send has its account in the body.)
   const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
-  if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
+  if (senders && isOfAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
   const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
-  if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
+  if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
 
   // The numbers of a search become arguments of signal-cli, like those in a body.
   const numbers = parameters.filter(([name]) => name === 'numbers');
@@ -1786,11 +1796,6 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
   // A token that may not send to a group may not change it either.
   const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
   return group === undefined ? undefined : refusalOfRecipient(token, group);
-}
-
-/** @param reason for the log alone. */
-function closedEndpoint(reason: string): Problem {
-  return new Problem('endpoint_not_allowed', { reason });
 }
 
 /** The routes that make a group, or change its members or how one joins it. */
@@ -1826,7 +1831,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
   return methods.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(methods)] })
+    ? new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] })
     : new Problem('unknown_endpoint');
 }
 
@@ -1863,7 +1868,7 @@ class RateLimiter {
 /** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
+  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
 }
 
 // #endregion
@@ -1947,15 +1952,13 @@ class RequestBody {
     this.#checkLength(this.#x.rules['limits.body']);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
-      throw new Problem('bad_json', {
-        detail: `${error.message} A text or a form is taken with a token that has "defaults" or "message".`,
-      });
+      throw badJson(`${error.message} A text or a form is taken with a token that has "defaults" or "message".`);
     });
     scan.defers = false;
     scan.takeFields().forEach(check);
     const isEmpty = this.#x.report.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
+      throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
     // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
     // because the gateway would drop the rest unread.
@@ -2222,7 +2225,7 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
+  if (!isUtf8(body)) throw badJson('The body is no JSON, no form and no text in UTF-8.');
   const form = text.trim(); // files have a byte order mark or a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
@@ -2287,7 +2290,7 @@ function readPart(part: string): [name: string, value: string] {
 }
 
 function failMultipart(): never {
-  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
+  throw badJson('The body is not a multipart form as browsers and "curl -F" write one.');
 }
 
 /**
@@ -2347,7 +2350,7 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
   const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+  throw new Problem('bad_field', missing.map((name) => `no_${name}`).join(','), { detail });
 }
 
 /**
@@ -2648,7 +2651,7 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
-  return new Problem('recipient_not_allowed', { detail });
+  return new Problem('recipient_not_allowed', undefined, { detail });
 }
 
 /** What the backend takes a recipient for. */
@@ -2812,7 +2815,7 @@ class BodyScan {
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
-    throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
+    throw badJson(`The body is not a JSON object: ${why}, at byte ${this.#offset + i}.`);
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
@@ -3275,7 +3278,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
     const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
       response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
       // Nobody needs the body; the log says what became of the request.
-      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      if (x.hasLeft) x.end(new Problem('client_left', `answered_${incoming.statusCode}`));
       x.moveTo('answered');
       resolve(response);
     };
@@ -3360,7 +3363,7 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: Incom
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
-  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
+  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', reason);
   const named = connectionNames(own.connection);
   return {
     headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
@@ -3377,7 +3380,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
     if (chunk === undefined && length === undefined) return;
     report.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
-      throw new Problem('bad_backend_answer', { reason: 'bad_length' });
+      throw new Problem('bad_backend_answer', 'bad_length');
     }
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
@@ -3404,7 +3407,7 @@ function collectSoon(chunk: Uint8Array | undefined) {
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
   const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
-  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
+  return error instanceof Problem ? error : new Problem(code, reason);
 }
 
 // #endregion
@@ -3505,7 +3508,7 @@ class BackendQueue {
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem) {
-    const { reason = '' } = problem.details;
+    const { reason = '' } = problem;
     const isNews = this.#outage === undefined;
     const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
     outage.reason = reason;
@@ -3581,7 +3584,7 @@ class BackendQueue {
       if (outage.trier) this.#admit(outage.trier);
     }
     for (const x of line) {
-      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
+      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', outage.reason));
     }
   }
 
@@ -3721,7 +3724,7 @@ class MessageReader {
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, 'aborted');
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
