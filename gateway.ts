@@ -32,7 +32,7 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 89 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
+ *   PUBLIC TYPES 65 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 89 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
@@ -247,13 +247,12 @@ interface Gateway {
 // A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
 // rows, fields and docs/settings.md.
 
-/** The paths of a configuration's fields (`backend.url`). The rows of `SETTINGS` must be exactly these. */
+/** The paths of a configuration's fields, such as `backend.url`. */
 type PathOf<C> = {
-  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
-    : `${K}.${keyof NonNullable<C[K]> & string}`;
+  [K in keyof C & string]: C[K] extends Record<string, TokenConfig> | readonly string[] | string ? K
+    : `${K}.${keyof C[K] & string}`;
 }[keyof C & string];
-type GatewayPath = PathOf<GatewayConfig>;
-type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
+type SettingPath = PathOf<Required<GatewayConfig>>;
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -261,62 +260,69 @@ type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
  */
 type Reader<T> = (value: unknown) => T;
 
-/** `where` the setting may stand: at the top level, in a token, or in both. `env` and `fallback` are '' for none. */
-type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+/** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
+type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
 const readMethods = listOf(wordOf(FORMS));
 
 /**
- * Every setting: the source of what is read, of `--help`, and of the table in docs/settings.md, which a test compares.
+ * The settings of the top level: the source of what is read, of `--help`, and of the table in docs/settings.md, which a
+ * test compares.
  */
 const SETTINGS = {
-  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
-  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
-  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
-  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
-  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
-  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': ['AUTH_METHODS', 'both', readMethods, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
-  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
-  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
-  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
-  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
-  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS), 'info', 'debug, info, warn or error'],
-  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
-  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
-  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
-  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
-  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
-  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
-  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
-} as const satisfies Record<SettingPath, Setting>;
+  'backend.url': ['BACKEND_URL', readBackend, 'may carry a path prefix, and userinfo', 'http://127.0.0.1:8080'],
+  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'until its response headers; 0 = none', '150s'],
+  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'requests at it at one time; 0 = no limit', '4'],
+  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits while it restarts; 0 = none', '30s'],
+  'listen': ['LISTEN', readListen, 'host:port, :port (every interface) or unix:/path.sock', '127.0.0.1:8880'],
+  'tls.cert': ['TLS_CERT', readFile, 'a file with a certificate and its chain in PEM, for https'],
+  'tls.key': ['TLS_KEY', readFile, 'a file with the key of tls.cert in PEM'],
+  'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true lets everybody in if there is no token', 'false'],
+  'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, "GET /v1/groups/*"', 'send,info'],
+  'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
+  'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its answers'],
+  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'addresses whose X-Forwarded-For is believed'],
+  'limits.body': ['MAX_BODY', readSize, 'the largest request body; 413 beyond it', '150MiB'],
+  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'connections at the same time', '1024'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests may finish', '8s'],
+  'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
+  'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+} satisfies Record<SettingPath, Setting>;
 
-/** In the order of `--help`. The settings that only a token has come last. */
+/** The fields of a token: the reader, and the line in `--help`. The first four are settings of the top level too. */
+const TOKEN_SETTINGS = {
+  methods: [readMethods],
+  allow: [readAllow],
+  rate: [readRate],
+  clients: [readAddresses],
+  secret: [readSecret, 'plain, or sha256:<64 hex>'],
+  secretFile: [readSecretFile, 'a file with it'],
+  senders: [listOf(readNumber), 'accounts that it may use; any if absent'],
+  recipients: [listOf(readRecipient), 'whom it may write to, group.* any group; anybody if absent'],
+  expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
+  defaults: [readDefaults, 'number, recipients, text_mode of the sends made of webhooks'],
+  message: [readTemplate, 'a Mustache template of their message'],
+} satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
+
+/** The rows of both tables, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
+const TOKEN_ROWS = Object.entries(TOKEN_SETTINGS);
 
 /** The readers of a token's fields, by the field's name. */
-const TOKEN_READERS = Object.fromEntries(
-  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
-);
+const TOKEN_READERS = Object.fromEntries(TOKEN_ROWS.map(([name, [read]]) => [name, read]));
 
 /** All settings, read and checked, by path. */
-type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
+type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
   /** Settings that are valid but may be unintended. */
   'warnings': readonly string[];
 };
 
 /** The result of a row's reader, or undefined if the row has no default. */
-type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
+type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
@@ -3985,7 +3991,7 @@ function noteFile(sources: Sources, file: string) {
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+  const readers = SETTING_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
     const [key = '', inner] = path.slice(prefix.length).split('.');
     const note = (value: unknown) => sources.note(path, value, path);
     // Only a program can give undefined, and it means that the member is absent.
@@ -4058,7 +4064,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
   sources.note('tokens', lines, at);
-  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
@@ -4076,8 +4082,8 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
-    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+  const read = SETTING_ROWS.map(([path, [, read, , fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
@@ -4679,8 +4685,8 @@ function parseCommandLine(args: string[]) {
 
 /** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
-  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
+  const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
@@ -4705,7 +4711,7 @@ ${rows.join('\n')}
 A token in the file has these, and may have methods, allow, rate and clients of
 its own, which replace the top-level ones:
 
-${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+${TOKEN_ROWS.flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
 
 The groups of allow:
 
