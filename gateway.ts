@@ -708,18 +708,19 @@ function prefixOf(segments: readonly string[]): string {
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * Checks for path parameters, with the message for a bad value. The backend decodes `:number` once more (`%252B` is a
- * plus to it) and makes both parameters arguments of signal-cli, where `--username=…` would be an option.
+ * The mistake in a value for a path parameter. The backend decodes `:number` once more (`%252B` is a plus to it) and
+ * makes both parameters arguments of signal-cli, where `--username=…` would be an option.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
-  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
-  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
-]);
+function mistakeInParameter(name: string, value: string): string | undefined {
+  if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
+  if (name !== ':groupid' || isGroupId(value)) return undefined;
+  return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
+}
 
 /** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. Some routes accept others. */
 function isGroupId(value: string): boolean {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
-  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
+  return isInternalId(internalId) && value === `group.${btoa(internalId)}`;
 }
 
 /** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
@@ -1497,18 +1498,23 @@ function parseTarget(method: string, raw: string): Target {
   );
   segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
 
-  const raws = rest.join('?').split('&').filter(Boolean);
-  const pairs = raws.map((pair) => parsePair(pair, isSendByGet({ method, route })));
-  const others = pairs.filter(({ name }) => name !== '@auth');
-  return {
-    method,
-    segments,
-    query: others.map((pair) => pair.raw).join('&'),
-    parameters: others.map(({ name, value }) => [name, value] as const),
-    route,
-    pathSecret,
-    querySecret: takeSecret(pairs.filter(({ name }) => name === '@auth').map(({ value }) => value)),
-  };
+  const kept: string[] = [];
+  const parameters: [name: string, value: string][] = [];
+  const secrets: string[] = [];
+  // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
+  // the query as it was checked.
+  const query = rest.join('?').replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
+  for (const pair of query.split('&').filter(Boolean)) {
+    const [, encoded = '', text = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!; // as the backend reads "+"
+    const name = decodePart(encoded);
+    const value = decodePart(text, name === 'message' && isSendByGet({ method, route }));
+    if (name === '@auth') secrets.push(value);
+    else {
+      kept.push(pair);
+      parameters.push([name, value]);
+    }
+  }
+  return { method, segments, query: kept.join('&'), parameters, route, pathSecret, querySecret: takeSecret(secrets) };
 }
 
 /**
@@ -1517,8 +1523,8 @@ function parseTarget(method: string, raw: string): Target {
  * @throws {Problem} bad_target.
  */
 function checkSegment(segment: string, part = '') {
-  const [check, expected] = PARAMETERS.get(part) ?? [];
-  if (check?.(segment) === false) throw badTarget(expected!);
+  const mistake = mistakeInParameter(part, segment);
+  if (mistake) throw badTarget(mistake);
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
   if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
   // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
@@ -1542,22 +1548,6 @@ function decodePart(text: string, isText = false): string {
   const forbidden = isText ? /(?![\n\t])\p{Cc}/u : /\p{Cc}/u;
   if (forbidden.test(decoded)) throw badTarget('it holds an encoded control character');
   return decoded;
-}
-
-/**
- * Parses one `name=value` of a query as the backend does, which reads `+` as a space.
- * @param isOfSend whether a parameter `message` may have several lines.
- */
-function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
-  const name = decodePart(encoded);
-  return {
-    // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-    // the query as it was checked.
-    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
-    name,
-    value: decodePart(value, isOfSend && name === 'message'),
-  };
 }
 
 /** The literal segments of all routes. The log may show them, whatever the path. */
@@ -1773,11 +1763,11 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
-  const { allow, senders, recipients } = token;
-  const { method, route, segments, parameters } = target;
+  const { senders, recipients } = token;
+  const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
-  const grant = findGrant(allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
+  const grant = findGrant(token, target);
+  if (grant === undefined) return refusalOfRoute(token.allow, target);
 
   // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
   const isKnown = route !== undefined && route.parts.at(-1) !== '*';
@@ -1792,40 +1782,41 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
   if (senders && isOfAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
-  const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
+  const isGroupChange = recipients && GROUP_CHANGE.test(`${method} ${route?.template}`);
   if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
 
   // The numbers of a search become arguments of signal-cli, like those in a body.
-  const numbers = parameters.filter(([name]) => name === 'numbers');
-  const mistake = numbers.map(([, number]) => mistakeInArgument(number)).find(Boolean);
-  if (mistake) return badField('numbers', mistake);
+  for (const [name, value] of target.parameters) {
+    const mistake = name === 'numbers' && mistakeInArgument(value);
+    if (mistake) return badField(name, mistake);
+  }
   // A token that may not send to a group may not change it either.
-  const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
-  return group === undefined ? undefined : refusalOfRecipient(token, group);
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
- * Whether an allowlist opens a target. The target is `named` if a pattern spells its first two segments, and `covered`
- * if only a group or a wildcard opens it.
+ * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
+ * `covered` if only a group or a wildcard opens it.
  */
-function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
+function findGrant(token: Token, target: Target): 'named' | 'covered' | undefined {
+  const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
-  if (isSendByGet(target)) return allow.written.includes('GET /v2/send') ? 'named' : undefined;
-  const matches = allow.patterns.filter(({ method, parts }) =>
+  if (isSendByGet(target)) return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  const matches = patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
     // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
     parts.every((part, i) =>
-      !part.startsWith(':') ||
-      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
+      !part.startsWith(':') || !(isLiteral(route?.parts[i] ?? part) || mistakeInParameter(part, segments[i]!))
     )
   );
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
-  if (route && allow.groups.has(route.group)) return 'covered';
+  if (route && groups.has(route.group)) return 'covered';
   // No wildcard opens setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
@@ -1836,9 +1827,8 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
-  return methods.length > 0
-    ? new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] })
-    : new Problem('unknown_endpoint');
+  if (methods.length === 0) return new Problem('unknown_endpoint');
+  return new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] });
 }
 
 // #endregion
@@ -4753,7 +4743,9 @@ function printCheck(settings: Settings): string {
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token, nowMs: number): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
+  const idle = token.allow.written.filter((entry) =>
+    entry.includes('/') && !canMatch({ ...token, allow: readAllow([entry]) })
+  );
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = [
     ['may call', words(token.allow.written)],
@@ -4774,12 +4766,12 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
- * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
+ * Whether a token whose allowlist is one pattern may make any request. For each route it tries one, with the literals
+ * of route and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
  * `GET /v1/groups/+10000`.
  */
-function canMatch(token: Token, allow: Allow): boolean {
-  const pattern = allow.patterns[0]!;
+function canMatch(token: Token): boolean {
+  const pattern = token.allow.patterns[0]!;
   return ROUTES.some(({ method, parts }) => {
     const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
       const both = [part, pattern.parts[i] ?? '*'];
@@ -4787,7 +4779,7 @@ function canMatch(token: Token, allow: Allow): boolean {
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
-      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+      return target.route && findGrant(token, target);
     } catch {
       return false;
     }
