@@ -1565,10 +1565,8 @@ function maskPath(segments: readonly string[]): string {
 /** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined if the credential cannot be read. It counts as wrong then, not as absent. */
+  /** Undefined for another user name than `api`, or another scheme. The credential counts as wrong, not as absent. */
   readonly secret: string | undefined;
-  /** Why it cannot be read, for the log: people send a good token with another user name or scheme. */
-  readonly fault?: string | undefined;
 }
 
 /** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
@@ -1619,15 +1617,14 @@ function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
  * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that nobody takes it for the token's name.
-    const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
-    return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
+    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString())?.[1] };
   }
   // node:http gives header bytes as Latin-1; a secret is UTF-8.
-  if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
-  return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
+  const isBearer = scheme.toLowerCase() === 'bearer';
+  return { form: 'bearer', secret: isBearer ? Buffer.from(rest, 'latin1').toString() : undefined };
 }
 
 /**
@@ -1641,21 +1638,25 @@ function parseAuthorization(value: string): Credential {
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', 'no_credential');
-  const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const expired = token !== undefined && token.expires <= core.now();
-  if (token && !expired && token.methods.has(credential.form)) return token;
-  const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
+  const { form, secret } = credential;
+  const token = rules.tokens.get(digestOf(secret ?? '')); // no token has the digest of ''
+  let reason = 'unknown_token';
+  if (token) {
+    if (token.expires <= core.now()) reason = 'expired_token';
+    else if (token.methods.has(form)) return token;
+    else reason = 'form_not_accepted';
+  } else if (secret === undefined) reason = form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  return retryAfterMs > 0
-    ? new Problem('too_many_failures', reason, { retryAfterMs })
-    : new Problem('unauthorized', reason);
+  if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
+  return new Problem('unauthorized', reason);
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
-  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
-  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
+  const given = address.split(':').filter(Boolean).length;
+  const full = address.replace('::', `:${'0:'.repeat(8 - given)}`);
+  return full.split(':').filter(Boolean).slice(0, 4).join(':');
 }
 
 // #endregion
