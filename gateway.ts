@@ -1721,7 +1721,7 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': said, 'user-agent': agent } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
@@ -1729,17 +1729,15 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
     return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
-  // handshake. With a GET over plain http it sends no Origin either.
-  const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
-  if (isOwn || rules.cors.has(origin)) return undefined;
-  // Programs send neither header, so they pass. A browser sends "none" if a person typed the address. Attack: it also
-  // sends "none" if another site redirects a typed address, and Chromium does if the speculation rules of any page ask
-  // for a prefetch. So a browser's GET that acts is refused. A browser without Sec-Fetch-Site is recognised by its
-  // User-Agent, which no page can remove.
-  const isNone = site === undefined ? origin === '' : site === 'none';
+  // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
+  const site = said ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
+  // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
+  // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
+  // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
-  return isNone && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
+  const isBrowsing = said !== undefined || agent?.startsWith('Mozilla/');
+  return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
 /**
@@ -1853,10 +1851,11 @@ class RateLimiter {
     // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
     // would find the bucket empty.
     const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
-    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const nextMs = fullAtMs + rate.perMs / rate.count;
+    const waitMs = nextMs - nowMs - rate.perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
     this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
-    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
