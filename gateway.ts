@@ -2559,28 +2559,29 @@ function readTemplate(value: unknown): Template {
 
 // #region POLICY
 
-/**
- * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
- * `within` the object of another key. With `list`, the value is an array of strings. An `argument` may also be a number
- * (the votes of a poll).
- */
-const BODY_KEYS = {
-  auth: { list: false, role: 'credential' },
-  number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // undocumented in /v2/send: the backend adds it to recipients
-  recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' }, // a member of a group can be written to, and reads the group
-  admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' }, // of a poll
-  selected_answers: { list: true, role: 'argument' },
-  base64_attachment: { list: false, role: 'attachment' },
-  base64_attachments: { list: true, role: 'attachment' },
-  link_preview: { list: false, role: 'object' },
-  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-  send_at: { list: false, role: 'schedule' }, // secured-signal-api holds a send until then; the backend ignores it
-} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
+/** The keys of a body that the gateway checks, because the backend acts on them, and the role of their value, a string. */
+const STRING_KEYS = {
+  auth: 'credential',
+  number: 'sender',
+  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
+  base64_attachment: 'attachment',
+  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
+  link_preview: 'object', // the only value that is no string
+  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
+} as const;
 
-type BodyKey = keyof typeof BODY_KEYS;
+/** The keys whose value is a list of strings, and the role of each. An `argument` may also be a number. */
+const LIST_KEYS = {
+  recipients: 'recipient',
+  members: 'member', // a member of a group can be written to, and reads the group
+  admins: 'member',
+  answers: 'argument', // of a poll
+  selected_answers: 'argument', // the votes
+  base64_attachments: 'attachment',
+} as const;
+
+const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
+type BodyKey = keyof typeof KEY_ROLES;
 
 /** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
 interface Field {
@@ -2597,21 +2598,20 @@ const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
 function checkField(token: Token, { route }: Target, { key, value }: Field) {
-  const { role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   const isSend = route?.group === 'send';
-  if (value === undefined) {
-    if (!token.senders || !isSend) return;
+  if (value === undefined && isSend && token.senders) {
     throw badField(key, 'must say from which account to send, for this token may not use all');
   }
-  if (key === 'recipient' && value === '' && isSend) return; // the backend ignores it
+  // The backend ignores an empty `recipient`.
+  if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
   const isRecipient = role === 'recipient' || role === 'member';
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  const mistake = role === 'attachment'
-    ? mistakeInAttachment(value)
-    : mistakeInArgument(value) ?? (isRecipient ? mistakeInRecipient(value, isPerson) : undefined);
+  const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
+  const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
   if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
-  const refusal = isRecipient ? refusalOfRecipient(token, value) : undefined;
+  const refusal = isRecipient && refusalOfRecipient(token, value);
   if (refusal) throw refusal;
 }
 
@@ -2691,8 +2691,8 @@ const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
-const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
-const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
+const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
+const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
 
 /** An open object or array. The outermost scope is the document itself. */
 interface Scope {
@@ -2737,7 +2737,7 @@ class BodyScan {
    */
   defers = false;
 
-  readonly #keys: typeof SEND_KEYS;
+  readonly #keys: ReadonlySet<unknown>;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
@@ -2950,7 +2950,7 @@ class BodyScan {
 
   /** A method, because V8 calls a private getter more slowly. */
   #isInAttachment(): boolean {
-    return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
+    return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
   #openString(isKey: boolean) {
@@ -3026,9 +3026,9 @@ class BodyScan {
   #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    const rule = this.#keys.get(key);
-    // At the top level, the outer scope has no key, and the rule no `within`.
-    if (rule && rule.within === this.#scope.outer!.key) {
+    // One key counts only within another one's object. At the top level, the outer scope has no key.
+    const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
+    if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
       if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
@@ -3077,8 +3077,9 @@ function wholeCharacters(bytes: Buffer): Buffer {
  * these, only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
-  const { list, role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
+  const list = key in LIST_KEYS;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
   // #readBare refuses them. Clients send `"base64_attachments": null` for none.
