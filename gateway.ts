@@ -34,7 +34,7 @@
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 89 · ROUTES 101 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 63 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
- *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   POLICY 69 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
@@ -669,13 +669,13 @@ const ROUTES = Object.entries({
     'GET /v1/contacts/:number/:uuid',
     'GET /v1/contacts/:number/:uuid/avatar',
     'POST /v1/contacts/:number/sync',
-    '* /v1/plugins/*',
+    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*',
     'GET /swagger/*',
   ],
 }).flatMap(([group, lines]) =>
   lines.flatMap((line) => {
     const [methods = '', template = ''] = line.split(' ');
-    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+    return methods.split(',').map((method) => ({
       group: group as Group,
       method: method.replace('{}', ''),
       template,
@@ -1459,7 +1459,7 @@ interface Target {
 }
 
 /** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
-const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
+const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
  * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
@@ -1607,7 +1607,7 @@ function takeSecret(found: string[]): string | undefined {
 
 /** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
 function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
-  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
@@ -1845,14 +1845,14 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, rate: Rate, nowMs: number): number {
+  take(key: string, { count, perMs }: Rate, nowMs: number): number {
     const known = this.#fullAtMs.get(key) ?? nowMs;
     // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
     // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
     // would find the bucket empty.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
-    const nextMs = fullAtMs + rate.perMs / rate.count;
-    const waitMs = nextMs - nowMs - rate.perMs;
+    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + perMs);
+    const nextMs = fullAtMs + perMs / count;
+    const waitMs = nextMs - nowMs - perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
     this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
     this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
