@@ -353,10 +353,10 @@ const PIPELINE_LIMIT = 8;
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
  * poller makes more. Also how many unauthenticated requests of an address are logged above debug level.
  */
-const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
+const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
 /** How often a warning is logged that an unauthenticated client can trigger. It must not fill the disk. */
-const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
+const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
  * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
@@ -1845,12 +1845,11 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, { count, perMs }: Rate, nowMs: number): number {
-    const known = this.#fullAtMs.get(key) ?? nowMs;
+  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
     // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
     // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
     // would find the bucket empty.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + perMs);
+    const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
     const nextMs = fullAtMs + perMs / count;
     const waitMs = nextMs - nowMs - perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
