@@ -62,10 +62,6 @@ const VERSION = '2.0.0';
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
 
-/** How the backend reads a message: literally, or with markup such as `**bold**`. */
-const TEXT_MODES = ['normal', 'styled'] as const;
-type TextMode = (typeof TEXT_MODES)[number];
-
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
@@ -200,9 +196,10 @@ interface TokenConfig {
   /**
    * Fields for a send that the body lacks. With `defaults` or `message`, a POST to /v2/send is not relayed as it is:
    * the gateway makes a new send of its body, which may be JSON, a form or text. A field of the body overrides its
-   * default, so confine the token with `senders` and `recipients`.
+   * default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled", the backend reads
+   * markup such as `**bold**` in a message.
    */
-  defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
+  defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /** A Mustache template for the message, filled from the body. It overrides a `message` in the body. */
   message?: string;
 }
@@ -247,12 +244,12 @@ interface Gateway {
 // A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
 // rows, fields and docs/settings.md.
 
-/** The paths of a configuration's fields, such as `backend.url`. */
-type PathOf<C> = {
-  [K in keyof C & string]: C[K] extends Record<string, TokenConfig> | readonly string[] | string ? K
-    : `${K}.${keyof C[K] & string}`;
-}[keyof C & string];
-type SettingPath = PathOf<Required<GatewayConfig>>;
+/** The paths of the configuration's fields, such as `backend.url`. */
+type SettingPath = {
+  [K in keyof GatewayConfig]-?: K extends 'backend' | 'tls' | 'auth' | 'limits' | 'log'
+    ? `${K}.${keyof Required<GatewayConfig>[K] & string}`
+    : K;
+}[keyof GatewayConfig];
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -307,12 +304,11 @@ const TOKEN_SETTINGS = {
   message: [readTemplate, 'a Mustache template of their message'],
 } satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
 
-/** The rows of both tables, in the order of `--help`. */
+/** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-const TOKEN_ROWS = Object.entries(TOKEN_SETTINGS);
 
 /** The readers of a token's fields, by the field's name. */
-const TOKEN_READERS = Object.fromEntries(TOKEN_ROWS.map(([name, [read]]) => [name, read]));
+const TOKEN_READERS = Object.fromEntries(Object.entries(TOKEN_SETTINGS).map(([name, [read]]) => [name, read]));
 
 /** All settings, read and checked, by path. */
 type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
@@ -4290,7 +4286,10 @@ function recipientOr(group: string): Reader<string> {
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
-  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
+  return readMembers<SendDefaults>(
+    { number: readNumber, recipients, text_mode: wordOf(['normal', 'styled'] as const) },
+    value,
+  );
 }
 
 function destroyThis(this: Socket) {
@@ -4701,7 +4700,7 @@ ${rows.join('\n')}
 A token in the file has these, and may have methods, allow, rate and clients of
 its own, which replace the top-level ones:
 
-${TOKEN_ROWS.flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
+${Object.entries(TOKEN_SETTINGS).flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
 
 The groups of allow:
 
