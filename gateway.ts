@@ -497,7 +497,7 @@ const PROBLEMS = {
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
   busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
-} as const satisfies Record<string, readonly [status: number, sentence: string]>;
+} satisfies Record<string, [status: number, sentence: string]>;
 
 type ProblemCode = keyof typeof PROBLEMS;
 
@@ -527,19 +527,15 @@ class Problem extends Error {
 }
 
 /** @param why completes "The request target is not acceptable: …". */
-function badTarget(why: string): Problem {
-  return new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
-}
+const badTarget = (why: string) =>
+  new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
 
 /** @param detail the whole sentence. */
-function badJson(detail: string): Problem {
-  return new Problem('bad_json', undefined, { detail });
-}
+const badJson = (detail: string) => new Problem('bad_json', undefined, { detail });
 
 /** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
-function badField(key: string, why: string): Problem {
-  return new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
-}
+const badField = (key: string, why: string) =>
+  new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
 
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -2554,18 +2550,21 @@ function readTemplate(value: unknown): Template {
 
 // #region POLICY
 
-/** The keys of a body that the gateway checks, because the backend acts on them, and the role of their value, a string. */
+/**
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
+ * string.
+ */
 const STRING_KEYS = {
   auth: 'credential',
   number: 'sender',
   recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
   base64_attachment: 'attachment',
   base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
-  link_preview: 'object', // the only value that is no string
+  link_preview: 'object', // the only value that is an object
   send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
 } as const;
 
-/** The keys whose value is a list of strings, and the role of each. An `argument` may also be a number. */
+/** The same for keys whose value is a list of strings. An `argument` in a list may also be a number. */
 const LIST_KEYS = {
   recipients: 'recipient',
   members: 'member', // a member of a group can be written to, and reads the group
