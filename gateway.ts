@@ -32,9 +32,9 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 89 · ROUTES 101 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 63 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
- *   POLICY 69 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   PUBLIC TYPES 64 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 86 · ROUTES 101 · GATEWAY 250 · PIPELINE 200 ·
+ *   TARGET 71 · CREDENTIALS 62 · ORIGINS 49 · ENDPOINTS 49 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
@@ -605,8 +605,8 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
  * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
- * refuses the request without a JSON body; that of a DELETE names the recipient. The first match wins, so a
- * literal segment stands before a parameter, as in the backend's own router.
+ * refuses the request without a JSON body; the body of a DELETE names the recipient. The first match wins, so a literal
+ * segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
   info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
@@ -681,7 +681,7 @@ const ROUTES = Object.entries({
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
-function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
+function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>) {
   return method === 'GET' && route === SEND_ROUTE;
 }
 
@@ -709,14 +709,14 @@ function mistakeInParameter(name: string, value: string): string | undefined {
   return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
 }
 
-/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. Some routes accept others. */
-function isGroupId(value: string): boolean {
+/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. (Some routes accept others.) */
+function isGroupId(value: string) {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
   return isInternalId(internalId) && value === `group.${btoa(internalId)}`;
 }
 
 /** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
-function isInternalId(value: string): boolean {
+function isInternalId(value: string) {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
@@ -728,14 +728,14 @@ type Pattern = Pick<Route, 'method' | 'parts'>;
 type Allow = ReturnType<typeof readAllow>;
 
 /** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
-function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
+function partsMatch(parts: readonly string[], segments: readonly string[]) {
   const isOpen = parts.at(-1) === '*';
   if (isOpen ? segments.length < parts.length : segments.length !== parts.length) return false;
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
 /** Whether a part matches only itself. */
-function isLiteral(part: string): boolean {
+function isLiteral(part: string) {
   return part !== '*' && !part.startsWith(':');
 }
 
@@ -1438,9 +1438,9 @@ interface Target {
   readonly method: string;
   /** Decoded, none empty, without the `@auth` segment. */
   readonly segments: readonly string[];
-  /** The raw query without its `@auth` parameter. */
+  /** The query without its `@auth` parameter, still encoded. */
   readonly query: string;
-  /** The same, decoded. */
+  /** The parameters of that query, decoded. */
   readonly parameters: readonly (readonly [name: string, value: string])[];
   /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
@@ -1474,7 +1474,7 @@ function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [path = '', ...rest] = raw.split('?');
+  const [, path = '', rest = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
@@ -1491,11 +1491,11 @@ function parseTarget(method: string, raw: string): Target {
   segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
 
   const kept: string[] = [];
-  const parameters: [name: string, value: string][] = [];
+  const parameters: [string, string][] = [];
   const secrets: string[] = [];
   // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
   // the query as it was checked.
-  const query = rest.join('?').replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
+  const query = rest.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
   for (const pair of query.split('&').filter(Boolean)) {
     const [, encoded = '', text = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!; // as the backend reads "+"
     const name = decodePart(encoded);
@@ -1546,7 +1546,7 @@ function decodePart(text: string, isText = false): string {
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
 /** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
-function maskPath(segments: readonly string[]): string {
+function maskPath(segments: readonly string[]) {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
@@ -1571,7 +1571,7 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  /** In milliseconds since the epoch; Infinity if never. Asked at every request, so it needs no reload. */
+  /** In milliseconds since the epoch; Infinity if never. Checked at every request, so no reload is needed. */
   readonly expires: number;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
@@ -1592,7 +1592,7 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
 }
 
 /** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
-function takeSecret(found: string[]): string | undefined {
+function takeSecret(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
@@ -1630,14 +1630,13 @@ function parseAuthorization(value: string): Credential {
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', 'no_credential');
-  const { form, secret } = credential;
-  const token = rules.tokens.get(digestOf(secret ?? '')); // no token has the digest of ''
+  const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   let reason = 'unknown_token';
   if (token) {
     if (token.expires <= core.now()) reason = 'expired_token';
-    else if (token.methods.has(form)) return token;
+    else if (token.methods.has(credential.form)) return token;
     else reason = 'form_not_accepted';
-  } else if (secret === undefined) reason = form === 'basic' ? 'wrong_user' : 'unknown_scheme';
+  } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
   return new Problem('unauthorized', reason);
@@ -1662,7 +1661,7 @@ function failureKey(address: string): string {
  * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
  * password that the browser remembers is not the page's.
  */
-function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
   const { origin = '' } = req.headers;
   return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
@@ -1713,22 +1712,22 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': said, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': stated, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
-  const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
+  const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
-  const site = said ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  const site = stated ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
   if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
   // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = said !== undefined || agent?.startsWith('Mozilla/');
+  const isBrowsing = stated !== undefined || agent?.startsWith('Mozilla/');
   return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
@@ -1736,7 +1735,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
  * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
  * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
  */
-function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
+function isLocalName(host: string, cors: ReadonlySet<string>) {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
   return isIP(name) !== 0 ||
     /^[^.]*$|\.(?:localhost|local|lan|home|localdomain|intranet|internal|home\.arpa|test)$/.test(name) ||
@@ -1761,7 +1760,7 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
   if (grant === undefined) return refusalOfRoute(token.allow, target);
 
   // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
-  const isKnown = route !== undefined && route.parts.at(-1) !== '*';
+  const isKnown = route && route.parts.at(-1) !== '*';
   if (!isKnown && (senders || recipients)) {
     return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
   }
