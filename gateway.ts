@@ -522,7 +522,7 @@ class Problem extends Error {
     this.code = code;
     this.status = status;
     this.reason = reason;
-    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS, ...details } : details;
+    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS } : details;
   }
 }
 
