@@ -4284,10 +4284,8 @@ function recipientOr(group: string): Reader<string> {
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
-  return readMembers<SendDefaults>(
-    { number: readNumber, recipients, text_mode: wordOf(['normal', 'styled'] as const) },
-    value,
-  );
+  const text_mode = wordOf(['normal', 'styled'] as const);
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
 function destroyThis(this: Socket) {
