@@ -33,7 +33,7 @@
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
  *   PUBLIC TYPES 64 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 86 · ROUTES 101 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 71 · CREDENTIALS 62 · ORIGINS 49 · ENDPOINTS 49 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   TARGET 73 · CREDENTIALS 62 · ORIGINS 49 · ENDPOINTS 49 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
@@ -1474,7 +1474,7 @@ function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [, path = '', rest = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
+  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
@@ -1489,24 +1489,31 @@ function parseTarget(method: string, raw: string): Target {
     (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
   );
   segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+  return { method, segments, route, pathSecret, ...parseQuery(query, isSendByGet({ method, route })) };
+}
 
+/**
+ * Parses a query as the backend does, which reads `+` as a space.
+ * @param isOfSend whether a parameter `message` may have several lines.
+ */
+function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
   // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
   // the query as it was checked.
-  const query = rest.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
-  for (const pair of query.split('&').filter(Boolean)) {
-    const [, encoded = '', text = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!; // as the backend reads "+"
-    const name = decodePart(encoded);
-    const value = decodePart(text, name === 'message' && isSendByGet({ method, route }));
+  const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
+  for (const pair of encoded.split('&').filter(Boolean)) {
+    const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+    const name = decodePart(left);
+    const value = decodePart(right, isOfSend && name === 'message');
     if (name === '@auth') secrets.push(value);
     else {
       kept.push(pair);
       parameters.push([name, value]);
     }
   }
-  return { method, segments, query: kept.join('&'), parameters, route, pathSecret, querySecret: takeSecret(secrets) };
+  return { query: kept.join('&'), parameters, querySecret: takeSecret(secrets) };
 }
 
 /**
