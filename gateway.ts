@@ -32,8 +32,8 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   PUBLIC TYPES 64 · SETTINGS 53 · FIXED LIMITS 40 · PROBLEMS 86 · ROUTES 101 · GATEWAY 250 · PIPELINE 200 ·
+ *   TARGET 73 · CREDENTIALS 62 · ORIGINS 49 · ENDPOINTS 49 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
@@ -61,10 +61,6 @@ const VERSION = '2.0.0';
 /** The credential forms: where a client can put its token. */
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
-
-/** How the backend reads a message: literally, or with markup such as `**bold**`. */
-const TEXT_MODES = ['normal', 'styled'] as const;
-type TextMode = (typeof TEXT_MODES)[number];
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
@@ -200,9 +196,10 @@ interface TokenConfig {
   /**
    * Fields for a send that the body lacks. With `defaults` or `message`, a POST to /v2/send is not relayed as it is:
    * the gateway makes a new send of its body, which may be JSON, a form or text. A field of the body overrides its
-   * default, so confine the token with `senders` and `recipients`.
+   * default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled", the backend reads
+   * markup such as `**bold**` in a message.
    */
-  defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
+  defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /** A Mustache template for the message, filled from the body. It overrides a `message` in the body. */
   message?: string;
 }
@@ -247,13 +244,12 @@ interface Gateway {
 // A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
 // rows, fields and docs/settings.md.
 
-/** The paths of a configuration's fields (`backend.url`). The rows of `SETTINGS` must be exactly these. */
-type PathOf<C> = {
-  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
-    : `${K}.${keyof NonNullable<C[K]> & string}`;
-}[keyof C & string];
-type GatewayPath = PathOf<GatewayConfig>;
-type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
+/** The paths of the configuration's fields, such as `backend.url`. */
+type SettingPath = {
+  [K in keyof GatewayConfig]-?: K extends 'backend' | 'tls' | 'auth' | 'limits' | 'log'
+    ? `${K}.${keyof Required<GatewayConfig>[K] & string}`
+    : K;
+}[keyof GatewayConfig];
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -261,62 +257,68 @@ type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
  */
 type Reader<T> = (value: unknown) => T;
 
-/** `where` the setting may stand: at the top level, in a token, or in both. `env` and `fallback` are '' for none. */
-type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+/** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
+type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
 const readMethods = listOf(wordOf(FORMS));
 
 /**
- * Every setting: the source of what is read, of `--help`, and of the table in docs/settings.md, which a test compares.
+ * The settings of the top level: the source of what is read, of `--help`, and of the table in docs/settings.md, which a
+ * test compares.
  */
 const SETTINGS = {
-  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
-  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
-  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
-  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
-  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
-  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': ['AUTH_METHODS', 'both', readMethods, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
-  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
-  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
-  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
-  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
-  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS), 'info', 'debug, info, warn or error'],
-  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
-  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
-  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
-  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
-  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
-  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
-  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
-} as const satisfies Record<SettingPath, Setting>;
+  'backend.url': ['BACKEND_URL', readBackend, 'may carry a path prefix, and userinfo', 'http://127.0.0.1:8080'],
+  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'until its response headers; 0 = none', '150s'],
+  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'requests at it at one time; 0 = no limit', '4'],
+  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits while it restarts; 0 = none', '30s'],
+  'listen': ['LISTEN', readListen, 'host:port, :port (every interface) or unix:/path.sock', '127.0.0.1:8880'],
+  'tls.cert': ['TLS_CERT', readFile, 'a file with a certificate and its chain in PEM, for https'],
+  'tls.key': ['TLS_KEY', readFile, 'a file with the key of tls.cert in PEM'],
+  'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true lets everybody in if there is no token', 'false'],
+  'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, "GET /v1/groups/*"', 'send,info'],
+  'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
+  'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its answers'],
+  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'addresses whose X-Forwarded-For is believed'],
+  'limits.body': ['MAX_BODY', readSize, 'the largest request body; 413 beyond it', '150MiB'],
+  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'connections at the same time', '1024'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests may finish', '8s'],
+  'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
+  'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+} satisfies Record<SettingPath, Setting>;
 
-/** In the order of `--help`. The settings that only a token has come last. */
+/** The fields of a token: the reader, and the line in `--help`. The first four are settings of the top level too. */
+const TOKEN_SETTINGS = {
+  methods: [readMethods],
+  allow: [readAllow],
+  rate: [readRate],
+  clients: [readAddresses],
+  secret: [readSecret, 'plain, or sha256:<64 hex>'],
+  secretFile: [readSecretFile, 'a file with it'],
+  senders: [listOf(readNumber), 'accounts that it may use; any if absent'],
+  recipients: [listOf(readRecipient), 'whom it may write to, group.* any group; anybody if absent'],
+  expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
+  defaults: [readDefaults, 'number, recipients, text_mode of the sends made of webhooks'],
+  message: [readTemplate, 'a Mustache template of their message'],
+} satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
+
+/** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
 
 /** The readers of a token's fields, by the field's name. */
-const TOKEN_READERS = Object.fromEntries(
-  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
-);
+const TOKEN_READERS = Object.fromEntries(Object.entries(TOKEN_SETTINGS).map(([name, [read]]) => [name, read]));
 
 /** All settings, read and checked, by path. */
-type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
+type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
   /** Settings that are valid but may be unintended. */
   'warnings': readonly string[];
 };
 
 /** The result of a row's reader, or undefined if the row has no default. */
-type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
+type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
@@ -347,10 +349,10 @@ const PIPELINE_LIMIT = 8;
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
  * poller makes more. Also how many unauthenticated requests of an address are logged above debug level.
  */
-const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
+const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
 /** How often a warning is logged that an unauthenticated client can trigger. It must not fill the disk. */
-const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
+const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
  * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
@@ -495,41 +497,45 @@ const PROBLEMS = {
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
   busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
-} as const satisfies Record<string, readonly [status: number, sentence: string]>;
+} satisfies Record<string, [status: number, sentence: string]>;
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** `detail` replaces the sentence in the response. `reason` goes into the log. `allow` lists the methods for a 405. */
-type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
+/** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
+type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
 
 /** Ends a request with an error response. */
 class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
+  readonly reason: string | undefined;
   readonly details: ProblemDetails;
 
-  constructor(code: ProblemCode, details: ProblemDetails = {}) {
+  /** @param reason for the log alone. */
+  constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
     // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
     Error.stackTraceLimit = 0;
-    super(details.detail ?? sentence, { cause: details.cause });
+    super(details.detail ?? sentence);
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
-    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS, ...details } : details;
+    this.reason = reason;
+    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS } : details;
   }
 }
 
 /** @param why completes "The request target is not acceptable: …". */
-function badTarget(why: string): Problem {
-  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
-}
+const badTarget = (why: string) =>
+  new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
+
+/** @param detail the whole sentence. */
+const badJson = (detail: string) => new Problem('bad_json', undefined, { detail });
 
 /** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
-function badField(key: string, why: string): Problem {
-  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
-}
+const badField = (key: string, why: string) =>
+  new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
 
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -599,8 +605,8 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
  * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
- * refuses the request without a JSON body; that of a DELETE names the recipient. The first match wins, so a
- * literal segment stands before a parameter, as in the backend's own router.
+ * refuses the request without a JSON body; the body of a DELETE names the recipient. The first match wins, so a literal
+ * segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
   info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
@@ -655,13 +661,13 @@ const ROUTES = Object.entries({
     'GET /v1/contacts/:number/:uuid',
     'GET /v1/contacts/:number/:uuid/avatar',
     'POST /v1/contacts/:number/sync',
-    '* /v1/plugins/*',
+    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*',
     'GET /swagger/*',
   ],
 }).flatMap(([group, lines]) =>
   lines.flatMap((line) => {
     const [methods = '', template = ''] = line.split(' ');
-    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+    return methods.split(',').map((method) => ({
       group: group as Group,
       method: method.replace('{}', ''),
       template,
@@ -675,7 +681,7 @@ const ROUTES = Object.entries({
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
-function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
+function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>) {
   return method === 'GET' && route === SEND_ROUTE;
 }
 
@@ -694,22 +700,23 @@ function prefixOf(segments: readonly string[]): string {
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * Checks for path parameters, with the message for a bad value. The backend decodes `:number` once more (`%252B` is a
- * plus to it) and makes both parameters arguments of signal-cli, where `--username=…` would be an option.
+ * The mistake in a value for a path parameter. The backend decodes `:number` once more (`%252B` is a plus to it) and
+ * makes both parameters arguments of signal-cli, where `--username=…` would be an option.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
-  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
-  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
-]);
+function mistakeInParameter(name: string, value: string): string | undefined {
+  if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
+  if (name !== ':groupid' || isGroupId(value)) return undefined;
+  return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
+}
 
-/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. Some routes accept others. */
-function isGroupId(value: string): boolean {
+/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. (Some routes accept others.) */
+function isGroupId(value: string) {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
-  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
+  return isInternalId(internalId) && value === `group.${btoa(internalId)}`;
 }
 
 /** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
-function isInternalId(value: string): boolean {
+function isInternalId(value: string) {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
@@ -721,14 +728,14 @@ type Pattern = Pick<Route, 'method' | 'parts'>;
 type Allow = ReturnType<typeof readAllow>;
 
 /** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
-function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
+function partsMatch(parts: readonly string[], segments: readonly string[]) {
   const isOpen = parts.at(-1) === '*';
   if (isOpen ? segments.length < parts.length : segments.length !== parts.length) return false;
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
 /** Whether a part matches only itself. */
-function isLiteral(part: string): boolean {
+function isLiteral(part: string) {
   return part !== '*' && !part.startsWith(':');
 }
 
@@ -1239,7 +1246,7 @@ class Exchange {
   /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
     clearTimeout(this.#timer);
-    const onTimeout = () => act(new Problem(code, { reason: 'timeout' }));
+    const onTimeout = () => act(new Problem(code, 'timeout'));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
@@ -1349,7 +1356,7 @@ function claimConnection({ core: { connections }, rules, req }: Exchange, { name
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
-    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+    if (others.length + 1 > limit) throw new Problem('busy', 'half_of_connections');
   }
   const connection = connections.get(transportSocket(req.socket));
   if (connection) connection.token = name;
@@ -1373,7 +1380,7 @@ function respondHealth(x: Exchange) {
  */
 function refuse(x: Exchange, thrown: unknown) {
   const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
-  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  const problem = error instanceof Problem ? error : new Problem('internal_error');
   x.report.problem = problem;
   x.report.status = problem.status;
   if (problem !== error) {
@@ -1392,9 +1399,9 @@ function refuse(x: Exchange, thrown: unknown) {
  */
 function logExchange(x: Exchange) {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
-  const { code, details = {} } = problem ?? {};
-  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
-  const reason = origin ? 'origin_not_listed' : details.reason;
+  const { code, reason: said } = problem ?? {};
+  const origin = said === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : said;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
   // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
@@ -1431,9 +1438,9 @@ interface Target {
   readonly method: string;
   /** Decoded, none empty, without the `@auth` segment. */
   readonly segments: readonly string[];
-  /** The raw query without its `@auth` parameter. */
+  /** The query without its `@auth` parameter, still encoded. */
   readonly query: string;
-  /** The same, decoded. */
+  /** The parameters of that query, decoded. */
   readonly parameters: readonly (readonly [name: string, value: string])[];
   /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
@@ -1444,7 +1451,7 @@ interface Target {
 }
 
 /** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
-const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
+const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
  * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
@@ -1454,7 +1461,7 @@ const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.lengt
  */
 function checkHead(req: IncomingMessage) {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
-  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
+  if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
   if (isTooLong(req)) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1467,7 +1474,7 @@ function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [path = '', ...rest] = raw.split('?');
+  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
@@ -1482,19 +1489,31 @@ function parseTarget(method: string, raw: string): Target {
     (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
   );
   segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+  return { method, segments, route, pathSecret, ...parseQuery(query, isSendByGet({ method, route })) };
+}
 
-  const raws = rest.join('?').split('&').filter(Boolean);
-  const pairs = raws.map((pair) => parsePair(pair, isSendByGet({ method, route })));
-  const others = pairs.filter(({ name }) => name !== '@auth');
-  return {
-    method,
-    segments,
-    query: others.map((pair) => pair.raw).join('&'),
-    parameters: others.map(({ name, value }) => [name, value] as const),
-    route,
-    pathSecret,
-    querySecret: takeSecret(pairs.filter(({ name }) => name === '@auth').map(({ value }) => value)),
-  };
+/**
+ * Parses a query as the backend does, which reads `+` as a space.
+ * @param isOfSend whether a parameter `message` may have several lines.
+ */
+function parseQuery(query: string, isOfSend: boolean) {
+  const kept: string[] = [];
+  const parameters: [string, string][] = [];
+  const secrets: string[] = [];
+  // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
+  // the query as it was checked.
+  const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
+  for (const pair of encoded.split('&').filter(Boolean)) {
+    const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+    const name = decodePart(left);
+    const value = decodePart(right, isOfSend && name === 'message');
+    if (name === '@auth') secrets.push(value);
+    else {
+      kept.push(pair);
+      parameters.push([name, value]);
+    }
+  }
+  return { query: kept.join('&'), parameters, querySecret: takeSecret(secrets) };
 }
 
 /**
@@ -1503,8 +1522,8 @@ function parseTarget(method: string, raw: string): Target {
  * @throws {Problem} bad_target.
  */
 function checkSegment(segment: string, part = '') {
-  const [check, expected] = PARAMETERS.get(part) ?? [];
-  if (check?.(segment) === false) throw badTarget(expected!);
+  const mistake = mistakeInParameter(part, segment);
+  if (mistake) throw badTarget(mistake);
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
   if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
   // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
@@ -1530,27 +1549,11 @@ function decodePart(text: string, isText = false): string {
   return decoded;
 }
 
-/**
- * Parses one `name=value` of a query as the backend does, which reads `+` as a space.
- * @param isOfSend whether a parameter `message` may have several lines.
- */
-function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
-  const name = decodePart(encoded);
-  return {
-    // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-    // the query as it was checked.
-    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
-    name,
-    value: decodePart(value, isOfSend && name === 'message'),
-  };
-}
-
 /** The literal segments of all routes. The log may show them, whatever the path. */
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
 /** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
-function maskPath(segments: readonly string[]): string {
+function maskPath(segments: readonly string[]) {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
@@ -1561,10 +1564,8 @@ function maskPath(segments: readonly string[]): string {
 /** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined if the credential cannot be read. It counts as wrong then, not as absent. */
+  /** Undefined for another user name than `api`, or another scheme. The credential counts as wrong, not as absent. */
   readonly secret: string | undefined;
-  /** Why it cannot be read, for the log: people send a good token with another user name or scheme. */
-  readonly fault?: string | undefined;
 }
 
 /** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
@@ -1577,7 +1578,7 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  /** In milliseconds since the epoch; Infinity if never. Asked at every request, so it needs no reload. */
+  /** In milliseconds since the epoch; Infinity if never. Checked at every request, so no reload is needed. */
   readonly expires: number;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
@@ -1598,14 +1599,14 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
 }
 
 /** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
-function takeSecret(found: string[]): string | undefined {
+function takeSecret(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
 
 /** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
 function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
-  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
@@ -1615,15 +1616,14 @@ function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
  * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that nobody takes it for the token's name.
-    const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
-    return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
+    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString())?.[1] };
   }
   // node:http gives header bytes as Latin-1; a secret is UTF-8.
-  if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
-  return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
+  const isBearer = scheme.toLowerCase() === 'bearer';
+  return { form: 'bearer', secret: isBearer ? Buffer.from(rest, 'latin1').toString() : undefined };
 }
 
 /**
@@ -1636,22 +1636,25 @@ function parseAuthorization(value: string): Credential {
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
-  const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const expired = token !== undefined && token.expires <= core.now();
-  if (token && !expired && token.methods.has(credential.form)) return token;
-  const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
+  if (credential === undefined) return new Problem('unauthorized', 'no_credential');
+  const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
+  let reason = 'unknown_token';
+  if (token) {
+    if (token.expires <= core.now()) reason = 'expired_token';
+    else if (token.methods.has(credential.form)) return token;
+    else reason = 'form_not_accepted';
+  } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  return retryAfterMs > 0
-    ? new Problem('too_many_failures', { reason, retryAfterMs })
-    : new Problem('unauthorized', { reason });
+  if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
+  return new Problem('unauthorized', reason);
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
-  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
-  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
+  const given = address.split(':').filter(Boolean).length;
+  const full = address.replace('::', `:${'0:'.repeat(8 - given)}`);
+  return full.split(':').filter(Boolean).slice(0, 4).join(':');
 }
 
 // #endregion
@@ -1665,7 +1668,7 @@ function failureKey(address: string): string {
  * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
  * password that the browser remembers is not the page's.
  */
-function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
   const { origin = '' } = req.headers;
   return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
@@ -1716,32 +1719,30 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': stated, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
-  const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
+  const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
-    return new Problem('cross_site', { reason: 'public_host', detail });
+    return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
-  // handshake. With a GET over plain http it sends no Origin either.
-  const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
-  if (isOwn || rules.cors.has(origin)) return undefined;
-  // Programs send neither header, so they pass. A browser sends "none" if a person typed the address. Attack: it also
-  // sends "none" if another site redirects a typed address, and Chromium does if the speculation rules of any page ask
-  // for a prefetch. So a browser's GET that acts is refused. A browser without Sec-Fetch-Site is recognised by its
-  // User-Agent, which no page can remove.
-  const isNone = site === undefined ? origin === '' : site === 'none';
+  // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
+  const site = stated ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
+  // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
+  // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
+  // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
-  return isNone && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
+  const isBrowsing = stated !== undefined || agent?.startsWith('Mozilla/');
+  return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
 /**
  * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
  * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
  */
-function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
+function isLocalName(host: string, cors: ReadonlySet<string>) {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
   return isIP(name) !== 0 ||
     /^[^.]*$|\.(?:localhost|local|lan|home|localdomain|intranet|internal|home\.arpa|test)$/.test(name) ||
@@ -1759,62 +1760,60 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
-  const { allow, senders, recipients } = token;
-  const { method, route, segments, parameters } = target;
+  const { senders, recipients } = token;
+  const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
-  const grant = findGrant(allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
+  const grant = findGrant(token, target);
+  if (grant === undefined) return refusalOfRoute(token.allow, target);
 
   // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
-  const isKnown = route !== undefined && route.parts.at(-1) !== '*';
-  if (!isKnown && (senders || recipients)) return closedEndpoint('unknown_route_for_confined_token');
+  const isKnown = route && route.parts.at(-1) !== '*';
+  if (!isKnown && (senders || recipients)) {
+    return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
+  }
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
   // send has its account in the body.)
   const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
-  if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
+  if (senders && isOfAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
-  const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
-  if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
+  const isGroupChange = recipients && GROUP_CHANGE.test(`${method} ${route?.template}`);
+  if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
 
   // The numbers of a search become arguments of signal-cli, like those in a body.
-  const numbers = parameters.filter(([name]) => name === 'numbers');
-  const mistake = numbers.map(([, number]) => mistakeInArgument(number)).find(Boolean);
-  if (mistake) return badField('numbers', mistake);
+  for (const [name, value] of target.parameters) {
+    const mistake = name === 'numbers' && mistakeInArgument(value);
+    if (mistake) return badField(name, mistake);
+  }
   // A token that may not send to a group may not change it either.
-  const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
-  return group === undefined ? undefined : refusalOfRecipient(token, group);
-}
-
-/** @param reason for the log alone. */
-function closedEndpoint(reason: string): Problem {
-  return new Problem('endpoint_not_allowed', { reason });
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
- * Whether an allowlist opens a target. The target is `named` if a pattern spells its first two segments, and `covered`
- * if only a group or a wildcard opens it.
+ * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
+ * `covered` if only a group or a wildcard opens it.
  */
-function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
+function findGrant(token: Token, target: Target): 'named' | 'covered' | undefined {
+  const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
-  if (isSendByGet(target)) return allow.written.includes('GET /v2/send') ? 'named' : undefined;
-  const matches = allow.patterns.filter(({ method, parts }) =>
+  if (isSendByGet(target)) return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  const matches = patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
     // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
     parts.every((part, i) =>
-      !part.startsWith(':') ||
-      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
+      !part.startsWith(':') || !(isLiteral(route?.parts[i] ?? part) || mistakeInParameter(part, segments[i]!))
     )
   );
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
-  if (route && allow.groups.has(route.group)) return 'covered';
+  if (route && groups.has(route.group)) return 'covered';
   // No wildcard opens setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
@@ -1825,9 +1824,8 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
-  return methods.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(methods)] })
-    : new Problem('unknown_endpoint');
+  if (methods.length === 0) return new Problem('unknown_endpoint');
+  return new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] });
 }
 
 // #endregion
@@ -1845,16 +1843,16 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, rate: Rate, nowMs: number): number {
-    const known = this.#fullAtMs.get(key) ?? nowMs;
+  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
     // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
     // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
     // would find the bucket empty.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
-    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
+    const nextMs = fullAtMs + perMs / count;
+    const waitMs = nextMs - nowMs - perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
     this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
-    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
@@ -1863,7 +1861,7 @@ class RateLimiter {
 /** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
+  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
 }
 
 // #endregion
@@ -1947,15 +1945,13 @@ class RequestBody {
     this.#checkLength(this.#x.rules['limits.body']);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
-      throw new Problem('bad_json', {
-        detail: `${error.message} A text or a form is taken with a token that has "defaults" or "message".`,
-      });
+      throw badJson(`${error.message} A text or a form is taken with a token that has "defaults" or "message".`);
     });
     scan.defers = false;
     scan.takeFields().forEach(check);
     const isEmpty = this.#x.report.bytesIn === 0;
     if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
+      throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
     // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
     // because the gateway would drop the rest unread.
@@ -2222,7 +2218,7 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
+  if (!isUtf8(body)) throw badJson('The body is no JSON, no form and no text in UTF-8.');
   const form = text.trim(); // files have a byte order mark or a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
@@ -2287,7 +2283,7 @@ function readPart(part: string): [name: string, value: string] {
 }
 
 function failMultipart(): never {
-  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
+  throw badJson('The body is not a multipart form as browsers and "curl -F" write one.');
 }
 
 /**
@@ -2347,7 +2343,7 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
   const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+  throw new Problem('bad_field', missing.map((name) => `no_${name}`).join(','), { detail });
 }
 
 /**
@@ -2561,27 +2557,31 @@ function readTemplate(value: unknown): Template {
 // #region POLICY
 
 /**
- * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
- * `within` the object of another key. With `list`, the value is an array of strings. An `argument` may also be a number
- * (the votes of a poll).
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
+ * string.
  */
-const BODY_KEYS = {
-  auth: { list: false, role: 'credential' },
-  number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // undocumented in /v2/send: the backend adds it to recipients
-  recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' }, // a member of a group can be written to, and reads the group
-  admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' }, // of a poll
-  selected_answers: { list: true, role: 'argument' },
-  base64_attachment: { list: false, role: 'attachment' },
-  base64_attachments: { list: true, role: 'attachment' },
-  link_preview: { list: false, role: 'object' },
-  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-  send_at: { list: false, role: 'schedule' }, // secured-signal-api holds a send until then; the backend ignores it
-} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
+const STRING_KEYS = {
+  auth: 'credential',
+  number: 'sender',
+  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
+  base64_attachment: 'attachment',
+  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
+  link_preview: 'object', // the only value that is an object
+  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
+} as const;
 
-type BodyKey = keyof typeof BODY_KEYS;
+/** The same for keys whose value is a list of strings. An `argument` in a list may also be a number. */
+const LIST_KEYS = {
+  recipients: 'recipient',
+  members: 'member', // a member of a group can be written to, and reads the group
+  admins: 'member',
+  answers: 'argument', // of a poll
+  selected_answers: 'argument', // the votes
+  base64_attachments: 'attachment',
+} as const;
+
+const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
+type BodyKey = keyof typeof KEY_ROLES;
 
 /** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
 interface Field {
@@ -2598,21 +2598,20 @@ const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
 function checkField(token: Token, { route }: Target, { key, value }: Field) {
-  const { role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   const isSend = route?.group === 'send';
-  if (value === undefined) {
-    if (!token.senders || !isSend) return;
+  if (value === undefined && isSend && token.senders) {
     throw badField(key, 'must say from which account to send, for this token may not use all');
   }
-  if (key === 'recipient' && value === '' && isSend) return; // the backend ignores it
+  // The backend ignores an empty `recipient`.
+  if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
   const isRecipient = role === 'recipient' || role === 'member';
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  const mistake = role === 'attachment'
-    ? mistakeInAttachment(value)
-    : mistakeInArgument(value) ?? (isRecipient ? mistakeInRecipient(value, isPerson) : undefined);
+  const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
+  const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
   if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
-  const refusal = isRecipient ? refusalOfRecipient(token, value) : undefined;
+  const refusal = isRecipient && refusalOfRecipient(token, value);
   if (refusal) throw refusal;
 }
 
@@ -2648,7 +2647,7 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
-  return new Problem('recipient_not_allowed', { detail });
+  return new Problem('recipient_not_allowed', undefined, { detail });
 }
 
 /** What the backend takes a recipient for. */
@@ -2692,8 +2691,8 @@ const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
 const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
-const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
-const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
+const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
+const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
 
 /** An open object or array. The outermost scope is the document itself. */
 interface Scope {
@@ -2738,7 +2737,7 @@ class BodyScan {
    */
   defers = false;
 
-  readonly #keys: typeof SEND_KEYS;
+  readonly #keys: ReadonlySet<unknown>;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
@@ -2812,7 +2811,7 @@ class BodyScan {
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
-    throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
+    throw badJson(`The body is not a JSON object: ${why}, at byte ${this.#offset + i}.`);
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
@@ -2951,7 +2950,7 @@ class BodyScan {
 
   /** A method, because V8 calls a private getter more slowly. */
   #isInAttachment(): boolean {
-    return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
+    return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
   #openString(isKey: boolean) {
@@ -3027,9 +3026,9 @@ class BodyScan {
   #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    const rule = this.#keys.get(key);
-    // At the top level, the outer scope has no key, and the rule no `within`.
-    if (rule && rule.within === this.#scope.outer!.key) {
+    // One key counts only within another one's object. At the top level, the outer scope has no key.
+    const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
+    if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
       if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
@@ -3078,8 +3077,9 @@ function wholeCharacters(bytes: Buffer): Buffer {
  * these, only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
-  const { list, role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
+  const list = key in LIST_KEYS;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
   // #readBare refuses them. Clients send `"base64_attachments": null` for none.
@@ -3275,7 +3275,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
     const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
       response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
       // Nobody needs the body; the log says what became of the request.
-      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      if (x.hasLeft) x.end(new Problem('client_left', `answered_${incoming.statusCode}`));
       x.moveTo('answered');
       resolve(response);
     };
@@ -3360,7 +3360,7 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: Incom
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
-  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
+  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', reason);
   const named = connectionNames(own.connection);
   return {
     headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
@@ -3377,7 +3377,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
     if (chunk === undefined && length === undefined) return;
     report.bytesOut += chunk?.length ?? 0;
     if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
-      throw new Problem('bad_backend_answer', { reason: 'bad_length' });
+      throw new Problem('bad_backend_answer', 'bad_length');
     }
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
@@ -3404,7 +3404,7 @@ function collectSoon(chunk: Uint8Array | undefined) {
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
   const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
-  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
+  return error instanceof Problem ? error : new Problem(code, reason);
 }
 
 // #endregion
@@ -3505,7 +3505,7 @@ class BackendQueue {
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem) {
-    const { reason = '' } = problem.details;
+    const { reason = '' } = problem;
     const isNews = this.#outage === undefined;
     const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
     outage.reason = reason;
@@ -3581,7 +3581,7 @@ class BackendQueue {
       if (outage.trier) this.#admit(outage.trier);
     }
     for (const x of line) {
-      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
+      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', outage.reason));
     }
   }
 
@@ -3721,7 +3721,7 @@ class MessageReader {
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, 'aborted');
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
@@ -3982,7 +3982,7 @@ function noteFile(sources: Sources, file: string) {
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+  const readers = SETTING_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
     const [key = '', inner] = path.slice(prefix.length).split('.');
     const note = (value: unknown) => sources.note(path, value, path);
     // Only a program can give undefined, and it means that the member is absent.
@@ -4055,7 +4055,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
   sources.note('tokens', lines, at);
-  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
@@ -4073,8 +4073,8 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
-    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+  const read = SETTING_ROWS.map(([path, [, read, , fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
@@ -4291,7 +4291,8 @@ function recipientOr(group: string): Reader<string> {
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
-  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
+  const text_mode = wordOf(['normal', 'styled'] as const);
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
 function destroyThis(this: Socket) {
@@ -4676,8 +4677,8 @@ function parseCommandLine(args: string[]) {
 
 /** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
-  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
+  const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
@@ -4702,7 +4703,7 @@ ${rows.join('\n')}
 A token in the file has these, and may have methods, allow, rate and clients of
 its own, which replace the top-level ones:
 
-${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+${Object.entries(TOKEN_SETTINGS).flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
 
 The groups of allow:
 
@@ -4765,9 +4766,9 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
- * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
- * `GET /v1/groups/+10000`.
+ * Whether a token lets any request through with an allowlist of one pattern. For each route it tries one, with the
+ * literals of route and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number`
+ * make `GET /v1/groups/+10000`.
  */
 function canMatch(token: Token, allow: Allow): boolean {
   const pattern = allow.patterns[0]!;
@@ -4778,7 +4779,7 @@ function canMatch(token: Token, allow: Allow): boolean {
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
-      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+      return target.route && findGrant({ ...token, allow }, target);
     } catch {
       return false;
     }
