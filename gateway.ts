@@ -33,7 +33,7 @@
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
+ *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 148 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
@@ -2155,6 +2155,12 @@ class RequestBody {
 /** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
+/** A payload or a send. */
+type JsonObject = Record<string, unknown>;
+
+/** A field of a form, or a parameter of a query. */
+type Pair = readonly [name: string, value: string];
+
 /** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
 const SEND_FIELDS = new Set(
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
@@ -2162,33 +2168,37 @@ const SEND_FIELDS = new Set(
 );
 
 /**
- * Matches the names of these fields in any spelling. A payload with an unknown spelling is refused. If the gateway
- * dropped the field instead, the message would go to the default recipients, too early or without its picture. jQuery,
- * PHP and axios write a list into a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped
- * for HTML. secured-signal-api reads "@recipients" in a query.
+ * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
+ * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into a
+ * form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api reads
+ * "@recipients" in a query.
  */
-const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
-const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+const NEVER_DROPPED =
+  /^[\s\p{Cc}]*(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\[.*\]|\.\d[^]*)?[\s\p{Cc}]*$/iu;
 
 /** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 
-/** The field of the body form. A credential, valid or not, must not get into the text. */
+/** The name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = /^auth$/iu;
 
-/** A body that begins like this is read as JSON, and refused if it is not JSON: it is not meant as text. */
+/** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** A pair as form encoders write it: by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
-const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
+/** Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
+const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
-/** ECMA-48: colours (CSI), a title or a link (OSC), or another character set (as `tput sgr0` writes it). */
-// deno-lint-ignore no-control-regex
-const TERMINAL_SEQUENCE = /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]/g;
+/**
+ * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
+ * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab.
+ */
+const NOT_TEXT =
+  // deno-lint-ignore no-control-regex
+  /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** Whether the gateway makes a send of each body that this token posts to /v2/send. The body has no say in it. */
+/** Whether the gateway makes a send of each body that this token posts to /v2/send, whatever the body is. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
@@ -2201,14 +2211,19 @@ function makesSends({ defaults, message }: Token): boolean {
  *   lost.
  */
 async function readSend(x: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
-  const [token, target] = [x.token!, x.target!];
-  const isByGet = isSendByGet(target);
-  const [lost] = target.parameters.find(([name]) => !isByGet && NEVER_DROPPED.test(name)) ?? [];
-  if (lost !== undefined) throw badField(lost, 'is in the query, of which nothing is read with a POST');
-  if (isByGet) x.res.shouldKeepAlive = false;
-  const payload = isByGet
-    ? readFields(target.parameters)
-    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), x.req.headers['content-type']);
+  const token = x.token!;
+  const target = x.target!;
+  let payload: JsonObject;
+  if (isSendByGet(target)) {
+    x.res.shouldKeepAlive = false;
+    payload = readFields(target.parameters);
+  } else {
+    for (const [name] of target.parameters) {
+      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, of which nothing is read with a POST');
+    }
+    const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
+    payload = readPayload(token, bytes, x.req.headers['content-type']);
+  }
   return checkSend(makeSend(token, payload), check);
 }
 
@@ -2217,13 +2232,13 @@ async function readSend(x: Exchange, body: RequestBody, check: (field: Field) =>
  * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
-function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
+function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
   if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
-  const form = text.trim(); // files have a byte order mark or a line feed
+  const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
 }
@@ -2233,11 +2248,11 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
  * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
-function readJson(json: Buffer): Record<string, unknown> {
+function readJson(json: Buffer): JsonObject {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
-  const payload = JSON.parse(text) as Record<string, unknown>;
+  const payload = JSON.parse(text) as JsonObject;
   for (const key of Object.keys(payload)) if (CREDENTIAL_NAME.test(key)) delete payload[key];
   return payload;
 }
@@ -2260,12 +2275,12 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
-function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
+function readMultipart(body: Buffer, contentType: string): Pair[] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
-  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  // Some programs see a boundary after a lone line feed too.
-  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
+  // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
+  // feed, and each piece must end with CR.
+  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\n--${boundary}`);
+  if (!/^\s*\r$/.test(before) || !/^--\s*$/.test(parts.pop() ?? '')) failMultipart();
   return parts.map(readPart);
 }
 
@@ -2273,17 +2288,20 @@ function readMultipart(body: Buffer, contentType: string): [name: string, value:
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
-function readPart(part: string): [name: string, value: string] {
-  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
-  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
-  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
-  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
-  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
-  if (file === undefined) return [name, bytes.toString()];
+function readPart(part: string): Pair {
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
+  const head = Buffer.from(latin1, 'latin1').toString();
+  const bytes = Buffer.from(content, 'latin1');
+  const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
+  if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
+  const found = DISPOSITION.exec(head) ?? failMultipart();
+  const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
+  if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
-  const fileName = file.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  const uri = `data:${type};${fileName && `filename=${fileName};`}base64,${bytes.toString('base64')}`;
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', bytes.length === 0 ? '' : uri];
+  const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
+  const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
+  const uri = content && meta + bytes.toString('base64');
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', uri];
 }
 
 function failMultipart(): never {
@@ -2297,13 +2315,14 @@ function failMultipart(): never {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
   const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
-  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
-    (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
+  const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
+  if (isKnown(first)) return true;
+  return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
 }
 
 /** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
 function cleanText(text: string): string {
-  const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
+  const clean = text.replace(NOT_TEXT, '');
   return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
 }
 
@@ -2311,41 +2330,42 @@ function cleanText(text: string): string {
  * The payload of a form: its fields, or the JSON that its only field holds.
  * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
  */
-function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
-  const fields = new Map<string, string[]>();
+function readFields(pairs: Iterable<Pair>): JsonObject {
+  const fields: Record<string, string | string[]> = Object.create(null); // here `__proto__` is a name like others
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
-    const text = value.replaceAll('\r\n', '\n');
-    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
-    const values = fields.get(name);
-    if (name === 'number' && values) throw badField(name, 'may be given only once');
     if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
-    if (values) values.push(restored);
-    else fields.set(name, [restored]);
+    const known = fields[name];
+    if (name === 'number' && known) throw badField(name, 'may be given only once');
+    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
+    let text = value.replaceAll('\r\n', '\n');
+    if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
+    if (known === undefined) fields[name] = text;
+    else if (Array.isArray(known)) known.push(text);
+    else fields[name] = [known, text];
   }
-  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
   // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
-  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
-  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
+  const json = Object.keys(fields).length === 1 ? fields.payload ?? fields.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : fields;
 }
 
 /**
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
+function makeSend({ defaults, message: template }: Token, payload: JsonObject): JsonObject {
+  const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
+  const keys = Object.keys(payload).slice(0, 31).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
+  if (keys.length > 30) keys[30] = '…';
+  const shown = keys.join(', ') || 'none';
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
   throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
 }
@@ -2355,13 +2375,13 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
  * @param isData whether the token has a template: then `send_at` is data for it.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
-  const fields: Record<string, unknown> = {};
+function sendFields(payload: JsonObject, isData: boolean): JsonObject {
+  const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
-    if (isEmpty || (isData && SEND_AT.test(key))) continue;
-    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    if (value === null || (isData && SEND_AT.test(key))) continue;
+    if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+    const isList = /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.has(key)) fields[key] = isList ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2370,7 +2390,7 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
   return fields;
 }
 
-/** Whether a value is missing, a text of white space or an empty list. */
+/** Whether a value is missing, empty, only white space or an empty list. */
 function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
