@@ -33,7 +33,7 @@
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 148 · TEMPLATES 115 ·
+ *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 148 · TEMPLATES 112 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
@@ -2169,9 +2169,9 @@ const SEND_FIELDS = new Set(
 
 /**
  * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
- * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into a
- * form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api reads
- * "@recipients" in a query.
+ * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into
+ * a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api
+ * reads "@recipients" in a query.
  */
 const NEVER_DROPPED =
   /^[\s\p{Cc}]*(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\[.*\]|\.\d[^]*)?[\s\p{Cc}]*$/iu;
@@ -2414,23 +2414,24 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
 // are inserted and never parsed as a template.
 
 /**
- * A tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name ` alerts `.
- * A `{{` without an end matches alone, to be reported.
+ * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
+ * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if it is
+ * blank; it is not part of the match.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?/g;
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
-/** `.`, or parts joined by dots, without white space and braces. A leading dot looks in the innermost context only. */
+/** `.`, or parts joined by dots, without white space and braces. A leading dot means the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
 /** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
-  /** As the template has it, with its braces. */
+  /** The tag as written, with its braces. */
   readonly text: string;
   /** Where in the template it stands. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. The first is empty if the name begins with a dot: the innermost context itself. */
+  /** The parts of the name. An empty part is the value before it; as the first part, it is the innermost context. */
   readonly path: readonly string[];
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
@@ -2442,13 +2443,39 @@ class Template {
   readonly names = new Set<string>();
   readonly #whole: Tag;
 
-  /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
+  /**
+   * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
+   * @throws {SyntaxError} whose message begins with the line and the column in the template.
+   */
   constructor(text: string) {
-    this.#whole = parseTemplate(text, this.names);
+    this.#whole = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
+    const open = [this.#whole];
+    let from = 0;
+    for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
+      // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+      const [indent] = /(?<![^\n])[ \t]*$/.exec(text.slice(0, at)) ?? [];
+      const isAlone = /[#^/!]/.test(sigil) && indent !== undefined && lineEnd !== undefined;
+      const { nodes } = open.at(-1)!;
+      nodes.push(text.slice(from, isAlone ? at - indent.length : at));
+      from = at + whole.length + (isAlone ? lineEnd.length : 0);
+      if (sigil === '!') continue;
+      const name = (triple ?? inner).trim();
+      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), nodes: [] };
+      const mistake = mistakeInTag(tag, open);
+      if (mistake) failTemplate(text, at, mistake);
+      if (sigil === '/') open.pop();
+      else nodes.push(tag);
+      if (/[#^]/.test(sigil)) open.push(tag);
+      const first = tag.path.find(Boolean);
+      if (first) this.names.add(first);
+    }
+    const last = open.at(-1)!;
+    last.nodes.push(text.slice(from));
+    if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
   }
 
   /**
-   * The text for some data, cut with an ellipsis if the text becomes too long or takes too many steps.
+   * The text for some data. If it becomes too long or takes too many steps, it is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown): string {
@@ -2470,7 +2497,7 @@ class Template {
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
       leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
       const value = lookUp(contexts, tag.path);
-      // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
+      // A section is rendered for each element of a list, and once for any other value but null, '', false and 0.
       const items = Array.isArray(value) ? value : value ? [value] : [];
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
       if (tag.sigil !== '#') return write(toText(value));
@@ -2487,14 +2514,18 @@ class Template {
 
 /** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
 function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
-  const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
-  return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
+  const owner = contexts.findLast((context) => memberOf(context, path[0]!) !== undefined);
+  return path.reduce(memberOf, owner);
 }
 
-/** An own member. Members that JavaScript adds have no name: neither `constructor`, nor the length of a list. */
+/**
+ * A member that the data has. Members that JavaScript adds are not enumerable, and have no name here: neither
+ * `constructor`, nor the length of a list. The empty name is that of the value itself.
+ */
 function memberOf(value: unknown, name: string): unknown {
-  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
-  return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
+  if (name === '') return value;
+  const isOwn = typeof value === 'object' && value !== null && Object.prototype.propertyIsEnumerable.call(value, name);
+  return isOwn ? (value as JsonObject)[name] : undefined;
 }
 
 /** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
@@ -2502,55 +2533,22 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text between characters, so that it fits the limit with an ellipsis. */
+/** Cuts a text between characters, so that it fits the limit with an ellipsis, which has three bytes. */
 function cutText(text: string): string {
-  const ellipsis = '…';
-  return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
+  return `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…`;
 }
 
-/**
- * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
- * @param names gets the first part of each name.
- * @throws {SyntaxError} with line and column.
- */
-function parseTemplate(text: string, names: Set<string>): Tag {
-  const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
-  let from = 0;
-  for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', index: at } of text.matchAll(TAG)) {
-    if (whole === '{{') failTemplate(text, at, 'a "{{" has no "}}"');
-    // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
-    const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
-    const [lineEnd] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(at + whole.length)) ?? [];
-    const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
-    const { nodes } = open.at(-1)!;
-    nodes.push(text.slice(from, isAlone ? at - indent.length : at));
-    from = at + whole.length + (isAlone ? lineEnd.length : 0);
-    if (sigil === '!') continue;
-    const name = (triple ?? inner).trim();
-    const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
-    const mistake = mistakeInTag(tag, open);
-    if (mistake !== undefined) failTemplate(text, at, mistake);
-    if (sigil === '/') open.pop();
-    else nodes.push(tag);
-    if (/[#^]/.test(sigil)) open.push(tag);
-    const first = tag.path[0] || tag.path[1];
-    if (first) names.add(first);
-  }
-  const last = open.at(-1)!;
-  last.nodes.push(text.slice(from));
-  if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
-  return last;
-}
-
-/** Why a tag cannot stand where it does, if so. */
+/** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
 function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+  if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
-  const isTooDeep = /[#^]/.test(sigil) && open.length > NESTING_LIMIT;
-  if (isTooDeep) return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  if (/[#^]/.test(sigil) && open.length > NESTING_LIMIT) {
+    return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  }
   const section = open.at(-1)!;
   if (sigil !== '/' || name === section.name) return undefined;
   if (open.length === 1) return `${shown} closes a section that is not open`;
@@ -2570,7 +2568,7 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+/** Reads a template. A mistake in it is reported when the gateway starts, and not when the first alert comes. */
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   return attempt(() => new Template(value), (error) => error.message);
