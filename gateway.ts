@@ -2155,17 +2155,16 @@ class RequestBody {
 /** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
-/** A payload or a send. */
+/** A JSON object, such as a payload or a send. */
 type JsonObject = Record<string, unknown>;
 
 /** A field of a form, or a parameter of a query. */
 type Pair = readonly [name: string, value: string];
 
 /** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
-const SEND_FIELDS = new Set(
+const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
-    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
-);
+    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
 /**
  * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
@@ -2192,7 +2191,8 @@ const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
 /**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
- * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab.
+ * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. CR LF becomes a
+ * line feed, because every CR is removed.
  */
 const NOT_TEXT =
   // deno-lint-ignore no-control-regex
@@ -2240,7 +2240,8 @@ function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
   if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
   const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
-  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
+  if (isForm) return readFields(new URLSearchParams(form));
+  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]]);
 }
 
 /**
@@ -2251,9 +2252,13 @@ function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
 function readJson(json: Buffer): JsonObject {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
-  for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  for (const { key } of repeatedKeys(text)) {
+    if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  }
   const payload = JSON.parse(text) as JsonObject;
-  for (const key of Object.keys(payload)) if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  for (const key of Object.keys(payload)) {
+    if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  }
   return payload;
 }
 
@@ -2320,12 +2325,6 @@ function isHtmlForm({ message: template }: Token, text: string): boolean {
   return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
 }
 
-/** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
-function cleanText(text: string): string {
-  const clean = text.replace(NOT_TEXT, '');
-  return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
-}
-
 /**
  * The payload of a form: its fields, or the JSON that its only field holds.
  * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
@@ -2367,7 +2366,7 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
   const shown = keys.join(', ') || 'none';
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+  throw new Problem('bad_field', { detail, reason: `no_${missing.join(',no_')}` });
 }
 
 /**
@@ -2381,7 +2380,7 @@ function sendFields(payload: JsonObject, isData: boolean): JsonObject {
     if (value === null || (isData && SEND_AT.test(key))) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     const isList = /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.has(key)) fields[key] = isList ? [value].flat() : value;
+    if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2431,7 +2430,7 @@ interface Tag {
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. An empty part is the value before it; as the first part, it is the innermost context. */
+  /** The parts of the name. The first is empty if the name begins with a dot: the innermost context itself. */
   readonly path: readonly string[];
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
@@ -2460,7 +2459,7 @@ class Template {
       from = at + whole.length + (isAlone ? lineEnd.length : 0);
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
-      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), nodes: [] };
+      const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
       const mistake = mistakeInTag(tag, open);
       if (mistake) failTemplate(text, at, mistake);
       if (sigil === '/') open.pop();
@@ -2495,8 +2494,10 @@ class Template {
       }
     };
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
-      leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
-      const value = lookUp(contexts, tag.path);
+      leftSteps -= contexts.length + tag.path.length; // the most lookups that follow here
+      // The first part of a name is looked up from the innermost context outwards, and any other in the one before it.
+      const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
+      const value = tag.path.reduce(memberOf, owner);
       // A section is rendered for each element of a list, and once for any other value but null, '', false and 0.
       const items = Array.isArray(value) ? value : value ? [value] : [];
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
@@ -2508,14 +2509,8 @@ class Template {
       }
     };
     renderNodes(this.#whole, [data]);
-    return isSpent() ? cutText(text) : text;
+    return cutText(text, isSpent());
   }
-}
-
-/** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
-function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
-  const owner = contexts.findLast((context) => memberOf(context, path[0]!) !== undefined);
-  return path.reduce(memberOf, owner);
 }
 
 /**
@@ -2533,9 +2528,9 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text between characters, so that it fits the limit with an ellipsis, which has three bytes. */
-function cutText(text: string): string {
-  return `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…`;
+/** Cuts a text that is longer than the limit. It is cut between characters, and ends with an ellipsis of three bytes. */
+function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
+  return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
 
 /** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
