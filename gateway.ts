@@ -33,9 +33,9 @@
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 148 · TEMPLATES 112 ·
- *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
+ *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 148 · TEMPLATES 110 ·
+ *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 39 ·
+ *   ADDRESSES 23 · LOG 58 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
  */
@@ -2528,7 +2528,7 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text that is longer than the limit. It is cut between characters, and ends with an ellipsis of three bytes. */
+/** Cuts a text that is too long between two characters, and adds an ellipsis, which has three bytes. */
 function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
   return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
@@ -3766,7 +3766,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
       'X-Request-Id': requestId,
       ...(status === 401 && { 'WWW-Authenticate': challenges }),
       ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
+      ...(retryAfterMs && { 'Retry-After': Math.ceil(retryAfterMs / 1000) }),
     },
   };
 }
@@ -3785,12 +3785,12 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
   if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
-  const own = new Map<string, string>();
-  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  // Of several fields with one name the last counts.
+  const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   added.push('X-Content-Type-Options', 'nosniff');
   // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
-  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (isMadeSend || valueOf('cache-control') === undefined) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(valueOf('content-type') ?? '');
   if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   return added;
 }
@@ -3800,7 +3800,7 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
  * header only when they open a page.
  */
 function isBrowser({ headers }: IncomingMessage): boolean {
-  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
@@ -3809,8 +3809,9 @@ function isBrowser({ headers }: IncomingMessage): boolean {
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
 function responseHead(status: number, fields: readonly string[]): Buffer {
-  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
-  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
+  let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
+  for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
+  return Buffer.from(`${head}\r\n`, 'latin1');
 }
 
 // #endregion
@@ -3827,11 +3828,12 @@ type AddressList = ReturnType<typeof readAddresses>;
 function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (trusted === undefined) return address;
-  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
-  while (hops.length > 0 && addressAllowed(trusted, address)) {
-    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // the address of the last trusted proxy counts then
-    address = hop;
+  const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
+  for (const hop of hops.reverse()) {
+    const next = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    // If a trusted proxy names no address, its own address counts.
+    if (!addressAllowed(trusted, address) || !isIP(next)) break;
+    address = next;
   }
   return address;
 }
@@ -3846,9 +3848,9 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form: IPv4-mapped IPv6 is IPv4, and a unix socket's peer, which has none, is this machine. */
-function normalizeAddress(address: string | undefined): string {
-  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
+/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A unix socket's peer, which has none, is local. */
+function normalizeAddress(address = '127.0.0.1'): string {
+  return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
 
 // #endregion
@@ -3863,10 +3865,13 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [pending, unreadBytes, dropped] = ['', 0, 0];
+  let pending = '';
+  let unreadBytes = 0;
+  let dropped = 0;
   const flush = () => {
     if (pending === '') return;
-    const [text, bytes] = [pending, Buffer.byteLength(pending)];
+    const text = pending;
+    const bytes = Buffer.byteLength(text);
     pending = '';
     unreadBytes += bytes;
     // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
@@ -3878,7 +3883,7 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
       dropped = 0;
     });
   };
-  const write = options.log ?? ((line: string) => {
+  const write = options.log ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
     // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
     if (pending === '') setImmediate(flush);
@@ -3895,16 +3900,20 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const quote = (text: string): string => /^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text);
-  const pairs = given.map(([name, value]) => `${name}=${quote(String(value))}`);
-  return [time, level.padEnd(5), message, ...pairs].join(' ');
+  let line = `${time} ${level.padEnd(5)} ${message}`;
+  for (const [name, value] of Object.entries(fields)) {
+    if (value === undefined || value === '') continue;
+    const text = String(value);
+    line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  }
+  return line;
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object) {
   // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
+  const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
+  if (waitMs === 0) core.log('warn', message, fields);
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
@@ -3915,9 +3924,9 @@ let written = Promise.resolve();
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}) {
   if (deno === undefined) return void process.stdout.write(text, done);
-  const bytes = Buffer.from(text);
+  let rest = Buffer.from(text);
   written = written.then(async () => {
-    for (let at = 0; at < bytes.length;) at += await deno.stdout.write(bytes.subarray(at));
+    while (rest.length > 0) rest = rest.subarray(await deno.stdout.write(rest));
   }).then(done, done);
 }
 
