@@ -2151,40 +2151,50 @@ class RequestBody {
 /** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
+/** A JSON object, such as a payload or a send. */
+type JsonObject = Record<string, unknown>;
+
+/** A field of a form, or a parameter of a query. */
+type Pair = readonly [name: string, value: string];
+
 /** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
-const SEND_FIELDS = new Set(
+const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
-    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
-);
+    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
 /**
- * Matches the names of these fields in any spelling. A payload with an unknown spelling is refused. If the gateway
- * dropped the field instead, the message would go to the default recipients, too early or without its picture. jQuery,
- * PHP and axios write a list into a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped
- * for HTML. secured-signal-api reads "@recipients" in a query.
+ * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
+ * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into
+ * a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api
+ * reads "@recipients" in a query.
  */
-const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
-const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+const NEVER_DROPPED =
+  /^[\s\p{Cc}]*(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\[.*\]|\.\d[^]*)?[\s\p{Cc}]*$/iu;
 
 /** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 
-/** The field of the body form. A credential, valid or not, must not get into the text. */
+/** The name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = /^auth$/iu;
 
-/** A body that begins like this is read as JSON, and refused if it is not JSON: it is not meant as text. */
+/** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** A pair as form encoders write it: by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
-const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
+/** Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
+const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
-/** ECMA-48: colours (CSI), a title or a link (OSC), or another character set (as `tput sgr0` writes it). */
-// deno-lint-ignore no-control-regex
-const TERMINAL_SEQUENCE = /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]/g;
+/**
+ * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
+ * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. CR LF becomes a
+ * line feed, because every CR is removed.
+ */
+const NOT_TEXT =
+  // deno-lint-ignore no-control-regex
+  /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** Whether the gateway makes a send of each body that this token posts to /v2/send. The body has no say in it. */
+/** Whether the gateway makes a send of each body that this token posts to /v2/send, whatever the body is. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
@@ -2197,14 +2207,19 @@ function makesSends({ defaults, message }: Token): boolean {
  *   lost.
  */
 async function readSend(x: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
-  const [token, target] = [x.token!, x.target!];
-  const isByGet = isSendByGet(target);
-  const [lost] = target.parameters.find(([name]) => !isByGet && NEVER_DROPPED.test(name)) ?? [];
-  if (lost !== undefined) throw badField(lost, 'is in the query, of which nothing is read with a POST');
-  if (isByGet) x.res.shouldKeepAlive = false;
-  const payload = isByGet
-    ? readFields(target.parameters)
-    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), x.req.headers['content-type']);
+  const token = x.token!;
+  const target = x.target!;
+  let payload: JsonObject;
+  if (isSendByGet(target)) {
+    x.res.shouldKeepAlive = false;
+    payload = readFields(target.parameters);
+  } else {
+    for (const [name] of target.parameters) {
+      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, of which nothing is read with a POST');
+    }
+    const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
+    payload = readPayload(token, bytes, x.req.headers['content-type']);
+  }
   return checkSend(makeSend(token, payload), check);
 }
 
@@ -2213,15 +2228,16 @@ async function readSend(x: Exchange, body: RequestBody, check: (field: Field) =>
  * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
-function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
+function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
   if (!isUtf8(body)) throw badJson('The body is no JSON, no form and no text in UTF-8.');
-  const form = text.trim(); // files have a byte order mark or a line feed
+  const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
-  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
+  if (isForm) return readFields(new URLSearchParams(form));
+  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]]);
 }
 
 /**
@@ -2229,12 +2245,16 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
  * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
-function readJson(json: Buffer): Record<string, unknown> {
+function readJson(json: Buffer): JsonObject {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
-  for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
-  const payload = JSON.parse(text) as Record<string, unknown>;
-  for (const key of Object.keys(payload)) if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  for (const { key } of repeatedKeys(text)) {
+    if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  }
+  const payload = JSON.parse(text) as JsonObject;
+  for (const key of Object.keys(payload)) {
+    if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  }
   return payload;
 }
 
@@ -2256,12 +2276,12 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
-function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
+function readMultipart(body: Buffer, contentType: string): Pair[] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
-  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  // Some programs see a boundary after a lone line feed too.
-  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
+  // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
+  // feed, and each piece must end with CR.
+  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\n--${boundary}`);
+  if (!/^\s*\r$/.test(before) || !/^--\s*$/.test(parts.pop() ?? '')) failMultipart();
   return parts.map(readPart);
 }
 
@@ -2269,17 +2289,20 @@ function readMultipart(body: Buffer, contentType: string): [name: string, value:
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
-function readPart(part: string): [name: string, value: string] {
-  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
-  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
-  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
-  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
-  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
-  if (file === undefined) return [name, bytes.toString()];
+function readPart(part: string): Pair {
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
+  const head = Buffer.from(latin1, 'latin1').toString();
+  const bytes = Buffer.from(content, 'latin1');
+  const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
+  if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
+  const found = DISPOSITION.exec(head) ?? failMultipart();
+  const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
+  if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
-  const fileName = file.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  const uri = `data:${type};${fileName && `filename=${fileName};`}base64,${bytes.toString('base64')}`;
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', bytes.length === 0 ? '' : uri];
+  const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
+  const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
+  const uri = content && meta + bytes.toString('base64');
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', uri];
 }
 
 function failMultipart(): never {
@@ -2293,57 +2316,53 @@ function failMultipart(): never {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
   const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
-  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
-    (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
-}
-
-/** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
-function cleanText(text: string): string {
-  const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
-  return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
+  const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
+  if (isKnown(first)) return true;
+  return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
 }
 
 /**
  * The payload of a form: its fields, or the JSON that its only field holds.
  * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
  */
-function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
-  const fields = new Map<string, string[]>();
+function readFields(pairs: Iterable<Pair>): JsonObject {
+  const fields: Record<string, string | string[]> = Object.create(null); // here `__proto__` is a name like others
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
-    const text = value.replaceAll('\r\n', '\n');
-    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
-    const values = fields.get(name);
-    if (name === 'number' && values) throw badField(name, 'may be given only once');
     if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
-    if (values) values.push(restored);
-    else fields.set(name, [restored]);
+    const known = fields[name];
+    if (name === 'number' && known) throw badField(name, 'may be given only once');
+    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
+    let text = value.replaceAll('\r\n', '\n');
+    if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
+    if (known === undefined) fields[name] = text;
+    else if (Array.isArray(known)) known.push(text);
+    else fields[name] = [known, text];
   }
-  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
   // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
-  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
-  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
+  const json = Object.keys(fields).length === 1 ? fields.payload ?? fields.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : fields;
 }
 
 /**
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
+function makeSend({ defaults, message: template }: Token, payload: JsonObject): JsonObject {
+  const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
+  const keys = Object.keys(payload).slice(0, 31).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
+  if (keys.length > 30) keys[30] = '…';
+  const shown = keys.join(', ') || 'none';
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', missing.map((name) => `no_${name}`).join(','), { detail });
+  throw new Problem('bad_field', `no_${missing.join(',no_')}`, { detail });
 }
 
 /**
@@ -2351,13 +2370,13 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
  * @param isData whether the token has a template: then `send_at` is data for it.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
-  const fields: Record<string, unknown> = {};
+function sendFields(payload: JsonObject, isData: boolean): JsonObject {
+  const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
-    if (isEmpty || (isData && SEND_AT.test(key))) continue;
-    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    if (value === null || (isData && SEND_AT.test(key))) continue;
+    if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+    const isList = /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2366,7 +2385,7 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
   return fields;
 }
 
-/** Whether a value is missing, a text of white space or an empty list. */
+/** Whether a value is missing, empty, only white space or an empty list. */
 function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
@@ -2390,17 +2409,18 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
 // are inserted and never parsed as a template.
 
 /**
- * A tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name ` alerts `.
- * A `{{` without an end matches alone, to be reported.
+ * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
+ * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if it is
+ * blank; it is not part of the match.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?/g;
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
-/** `.`, or parts joined by dots, without white space and braces. A leading dot looks in the innermost context only. */
+/** `.`, or parts joined by dots, without white space and braces. A leading dot means the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
 /** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
-  /** As the template has it, with its braces. */
+  /** The tag as written, with its braces. */
   readonly text: string;
   /** Where in the template it stands. */
   readonly at: number;
@@ -2418,13 +2438,39 @@ class Template {
   readonly names = new Set<string>();
   readonly #whole: Tag;
 
-  /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
+  /**
+   * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
+   * @throws {SyntaxError} whose message begins with the line and the column in the template.
+   */
   constructor(text: string) {
-    this.#whole = parseTemplate(text, this.names);
+    this.#whole = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
+    const open = [this.#whole];
+    let from = 0;
+    for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
+      // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+      const [indent] = /(?<![^\n])[ \t]*$/.exec(text.slice(0, at)) ?? [];
+      const isAlone = /[#^/!]/.test(sigil) && indent !== undefined && lineEnd !== undefined;
+      const { nodes } = open.at(-1)!;
+      nodes.push(text.slice(from, isAlone ? at - indent.length : at));
+      from = at + whole.length + (isAlone ? lineEnd.length : 0);
+      if (sigil === '!') continue;
+      const name = (triple ?? inner).trim();
+      const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
+      const mistake = mistakeInTag(tag, open);
+      if (mistake) failTemplate(text, at, mistake);
+      if (sigil === '/') open.pop();
+      else nodes.push(tag);
+      if (/[#^]/.test(sigil)) open.push(tag);
+      const first = tag.path.find(Boolean);
+      if (first) this.names.add(first);
+    }
+    const last = open.at(-1)!;
+    last.nodes.push(text.slice(from));
+    if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
   }
 
   /**
-   * The text for some data, cut with an ellipsis if the text becomes too long or takes too many steps.
+   * The text for some data. If it becomes too long or takes too many steps, it is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown): string {
@@ -2444,9 +2490,11 @@ class Template {
       }
     };
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
-      leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
-      const value = lookUp(contexts, tag.path);
-      // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
+      leftSteps -= contexts.length + tag.path.length; // the most lookups that follow here
+      // The first part of a name is looked up from the innermost context outwards, and any other in the one before it.
+      const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
+      const value = tag.path.reduce(memberOf, owner);
+      // A section is rendered for each element of a list, and once for any other value but null, '', false and 0.
       const items = Array.isArray(value) ? value : value ? [value] : [];
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
       if (tag.sigil !== '#') return write(toText(value));
@@ -2457,20 +2505,18 @@ class Template {
       }
     };
     renderNodes(this.#whole, [data]);
-    return isSpent() ? cutText(text) : text;
+    return cutText(text, isSpent());
   }
 }
 
-/** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
-function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
-  const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
-  return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
-}
-
-/** An own member. Members that JavaScript adds have no name: neither `constructor`, nor the length of a list. */
+/**
+ * A member that the data has. Members that JavaScript adds are not enumerable, and have no name here: neither
+ * `constructor`, nor the length of a list. The empty name is that of the value itself.
+ */
 function memberOf(value: unknown, name: string): unknown {
-  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
-  return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
+  if (name === '') return value;
+  const isOwn = typeof value === 'object' && value !== null && Object.prototype.propertyIsEnumerable.call(value, name);
+  return isOwn ? (value as JsonObject)[name] : undefined;
 }
 
 /** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
@@ -2478,55 +2524,22 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text between characters, so that it fits the limit with an ellipsis. */
-function cutText(text: string): string {
-  const ellipsis = '…';
-  return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
+/** Cuts a text that is too long between two characters, and adds an ellipsis, which has three bytes. */
+function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
+  return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
 
-/**
- * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
- * @param names gets the first part of each name.
- * @throws {SyntaxError} with line and column.
- */
-function parseTemplate(text: string, names: Set<string>): Tag {
-  const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
-  let from = 0;
-  for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', index: at } of text.matchAll(TAG)) {
-    if (whole === '{{') failTemplate(text, at, 'a "{{" has no "}}"');
-    // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
-    const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
-    const [lineEnd] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(at + whole.length)) ?? [];
-    const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
-    const { nodes } = open.at(-1)!;
-    nodes.push(text.slice(from, isAlone ? at - indent.length : at));
-    from = at + whole.length + (isAlone ? lineEnd.length : 0);
-    if (sigil === '!') continue;
-    const name = (triple ?? inner).trim();
-    const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
-    const mistake = mistakeInTag(tag, open);
-    if (mistake !== undefined) failTemplate(text, at, mistake);
-    if (sigil === '/') open.pop();
-    else nodes.push(tag);
-    if (/[#^]/.test(sigil)) open.push(tag);
-    const first = tag.path[0] || tag.path[1];
-    if (first) names.add(first);
-  }
-  const last = open.at(-1)!;
-  last.nodes.push(text.slice(from));
-  if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
-  return last;
-}
-
-/** Why a tag cannot stand where it does, if so. */
+/** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
 function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+  if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
-  const isTooDeep = /[#^]/.test(sigil) && open.length > NESTING_LIMIT;
-  if (isTooDeep) return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  if (/[#^]/.test(sigil) && open.length > NESTING_LIMIT) {
+    return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  }
   const section = open.at(-1)!;
   if (sigil !== '/' || name === section.name) return undefined;
   if (open.length === 1) return `${shown} closes a section that is not open`;
@@ -2546,7 +2559,7 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+/** Reads a template. A mistake in it is reported when the gateway starts, and not when the first alert comes. */
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   return attempt(() => new Template(value), (error) => error.message);
@@ -3753,7 +3766,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
       'X-Request-Id': requestId,
       ...(status === 401 && { 'WWW-Authenticate': challenges }),
       ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
+      ...(retryAfterMs && { 'Retry-After': Math.ceil(retryAfterMs / 1000) }),
     },
   };
 }
@@ -3772,12 +3785,12 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
   if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
-  const own = new Map<string, string>();
-  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  // Of several fields with one name the last counts.
+  const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   added.push('X-Content-Type-Options', 'nosniff');
   // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
-  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (isMadeSend || valueOf('cache-control') === undefined) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(valueOf('content-type') ?? '');
   if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   return added;
 }
@@ -3787,7 +3800,7 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
  * header only when they open a page.
  */
 function isBrowser({ headers }: IncomingMessage): boolean {
-  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
@@ -3796,8 +3809,9 @@ function isBrowser({ headers }: IncomingMessage): boolean {
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
 function responseHead(status: number, fields: readonly string[]): Buffer {
-  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
-  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
+  let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
+  for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
+  return Buffer.from(`${head}\r\n`, 'latin1');
 }
 
 // #endregion
@@ -3814,11 +3828,12 @@ type AddressList = ReturnType<typeof readAddresses>;
 function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (trusted === undefined) return address;
-  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
-  while (hops.length > 0 && addressAllowed(trusted, address)) {
-    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // the address of the last trusted proxy counts then
-    address = hop;
+  const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
+  for (const hop of hops.reverse()) {
+    const next = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    // If a trusted proxy names no address, its own address counts.
+    if (!addressAllowed(trusted, address) || !isIP(next)) break;
+    address = next;
   }
   return address;
 }
@@ -3833,9 +3848,9 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form: IPv4-mapped IPv6 is IPv4, and a unix socket's peer, which has none, is this machine. */
-function normalizeAddress(address: string | undefined): string {
-  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
+/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A unix socket's peer, which has none, is local. */
+function normalizeAddress(address = '127.0.0.1'): string {
+  return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
 
 // #endregion
@@ -3850,10 +3865,13 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [pending, unreadBytes, dropped] = ['', 0, 0];
+  let pending = '';
+  let unreadBytes = 0;
+  let dropped = 0;
   const flush = () => {
     if (pending === '') return;
-    const [text, bytes] = [pending, Buffer.byteLength(pending)];
+    const text = pending;
+    const bytes = Buffer.byteLength(text);
     pending = '';
     unreadBytes += bytes;
     // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
@@ -3865,7 +3883,7 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
       dropped = 0;
     });
   };
-  const write = options.log ?? ((line: string) => {
+  const write = options.log ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
     // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
     if (pending === '') setImmediate(flush);
@@ -3882,16 +3900,20 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const quote = (text: string): string => /^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text);
-  const pairs = given.map(([name, value]) => `${name}=${quote(String(value))}`);
-  return [time, level.padEnd(5), message, ...pairs].join(' ');
+  let line = `${time} ${level.padEnd(5)} ${message}`;
+  for (const [name, value] of Object.entries(fields)) {
+    if (value === undefined || value === '') continue;
+    const text = String(value);
+    line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  }
+  return line;
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object) {
   // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
+  const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
+  if (waitMs === 0) core.log('warn', message, fields);
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
@@ -3902,9 +3924,9 @@ let written = Promise.resolve();
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}) {
   if (deno === undefined) return void process.stdout.write(text, done);
-  const bytes = Buffer.from(text);
+  let rest = Buffer.from(text);
   written = written.then(async () => {
-    for (let at = 0; at < bytes.length;) at += await deno.stdout.write(bytes.subarray(at));
+    while (rest.length > 0) rest = rest.subarray(await deno.stdout.write(rest));
   }).then(done, done);
 }
 
