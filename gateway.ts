@@ -3143,11 +3143,8 @@ interface BackendResponse {
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
   const early = upgrade && listenEarly(x, upgrade);
-  const group = target.route?.group;
   let response: BackendResponse | undefined;
   try {
-    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules['backend.wait'] : 0);
     response = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
     const { incoming, upgraded } = response;
@@ -3233,6 +3230,7 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
+  x.queue.join(x);
   try {
     for (;;) {
       await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
@@ -3416,8 +3414,8 @@ class Place {
   needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
   readyMs = 0;
-  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
-  untilMs = 0;
+  /** How long the request waits for a backend that is down. */
+  waitMs = 0;
   isConnected = false;
   /** Set while the request waits for a slot. */
   wantsSlot = false;
@@ -3429,12 +3427,12 @@ class Place {
 
 /** From a refused connection until one comes about. */
 interface Outage {
-  reason: string;
-  /** The one request that tries to connect. */
-  trier: Exchange | undefined;
-  /** How long nobody tries after a try has failed. */
+  /** Why the last try failed. */
+  problem: Problem;
+  /** The one request that tries to connect, or the pause after a failed try. Undefined: a try is due. */
+  trier: Exchange | 'pause' | undefined;
+  /** How long the next pause is. */
   pauseMs: number;
-  pause: NodeJS.Timeout | undefined;
 }
 
 /**
@@ -3465,11 +3463,13 @@ class BackendQueue {
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
-  join(x: Exchange, needsSlot: boolean, waitMs: number) {
-    const readyMs = performance.now();
-    const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
-    Object.assign(x.place, { needsSlot, readyMs, untilMs });
+  /** Begins. A request that has joined must release. */
+  join({ place, target, rules }: Exchange) {
+    const group = target?.route?.group;
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    place.needsSlot = group !== 'info' && group !== 'receive';
+    place.readyMs = performance.now();
+    if (group === 'send') place.waitMs = Math.min(rules['backend.wait'], rules['backend.timeout']);
   }
 
   /**
@@ -3495,34 +3495,44 @@ class BackendQueue {
   connected(x: Exchange) {
     x.place.isConnected = true;
     if (!this.#outage) return;
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    clearTimeout(this.#outage.pause);
+    const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
+    for (const y of line) {
+      if (y.place.wantsSlot) y.waitFor(y.rules['backend.timeout'], 'busy');
+      else this.#admit(y);
+    }
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem) {
-    const { reason = '' } = problem.details;
-    const isNews = this.#outage === undefined;
-    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
-    outage.reason = reason;
-    if (outage.trier === x) {
-      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
-      outage.pause = setTimeout(() => {
-        outage.pause = undefined;
-        this.serve(x.core);
-      }, outage.pauseMs).unref();
+    const isLate = ({ place }: Exchange): boolean => place.readyMs + place.waitMs <= performance.now();
+    const line = this.#unconnected();
+    if (!this.#outage) {
+      this.#outage = { problem, trier: x, pauseMs: RETRY_PAUSE_MS };
+      const waiting = [x, ...line].filter((y) => !isLate(y));
+      this.#log(x, 'no connection to the backend: sends wait for it', waiting, problem.details.reason);
     }
-    const isLate = ({ place }: Exchange): boolean => place.untilMs <= performance.now();
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    const outage = this.#outage;
+    outage.problem = problem;
+    if (outage.trier === x) this.#pause(outage, x.core);
+    for (const y of line) {
+      y.stopTimer();
+      if (isLate(y)) y.end(problem);
+    }
     this.release(x);
-    const waiting = [x, ...line].filter((y) => !isLate(y));
-    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
+  }
+
+  /** Lets nobody try for a while. */
+  #pause(outage: Outage, core: Core) {
+    outage.trier = 'pause';
+    setTimeout(() => {
+      outage.trier = undefined;
+      this.serve(core);
+    }, outage.pauseMs).unref();
+    outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
   }
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
@@ -3575,14 +3585,17 @@ class BackendQueue {
    * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
    */
   #serveLine(outage: Outage) {
-    const line = this.#waiting.filter((x) => this.#isInLine(x));
-    if (!outage.trier && !outage.pause) {
+    const line = this.#unconnected();
+    if (!outage.trier) {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
     }
-    for (const x of line) {
-      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
-    }
+    for (const x of line) if (!waits(x) && x !== outage.trier) x.end(outage.problem);
+  }
+
+  /** The waiting requests that have no connection. While the backend is down, they are the line. */
+  #unconnected(): Exchange[] {
+    return this.#waiting.filter(({ place }) => !place.isConnected);
   }
 
   /** Whether the request is in line: the backend is down, and the request has no connection. */
@@ -3609,7 +3622,7 @@ class BackendQueue {
 
 /** Whether the request may wait for a backend that is down: it is a send, and `backend.wait` is not 0. */
 function waits({ place }: Exchange): boolean {
-  return place.untilMs > place.readyMs;
+  return place.waitMs > 0;
 }
 
 // #endregion
