@@ -1221,8 +1221,7 @@ class Exchange {
    * until the slot is overdue.
    */
   leave() {
-    const { timer, isOverdue } = this.place;
-    if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || this.place.slot !== 'held') return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -3417,12 +3416,10 @@ class Place {
   /** How long the request waits for a backend that is down. */
   waitMs = 0;
   isConnected = false;
-  /** Set while the request waits for a slot. */
-  wantsSlot = false;
-  /** Set while it holds one. */
+  /** Whether the request waits for a slot or holds one. After `slotTimeoutMs` the slot is overdue. */
+  slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
+  /** Until its slot is overdue. */
   timer: NodeJS.Timeout | undefined;
-  /** It has held its slot for `slotTimeoutMs`. */
-  isOverdue = false;
 }
 
 /** From a refused connection until one comes about. */
@@ -3473,17 +3470,19 @@ class BackendQueue {
   }
 
   /**
-   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
-   * backend is up goes on without one.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. The request that tries whether
+   * the backend is up goes on without a slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean) {
-    const place = x.place;
-    const isLimited = x.core.rules['backend.parallel'] < Infinity;
-    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
-    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve(x.core);
+    const { core, place } = x;
+    if (x.stage === 'answered') return;
+    const isLimited = core.rules['backend.parallel'] < Infinity;
+    if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
+    if (place.slot !== 'wanted' && !this.#isInLine(x)) return;
+    const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
+    this.#waiting.splice(before + 1, 0, x);
+    this.serve(core);
     if (!this.#waiting.includes(x)) return;
     // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
     if (this.#isInLine(x)) x.stopTimer();
@@ -3499,7 +3498,7 @@ class BackendQueue {
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
     for (const y of line) {
-      if (y.place.wantsSlot) y.waitFor(y.rules['backend.timeout'], 'busy');
+      if (y.place.slot === 'wanted') y.waitFor(y.rules['backend.timeout'], 'busy');
       else this.#admit(y);
     }
     queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
@@ -3537,10 +3536,8 @@ class BackendQueue {
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
   release(x: Exchange) {
-    const place = x.place;
-    clearTimeout(place.timer);
-    place.timer = undefined;
-    place.isOverdue = false;
+    clearTimeout(x.place.timer);
+    x.place.slot = 'none';
     for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
@@ -3550,15 +3547,16 @@ class BackendQueue {
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
   serve(core: Core) {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
+    const slots = core.rules['backend.parallel'];
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place.isOverdue).slice(0, slots);
-      if (this.#holders.length - lent.length >= slots) return;
-      const next = this.#next(core, lent);
+      const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
+      const held = this.#holders.filter((x) => !lent.includes(x));
+      const next = held.length < slots ? this.#next(core.rules, held) : undefined;
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
-      next.place.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      next.place.slot = 'held';
+      next.place.timer = setTimeout(() => this.#passTime(next), core.slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3566,18 +3564,17 @@ class BackendQueue {
   /**
    * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent the requests whose slots do not count, because they are lent.
+   * @param holders the requests that hold a slot which is not lent.
    */
-  #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
-    const isAble = (x: Exchange): boolean => x.place.wantsSlot && !this.#isInLine(x);
-    if (tokens.size < 2) return this.#waiting.find(isAble);
-    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
-    const most = Math.max(1, slots - 1);
-    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
-    return this.#waiting
-      .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
+  #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
+    const able = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
+    if (tokens.size < 2) return able[0];
+    const limit = Math.max(1, slots - 1);
+    const hasRoom = ({ name }: Token): boolean => holders.filter(({ token }) => token!.name === name).length < limit;
+    const lastMs = ({ name }: Token): number => this.#lastSlotMs.get(name) ?? 0;
+    return able
+      .filter(({ token }) => hasRoom(token!))
+      .sort((x, y) => lastMs(x.token!) - lastMs(y.token!))[0];
   }
 
   /**
@@ -3610,7 +3607,7 @@ class BackendQueue {
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange) {
-    x.place.isOverdue = true;
+    x.place.slot = 'overdue';
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
