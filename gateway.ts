@@ -3454,8 +3454,8 @@ interface Outage {
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
-  readonly #holders: Exchange[] = [];
-  readonly #waiting: Exchange[] = [];
+  #holders: Exchange[] = [];
+  #waiting: Exchange[] = [];
   /** By the name of the token, when it last got a slot. */
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
@@ -3480,14 +3480,16 @@ class BackendQueue {
     const isLimited = core.rules['backend.parallel'] < Infinity;
     if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
     if (place.slot !== 'wanted' && !this.#isInLine(x)) return;
-    const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
-    this.#waiting.splice(before + 1, 0, x);
-    this.serve(core);
-    if (!this.#waiting.includes(x)) return;
-    // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
-    if (this.#isInLine(x)) x.stopTimer();
-    else x.waitFor(x.rules['backend.timeout'], 'busy');
-    await x.standBy();
+    do {
+      const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
+      this.#waiting.splice(before + 1, 0, x);
+      this.serve(core);
+      if (!this.#waiting.includes(x)) return;
+      // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
+      if (this.#isInLine(x)) x.stopTimer();
+      else x.waitFor(x.rules['backend.timeout'], 'busy');
+      await x.standBy();
+    } while (place.slot === 'wanted' && this.#outage?.trier !== x); // the backend is up again
   }
 
   /** A connection came about: the backend is up. */
@@ -3497,11 +3499,8 @@ class BackendQueue {
     const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) {
-      if (y.place.slot === 'wanted') y.waitFor(y.rules['backend.timeout'], 'busy');
-      else this.#admit(y);
-    }
-    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
+    // They wait for their slots now. They do so after the present call, in which x, ready before them, gets its slot.
+    for (const y of line) this.#admit(y);
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
@@ -3538,7 +3537,8 @@ class BackendQueue {
   release(x: Exchange) {
     clearTimeout(x.place.timer);
     x.place.slot = 'none';
-    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    this.#holders = this.#holders.filter((y) => y !== x);
+    this.#waiting = this.#waiting.filter((y) => y !== x);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
     this.serve(x.core);
