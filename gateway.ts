@@ -3188,14 +3188,14 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
-    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
+    const isOurs = NOT_OUTBOUND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
       (isMadeSend && name.startsWith('content-')); // true of the client's body only
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
   headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
-  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
+  const proto = (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
@@ -3216,11 +3216,10 @@ const NO_NAMES: ReadonlySet<string> = new Set();
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = !value.includes('%')
-    ? value
-    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
-  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
-  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
+  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const decoded = plain.replace(/[\w+/-]{22,}/g, (run) => Buffer.from(run, 'base64').toString('latin1'));
+  const texts = [value, plain, decoded];
+  return secrets.some((secret) => texts.some((text) => text.includes(secret)));
 }
 
 /**
@@ -3337,20 +3336,19 @@ function lengthHeaders(method: string, content: Content): string[] {
  *   length of the body, if it is known.
  * @throws {Problem} bad_backend_answer.
  */
-function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: IncomingMessage, protocol?: string) {
+  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
+  const named = connectionNames(headers.connection);
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // for this hop, or about the body
-  for (let i = 0; i < headers.length; i += 2) {
-    const name = headers[i]!.toLowerCase();
-    if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
+  for (let i = 0; i < rawHeaders.length; i += 2) {
+    const name = rawHeaders[i]!.toLowerCase();
     // Only `cors` says which origins may read a response: some proxies before a backend say "*".
-    const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
-    if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
+    const isOurs = NOT_INBOUND.has(name) || named.has(name) || name.startsWith('access-control-');
+    if (!isOurs) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
   }
-  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
-    (own['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
+    (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
@@ -3358,32 +3356,31 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: Incom
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
-  const named = connectionNames(own.connection);
-  return {
-    headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
-    length: isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length),
-  };
+  return { headers: passed, length: isBodiless || status === 304 ? 0 : Number(length ?? Infinity) };
 }
 
-/** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
-async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined) {
+/**
+ * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
+ * @param length Infinity if it is not known.
+ */
+async function relayBody(x: Exchange, reader: MessageReader, length: number) {
   const { res, core, rules, report } = x;
   let room: (() => Promise<void>) | undefined;
-  while (report.bytesOut !== length) {
+  while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
-    if (chunk === undefined && length === undefined) return;
-    report.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
-      throw new Problem('bad_backend_answer', { reason: 'bad_length' });
-    }
+    if (chunk === undefined) break;
+    report.bytesOut += chunk.length;
+    if (report.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (report.bytesOut === length) x.rest = chunk;
-    if (x.rest !== undefined || res.write(chunk)) continue;
-    x.waitFor(core.stallTimeoutMs, 'client_left');
-    await (room ??= x.changesOf(res, ['drain', 'close']))();
-    if (x.endedBy) throw x.endedBy;
+    else if (!res.write(chunk)) {
+      x.waitFor(core.stallTimeoutMs, 'client_left');
+      await (room ??= x.changesOf(res, ['drain', 'close']))();
+    }
   }
+  const isWhole = length === Infinity || report.bytesOut === length;
+  if (!isWhole) throw new Problem('bad_backend_answer', { reason: 'bad_length' });
 }
 
 /**
