@@ -3127,14 +3127,6 @@ const NOT_OUTBOUND = new Set([
   ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
 ]);
 
-/** The head of the backend's response, and the way to read the rest. */
-interface BackendResponse {
-  readonly incoming: IncomingMessage;
-  readonly reader: MessageReader;
-  /** The backend's side of the WebSocket, if the backend accepted the upgrade. */
-  readonly upgraded: Side | undefined;
-}
-
 /**
  * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side, if the request opens a WebSocket.
@@ -3142,24 +3134,22 @@ interface BackendResponse {
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
   const early = upgrade && listenEarly(x, upgrade);
-  let response: BackendResponse | undefined;
+  let incoming: IncomingMessage | undefined;
   try {
-    response = await sendWhenUp(x, target, content, upgrade !== undefined);
+    incoming = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
-    const { incoming, upgraded } = response;
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(x, headers));
-    x.report.status = incoming.statusCode!;
-    if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
-    x.respond(x.report.status, headers, undefined, incoming.statusMessage);
-    await relayBody(x, response.reader, length);
+    if (early && incoming.statusCode === 101) return openTunnel(x, headers, early(), incoming.socket);
+    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    await relayBody(x, incoming, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     // The connection of a response that breaks off is not used again.
     // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
-    if (response?.incoming.readableEnded === false) (response.upgraded?.[0] ?? response.incoming.socket).destroy();
+    if (incoming?.readableEnded === false) incoming.socket.destroy();
     throw backendProblem(error);
   }
 }
@@ -3227,11 +3217,12 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
+async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<IncomingMessage> {
+  const isLarge = content !== undefined && 'chunks' in content;
   x.queue.join(x);
   try {
     for (;;) {
-      await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      await x.queue.enter(x, !isLarge); // a large body acquires its slot before its last byte
       try {
         return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
@@ -3245,11 +3236,6 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
   }
 }
 
-/** Whether a body is larger than the head, so that it streams. */
-function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
-  return content !== undefined && 'chunks' in content;
-}
-
 /**
  * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
  * @returns the response, when its head is here.
@@ -3261,33 +3247,32 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise<BackendResponse>((resolve, reject) => {
+  return new Promise<IncomingMessage>((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
     x.moveTo('sending');
     const path = backendPath(backend, target);
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
-    let response: BackendResponse | undefined;
-    const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
-      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+    const onHead = (incoming: IncomingMessage) => {
       // Nobody needs the body; the log says what became of the request.
       if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
       x.moveTo('answered');
-      resolve(response);
+      resolve(incoming);
     };
     outgoing.on('response', (incoming) => {
       // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
+      // A body without a length that ends by a reset would look complete.
+      outgoing.on('error', () => incoming.complete || x.end(new Problem('bad_backend_answer', { reason: 'aborted' })));
       onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
-    outgoing.on('error', (error) => {
-      // A body without a length that ends by a reset would look complete.
-      if (response && !response.incoming.complete) response.reader.isBroken = true;
-      // Without a connection nothing can have been sent.
-      reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('upgrade', (incoming, socket, head) => {
+      socket.unshift(head); // openTunnel reads it
+      onHead(incoming);
     });
-    outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
+    // Without a connection nothing can have been sent. After the response has come, this does nothing.
+    const fail = (error?: Error) => reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', fail).on('close', fail);
     const onConnect = () => {
       x.queue.connected(x);
       writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
@@ -3306,7 +3291,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  if (!isLarge(content)) {
+  if (content === undefined || !('chunks' in content)) {
     await x.queue.enter(x, true); // the request that tried whether the backend is up has no slot yet
     x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -3363,8 +3348,9 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
  * @param length Infinity if it is not known.
  */
-async function relayBody(x: Exchange, reader: MessageReader, length: number) {
+async function relayBody(x: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = x;
+  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
   let room: (() => Promise<void>) | undefined;
   while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
@@ -3397,8 +3383,9 @@ function collectSoon(chunk: Uint8Array | undefined) {
  * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
-  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
-  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
+  if (error instanceof Problem) return error;
+  const reason = (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed'; // without an address or a path
+  return new Problem(code, { reason, cause: error });
 }
 
 // #endregion
@@ -3630,10 +3617,10 @@ type Side = readonly [socket: Duplex, head: Buffer];
 
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
- * @returns a function that stops the reading and returns what the client has sent. A client must send nothing before
- *   the handshake is complete (RFC 6455 4.1).
+ * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
+ *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
+function listenEarly(x: Exchange, [socket, head]: Side): () => Duplex {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -3642,7 +3629,8 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
-    return Buffer.concat(early);
+    socket.unshift(Buffer.concat(early));
+    return socket;
   };
 }
 
@@ -3650,20 +3638,18 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side) {
+function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
   const { core, requestId, client, token } = x;
-  let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
+  let bytesIn = 0;
+  let bytesOut = 0;
+  let reason = 'ended';
   const close = (why: string) => {
     reason = why;
     socket.destroy();
     backend.destroy();
   };
-  const toClient = (chunk: Buffer) => {
-    bytesOut += chunk.length;
-    socket.write(chunk);
-    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
-  };
   x.moveTo('tunnel');
+  x.report.status = 101;
   x.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(x, close);
@@ -3675,11 +3661,13 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
     side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
   }
   // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
-  backend.on('data', toClient);
+  backend.on('data', (chunk: Buffer) => {
+    bytesOut += chunk.length;
+    socket.write(chunk);
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
+  });
   for (const event of ['end', 'close']) backend.once(event, () => socket.end());
-  socket.on('data', ({ length }: Buffer) => (bytesIn += length));
-  if (backendHead.length > 0) toClient(backendHead);
-  if (head.length > 0) backend.write(head);
+  socket.on('data', (chunk: Buffer) => (bytesIn += chunk.length));
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
@@ -3702,8 +3690,6 @@ class MessageReader {
   readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** Set where the message broke off, although node:http calls it complete. */
-  isBroken = false;
 
   /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: IncomingMessage, broken: ProblemCode) {
@@ -3727,8 +3713,8 @@ class MessageReader {
       const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
-      if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      if (isEnded) return undefined;
+      if (message.destroyed) throw new Problem(this.#broken, { reason: 'aborted' });
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
