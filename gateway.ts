@@ -34,7 +34,7 @@
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
- *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   POLICY 68 · BODY SCAN 282 · RELAY 192 · SLOTS 140 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
@@ -3156,7 +3156,8 @@ async function relay(x: Exchange, target: Target, content: Content, upgrade?: Si
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
 function backendPath(backend: Backend, target: Target): string {
-  // encodeURI leaves what RFC 3986 3.3 allows in a segment ("+49…" stays as clients write it), and these three.
+  // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Nor does it encode `/`, `?` and `#`, which would end the segment.
   const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
   return `${backend.prefix}/${path}${target.query && '?'}${target.query}`;
 }
@@ -3178,7 +3179,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
     const isOurs = NOT_OUTBOUND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
-      (isMadeSend && name.startsWith('content-')); // true of the client's body only
+      (isMadeSend && name.startsWith('content-')); // these describe the client's body
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
@@ -3241,7 +3242,7 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
+  const backend = x.rules['backend.url'];
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
@@ -3277,9 +3278,9 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
       writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
-      socket.off('data', destroyThis); // see readBackend
+      socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs);
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, x.rules['backend.timeout']);
       x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
@@ -3316,8 +3317,8 @@ function lengthHeaders(method: string, content: Content): string[] {
  * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
  * response for those of another, or lose its credential on a redirect.
  * @param protocol the protocol that the client has asked for.
- * @returns the headers for the client, without those for this hop and those that the backend has no say in; and the
- *   length of the body, if it is known.
+ * @returns the headers for the client, without those for this hop and those that only the gateway may set; and the
+ *   length of the body, Infinity if it is not known.
  * @throws {Problem} bad_backend_answer.
  */
 function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: IncomingMessage, protocol?: string) {
@@ -3405,7 +3406,7 @@ class Place {
   timer: NodeJS.Timeout | undefined;
 }
 
-/** From a refused connection until one comes about. */
+/** The backend is down: from a refused connection until a connection succeeds. */
 interface Outage {
   /** Why the last try failed. */
   problem: Problem;
@@ -3472,17 +3473,18 @@ class BackendQueue {
       if (this.#isInLine(x)) x.stopTimer();
       else x.waitFor(x.rules['backend.timeout'], 'busy');
       await x.standBy();
-    } while (place.slot === 'wanted' && this.#outage?.trier !== x); // the backend is up again
+      // Admitted without a slot, and not to try: the backend is up again. Now the request waits for its slot.
+    } while (place.slot === 'wanted' && this.#outage?.trier !== x);
   }
 
-  /** A connection came about: the backend is up. */
+  /** The request has a connection: the backend is up. */
   connected(x: Exchange) {
     x.place.isConnected = true;
     if (!this.#outage) return;
     const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    // They wait for their slots now. They do so after the present call, in which x, ready before them, gets its slot.
+    // They enter again when the present call has returned. In it x, which was ready before them, enters first.
     for (const y of line) this.#admit(y);
   }
 
@@ -3547,17 +3549,15 @@ class BackendQueue {
   /**
    * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param holders the requests that hold a slot which is not lent.
+   * @param holders the requests whose slots are not lent.
    */
   #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
-    const able = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
-    if (tokens.size < 2) return able[0];
+    const candidates = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
+    if (tokens.size < 2) return candidates[0];
     const limit = Math.max(1, slots - 1);
-    const hasRoom = ({ name }: Token) => holders.filter(({ token }) => token!.name === name).length < limit;
-    const lastMs = ({ name }: Token) => this.#lastSlotMs.get(name) ?? 0;
-    return able
-      .filter(({ token }) => hasRoom(token!))
-      .sort((x, y) => lastMs(x.token!) - lastMs(y.token!))[0];
+    const hasRoom = (x: Exchange) => holders.filter(({ token }) => token!.name === x.token!.name).length < limit;
+    const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
+    return candidates.filter(hasRoom).sort((x, y) => lastMs(x) - lastMs(y))[0];
   }
 
   /**
