@@ -3394,6 +3394,7 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
 class Place {
+  /** False for the groups `info` and `receive`. */
   needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
   readyMs = 0;
@@ -3402,7 +3403,7 @@ class Place {
   isConnected = false;
   /** Whether the request waits for a slot or holds one. After `slotTimeoutMs` the slot is overdue. */
   slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
-  /** Until its slot is overdue. */
+  /** Runs until the slot is overdue. */
   timer: NodeJS.Timeout | undefined;
 }
 
@@ -3412,7 +3413,7 @@ interface Outage {
   problem: Problem;
   /** The one request that tries to connect, or the pause after a failed try. Undefined: a try is due. */
   trier: Exchange | 'pause' | undefined;
-  /** How long the next pause is. */
+  /** How long the next pause will be. */
   pauseMs: number;
 }
 
@@ -3439,12 +3440,13 @@ interface Outage {
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
   #holders: Exchange[] = [];
+  /** The requests that wait for a slot, or for the backend, in the order in which they were ready to be sent. */
   #waiting: Exchange[] = [];
   /** By the name of the token, when it last got a slot. */
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  /** Begins. A request that has joined must release. */
+  /** Must come before `enter`. A request that has joined must release. */
   join({ place, target, rules }: Exchange) {
     const group = target?.route?.group;
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
