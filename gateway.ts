@@ -1228,8 +1228,7 @@ class Exchange {
    * until the slot is overdue.
    */
   leave() {
-    const { timer, isOverdue } = this.place;
-    if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || this.place.slot !== 'held') return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -3141,14 +3140,6 @@ const NOT_OUTBOUND = new Set([
   ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
 ]);
 
-/** The head of the backend's response, and the way to read the rest. */
-interface BackendResponse {
-  readonly incoming: IncomingMessage;
-  readonly reader: MessageReader;
-  /** The backend's side of the WebSocket, if the backend accepted the upgrade. */
-  readonly upgraded: Side | undefined;
-}
-
 /**
  * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side, if the request opens a WebSocket.
@@ -3156,37 +3147,32 @@ interface BackendResponse {
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
   const early = upgrade && listenEarly(x, upgrade);
-  const group = target.route?.group;
-  let response: BackendResponse | undefined;
+  let incoming: IncomingMessage | undefined;
   try {
-    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules['backend.wait'] : 0);
-    response = await sendWhenUp(x, target, content, upgrade !== undefined);
+    incoming = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
-    const { incoming, upgraded } = response;
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(x, headers));
-    x.report.status = incoming.statusCode!;
-    if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
-    x.respond(x.report.status, headers, undefined, incoming.statusMessage);
-    await relayBody(x, response.reader, length);
+    if (early && incoming.statusCode === 101) return openTunnel(x, headers, early(), incoming.socket);
+    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    await relayBody(x, incoming, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     // The connection of a response that breaks off is not used again.
     // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
-    if (response?.incoming.readableEnded === false) (response.upgraded?.[0] ?? response.incoming.socket).destroy();
+    if (incoming?.readableEnded === false) incoming.socket.destroy();
     throw backendProblem(error);
   }
 }
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
 function backendPath(backend: Backend, target: Target): string {
-  // Does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
-  const encode = (segment: string): string =>
-    encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
-  return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
+  // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Nor does it encode `/`, `?` and `#`, which would end the segment.
+  const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
+  return `${backend.prefix}/${path}${target.query && '?'}${target.query}`;
 }
 
 /**
@@ -3205,14 +3191,14 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
-    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // true of the client's body only
+    const isOurs = NOT_OUTBOUND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+      (isMadeSend && name.startsWith('content-')); // these describe the client's body
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
   headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
-  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
+  const proto = (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
@@ -3233,11 +3219,10 @@ const NO_NAMES: ReadonlySet<string> = new Set();
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = !value.includes('%')
-    ? value
-    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
-  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
-  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
+  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const decoded = plain.replace(/[\w+/-]{22,}/g, (run) => Buffer.from(run, 'base64').toString('latin1'));
+  const text = [value, plain, decoded].join('\n');
+  return secrets.some((secret) => text.includes(secret));
 }
 
 /**
@@ -3245,10 +3230,12 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
+async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<IncomingMessage> {
+  const isLarge = content !== undefined && 'chunks' in content;
+  x.queue.join(x);
   try {
     for (;;) {
-      await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      await x.queue.enter(x, !isLarge); // a large body acquires its slot before its last byte
       try {
         return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
@@ -3262,57 +3249,51 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
   }
 }
 
-/** Whether a body is larger than the head, so that it streams. */
-function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
-  return content !== undefined && 'chunks' in content;
-}
-
 /**
  * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
  * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
+  const backend = x.rules['backend.url'];
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise<BackendResponse>((resolve, reject) => {
+  return new Promise<IncomingMessage>((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
     x.moveTo('sending');
     const path = backendPath(backend, target);
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
-    let response: BackendResponse | undefined;
-    const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
-      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+    const onHead = (incoming: IncomingMessage) => {
       // Nobody needs the body; the log says what became of the request.
       if (x.hasLeft) x.end(new Problem('client_left', `answered_${incoming.statusCode}`));
       x.moveTo('answered');
-      resolve(response);
+      resolve(incoming);
     };
     outgoing.on('response', (incoming) => {
       // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
+      // A body without a length that ends by a reset would look complete.
+      outgoing.on('error', () => incoming.complete || x.end(new Problem('bad_backend_answer', 'aborted')));
       onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
-    outgoing.on('error', (error) => {
-      // A body without a length that ends by a reset would look complete.
-      if (response && !response.incoming.complete) response.reader.isBroken = true;
-      // Without a connection nothing can have been sent.
-      reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('upgrade', (incoming, socket, head) => {
+      socket.unshift(head); // openTunnel reads it
+      onHead(incoming);
     });
-    outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
+    // Without a connection nothing can have been sent. After the response has come, this does nothing.
+    const fail = (error?: Error) => reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', fail).on('close', fail);
     const onConnect = () => {
       x.queue.connected(x);
       writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
-      socket.off('data', destroyThis); // see readBackend
+      socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs);
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, x.rules['backend.timeout']);
       x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
@@ -3323,7 +3304,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  if (!isLarge(content)) {
+  if (content === undefined || !('chunks' in content)) {
     await x.queue.enter(x, true); // the request that tried whether the backend is up has no slot yet
     x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -3349,24 +3330,23 @@ function lengthHeaders(method: string, content: Content): string[] {
  * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
  * response for those of another, or lose its credential on a redirect.
  * @param protocol the protocol that the client has asked for.
- * @returns the headers for the client, without those for this hop and those that the backend has no say in; and the
- *   length of the body, if it is known.
+ * @returns the headers for the client, without those for this hop and those that only the gateway may set; and the
+ *   length of the body, Infinity if it is not known.
  * @throws {Problem} bad_backend_answer.
  */
-function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: IncomingMessage, protocol?: string) {
+  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
+  const named = connectionNames(headers.connection);
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // for this hop, or about the body
-  for (let i = 0; i < headers.length; i += 2) {
-    const name = headers[i]!.toLowerCase();
-    if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
+  for (let i = 0; i < rawHeaders.length; i += 2) {
+    const name = rawHeaders[i]!.toLowerCase();
     // Only `cors` says which origins may read a response: some proxies before a backend say "*".
-    const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
-    if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
+    const isOurs = NOT_INBOUND.has(name) || named.has(name) || name.startsWith('access-control-');
+    if (!isOurs) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
   }
-  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
-    (own['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
+    (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
@@ -3374,32 +3354,32 @@ function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: Incom
     bad_length: hasBadLength,
   };
   for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', reason);
-  const named = connectionNames(own.connection);
-  return {
-    headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
-    length: isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length),
-  };
+  return { headers: passed, length: isBodiless || status === 304 ? 0 : Number(length ?? Infinity) };
 }
 
-/** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
-async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined) {
+/**
+ * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
+ * @param length Infinity if it is not known.
+ */
+async function relayBody(x: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = x;
+  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
   let room: (() => Promise<void>) | undefined;
-  while (report.bytesOut !== length) {
+  while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
-    if (chunk === undefined && length === undefined) return;
-    report.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
-      throw new Problem('bad_backend_answer', 'bad_length');
-    }
+    if (chunk === undefined) break;
+    report.bytesOut += chunk.length;
+    if (report.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (report.bytesOut === length) x.rest = chunk;
-    if (x.rest !== undefined || res.write(chunk)) continue;
-    x.waitFor(core.stallTimeoutMs, 'client_left');
-    await (room ??= x.changesOf(res, ['drain', 'close']))();
-    if (x.endedBy) throw x.endedBy;
+    else if (!res.write(chunk)) {
+      x.waitFor(core.stallTimeoutMs, 'client_left');
+      await (room ??= x.changesOf(res, ['drain', 'close']))();
+    }
   }
+  const isWhole = length === Infinity || report.bytesOut === length;
+  if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
 }
 
 /**
@@ -3407,7 +3387,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined) {
-  if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
+  if (!chunk || chunk.length < COLLECT_FROM_BYTES) return;
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
@@ -3416,8 +3396,9 @@ function collectSoon(chunk: Uint8Array | undefined) {
  * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
-  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
-  return error instanceof Problem ? error : new Problem(code, reason);
+  if (error instanceof Problem) return error;
+  const reason = (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed'; // without an address or a path
+  return new Problem(code, reason);
 }
 
 // #endregion
@@ -3426,28 +3407,27 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
 class Place {
+  /** False for the groups `info` and `receive`. */
   needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
   readyMs = 0;
-  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
-  untilMs = 0;
+  /** How long the request waits for a backend that is down. */
+  waitMs = 0;
   isConnected = false;
-  /** Set while the request waits for a slot. */
-  wantsSlot = false;
-  /** Set while it holds one. */
+  /** Whether the request waits for a slot or holds one. After `slotTimeoutMs` the slot is overdue. */
+  slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
+  /** Runs until the slot is overdue. */
   timer: NodeJS.Timeout | undefined;
-  /** It has held its slot for `slotTimeoutMs`. */
-  isOverdue = false;
 }
 
-/** From a refused connection until one comes about. */
+/** The backend is down: from a refused connection until a connection succeeds. */
 interface Outage {
-  reason: string;
-  /** The one request that tries to connect. */
-  trier: Exchange | undefined;
-  /** How long nobody tries after a try has failed. */
+  /** Why the last try failed. */
+  problem: Problem;
+  /** The one request that tries to connect, or the pause after a failed try. Undefined: a try is due. */
+  trier: Exchange | 'pause' | undefined;
+  /** How long the next pause will be. */
   pauseMs: number;
-  pause: NodeJS.Timeout | undefined;
 }
 
 /**
@@ -3472,79 +3452,93 @@ interface Outage {
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
-  readonly #holders: Exchange[] = [];
-  readonly #waiting: Exchange[] = [];
+  #holders: Exchange[] = [];
+  /** The requests that wait for a slot, or for the backend, in the order in which they were ready to be sent. */
+  #waiting: Exchange[] = [];
   /** By the name of the token, when it last got a slot. */
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
-  join(x: Exchange, needsSlot: boolean, waitMs: number) {
-    const readyMs = performance.now();
-    const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
-    Object.assign(x.place, { needsSlot, readyMs, untilMs });
+  /** Must come before `enter`. A request that has joined must release. */
+  join({ place, target, rules }: Exchange) {
+    const group = target?.route?.group;
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    place.needsSlot = group !== 'info' && group !== 'receive';
+    place.readyMs = performance.now();
+    if (group === 'send') place.waitMs = Math.min(rules['backend.wait'], rules['backend.timeout']);
   }
 
   /**
-   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
-   * backend is up goes on without one.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. The request that tries whether
+   * the backend is up goes on without a slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean) {
-    const place = x.place;
-    const isLimited = x.core.rules['backend.parallel'] < Infinity;
-    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
-    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve(x.core);
-    if (!this.#waiting.includes(x)) return;
-    // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
-    if (this.#isInLine(x)) x.stopTimer();
-    else x.waitFor(x.rules['backend.timeout'], 'busy');
-    await x.standBy();
+    const { core, place } = x;
+    if (x.stage === 'answered') return;
+    const isLimited = core.rules['backend.parallel'] < Infinity;
+    if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
+    if (place.slot !== 'wanted' && !this.#isInLine(x)) return;
+    do {
+      const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
+      this.#waiting.splice(before + 1, 0, x);
+      this.serve(core);
+      if (!this.#waiting.includes(x)) return;
+      // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
+      if (this.#isInLine(x)) x.stopTimer();
+      else x.waitFor(x.rules['backend.timeout'], 'busy');
+      await x.standBy();
+      // Admitted without a slot, and not to try: the backend is up again. Now the request waits for its slot.
+    } while (place.slot === 'wanted' && this.#outage?.trier !== x);
   }
 
-  /** A connection came about: the backend is up. */
+  /** The request has a connection: the backend is up. */
   connected(x: Exchange) {
     x.place.isConnected = true;
     if (!this.#outage) return;
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    clearTimeout(this.#outage.pause);
+    const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
-    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
+    // They enter again when the present call has returned. In it x, which was ready before them, enters first.
+    for (const y of line) this.#admit(y);
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem) {
-    const { reason = '' } = problem;
-    const isNews = this.#outage === undefined;
-    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
-    outage.reason = reason;
-    if (outage.trier === x) {
-      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
-      outage.pause = setTimeout(() => {
-        outage.pause = undefined;
-        this.serve(x.core);
-      }, outage.pauseMs).unref();
+    const isLate = ({ place }: Exchange) => place.readyMs + place.waitMs <= performance.now();
+    const line = this.#unconnected();
+    if (!this.#outage) {
+      this.#outage = { problem, trier: x, pauseMs: RETRY_PAUSE_MS };
+      const waiting = [x, ...line].filter((y) => !isLate(y));
+      this.#log(x, 'no connection to the backend: sends wait for it', waiting, problem.reason);
     }
-    const isLate = ({ place }: Exchange): boolean => place.untilMs <= performance.now();
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    const outage = this.#outage;
+    outage.problem = problem;
+    if (outage.trier === x) this.#pause(outage, x.core);
+    for (const y of line) {
+      y.stopTimer();
+      if (isLate(y)) y.end(problem);
+    }
     this.release(x);
-    const waiting = [x, ...line].filter((y) => !isLate(y));
-    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
+  }
+
+  /** Lets nobody try for a while. */
+  #pause(outage: Outage, core: Core) {
+    outage.trier = 'pause';
+    setTimeout(() => {
+      outage.trier = undefined;
+      this.serve(core);
+    }, outage.pauseMs).unref();
+    outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
   }
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
   release(x: Exchange) {
-    const place = x.place;
-    clearTimeout(place.timer);
-    place.timer = undefined;
-    place.isOverdue = false;
-    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    clearTimeout(x.place.timer);
+    x.place.slot = 'none';
+    this.#holders = this.#holders.filter((y) => y !== x);
+    this.#waiting = this.#waiting.filter((y) => y !== x);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
     this.serve(x.core);
@@ -3553,15 +3547,16 @@ class BackendQueue {
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
   serve(core: Core) {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
+    const slots = core.rules['backend.parallel'];
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place.isOverdue).slice(0, slots);
-      if (this.#holders.length - lent.length >= slots) return;
-      const next = this.#next(core, lent);
+      const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
+      const held = this.#holders.filter((x) => !lent.includes(x));
+      const next = held.length < slots ? this.#next(core.rules, held) : undefined;
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
-      next.place.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      next.place.slot = 'held';
+      next.place.timer = setTimeout(() => this.#passTime(next), core.slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3569,18 +3564,15 @@ class BackendQueue {
   /**
    * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent the requests whose slots do not count, because they are lent.
+   * @param holders the requests whose slots are not lent.
    */
-  #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
-    const isAble = (x: Exchange): boolean => x.place.wantsSlot && !this.#isInLine(x);
-    if (tokens.size < 2) return this.#waiting.find(isAble);
-    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
-    const most = Math.max(1, slots - 1);
-    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
-    return this.#waiting
-      .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
+  #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
+    const candidates = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
+    if (tokens.size < 2) return candidates[0];
+    const limit = Math.max(1, slots - 1);
+    const hasRoom = (x: Exchange) => holders.filter(({ token }) => token!.name === x.token!.name).length < limit;
+    const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
+    return candidates.filter(hasRoom).sort((x, y) => lastMs(x) - lastMs(y))[0];
   }
 
   /**
@@ -3588,14 +3580,17 @@ class BackendQueue {
    * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
    */
   #serveLine(outage: Outage) {
-    const line = this.#waiting.filter((x) => this.#isInLine(x));
-    if (!outage.trier && !outage.pause) {
+    const line = this.#unconnected();
+    if (!outage.trier) {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
     }
-    for (const x of line) {
-      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', outage.reason));
-    }
+    for (const x of line) if (!waits(x) && x !== outage.trier) x.end(outage.problem);
+  }
+
+  /** The waiting requests that have no connection. While the backend is down, they are the line. */
+  #unconnected(): Exchange[] {
+    return this.#waiting.filter(({ place }) => !place.isConnected);
   }
 
   /** Whether the request is in line: the backend is down, and the request has no connection. */
@@ -3610,7 +3605,7 @@ class BackendQueue {
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange) {
-    x.place.isOverdue = true;
+    x.place.slot = 'overdue';
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
@@ -3622,7 +3617,7 @@ class BackendQueue {
 
 /** Whether the request may wait for a backend that is down: it is a send, and `backend.wait` is not 0. */
 function waits({ place }: Exchange): boolean {
-  return place.untilMs > place.readyMs;
+  return place.waitMs > 0;
 }
 
 // #endregion
@@ -3636,10 +3631,10 @@ type Side = readonly [socket: Duplex, head: Buffer];
 
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
- * @returns a function that stops the reading and returns what the client has sent. A client must send nothing before
- *   the handshake is complete (RFC 6455 4.1).
+ * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
+ *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
+function listenEarly(x: Exchange, [socket, head]: Side): () => Duplex {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -3648,7 +3643,8 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
-    return Buffer.concat(early);
+    socket.unshift(Buffer.concat(early));
+    return socket;
   };
 }
 
@@ -3656,20 +3652,18 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side) {
+function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
   const { core, requestId, client, token } = x;
-  let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
+  let bytesIn = 0;
+  let bytesOut = 0;
+  let reason = 'ended';
   const close = (why: string) => {
     reason = why;
     socket.destroy();
     backend.destroy();
   };
-  const toClient = (chunk: Buffer) => {
-    bytesOut += chunk.length;
-    socket.write(chunk);
-    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
-  };
   x.moveTo('tunnel');
+  x.report.status = 101;
   x.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(x, close);
@@ -3681,11 +3675,13 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
     side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
   }
   // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
-  backend.on('data', toClient);
+  backend.on('data', (chunk: Buffer) => {
+    bytesOut += chunk.length;
+    socket.write(chunk);
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
+  });
   for (const event of ['end', 'close']) backend.once(event, () => socket.end());
-  socket.on('data', ({ length }: Buffer) => (bytesIn += length));
-  if (backendHead.length > 0) toClient(backendHead);
-  if (head.length > 0) backend.write(head);
+  socket.on('data', (chunk: Buffer) => (bytesIn += chunk.length));
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
@@ -3708,8 +3704,6 @@ class MessageReader {
   readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** Set where the message broke off, although node:http calls it complete. */
-  isBroken = false;
 
   /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: IncomingMessage, broken: ProblemCode) {
@@ -3733,8 +3727,8 @@ class MessageReader {
       const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
-      if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, 'aborted');
+      if (isEnded) return undefined;
+      if (message.destroyed) throw new Problem(this.#broken, 'aborted');
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
