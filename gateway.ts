@@ -2674,22 +2674,23 @@ const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, whether a number, `true`, `false` or `null` may contain it. */
-const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
-
 /**
- * Two tables of the bytes that are special in a string: for each byte, whether it is special, and for each pair of
- * bytes, whether one of them is. They are many times faster than a regular expression.
+ * Two tables for `findByte`: for each byte, whether the pattern matches it, and for each pair of bytes, whether it
+ * matches one of them. They are many times faster than a regular expression.
  */
-function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
-  const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
-  return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
+function tablesOf(pattern: RegExp) {
+  const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
+  const pairs = new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
+  return { bytes, pairs };
 }
 
 // A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
 // semicolons separate the metadata of an attachment.
-const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
-const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
+const SPECIAL = tablesOf(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = tablesOf(/["\\,;]|[^ -\xff]/);
+
+/** The bytes that cannot stand in a number, `true`, `false` or `null`. */
+const AFTER_BARE = tablesOf(/[^0-9a-z.E+-]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
 const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
@@ -2967,7 +2968,7 @@ class BodyScan {
   #readString(i: number): number {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    const end = findByte(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
     // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
@@ -3042,8 +3043,7 @@ class BodyScan {
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number): number {
-    let end = i;
-    while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
+    const end = findByte(this.#chunk, i, AFTER_BARE);
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
@@ -3087,25 +3087,22 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** Where the next special byte is, from `i` on, or else the length of the chunk. */
-function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
+/** Where the next byte of these tables is, from `i` on; without one, the length of the chunk. */
+function findByte(chunk: Buffer, i: number, { bytes, pairs }: typeof SPECIAL): number {
   // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
   // at an even address, because a view of pairs has to begin there.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
   while (i < near && !bytes[chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Sixteen bytes per test, in eight pairs: a large attachment spends its time in this loop. The table is symmetric, so
-  // that the byte order of the processor does not matter.
+  // Four pairs per test: a large attachment spends its time in this loop. The table is symmetric, so that the byte
+  // order of the processor does not matter.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
   let at = 0;
   while (
-    at + 8 <= two.length &&
-    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-        pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-  ) at += 8;
-  i += 2 * at;
-  while (i < chunk.length && !bytes[chunk[i]!]) i++;
-  return i;
+    at + 4 <= two.length &&
+    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]!) === 0
+  ) at += 4;
+  return findByte(chunk, i + 2 * at, { bytes, pairs }); // the byte, or the end, is one of the next eight
 }
 
 // #endregion
