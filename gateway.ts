@@ -1895,7 +1895,6 @@ class RequestBody {
   #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
   #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // the same without `auth`
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1963,7 +1962,7 @@ class RequestBody {
     if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
     if (isEmpty || isBodiless) return undefined;
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
     const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
@@ -2061,8 +2060,8 @@ class RequestBody {
     const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
-    if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
+    await this.#readHead((chunk) => scan.write(chunk));
+    if (this.#isComplete && this.#x.report.bytesIn > 0) scan.end();
     return scan;
   }
 
@@ -2122,15 +2121,13 @@ class RequestBody {
 
   /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
   async *#chunks(scan: BodyScan, check: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    for (const piece of this.#passed) yield piece;
-    this.#passed = [];
+    yield* scan.takePassed();
     while (!this.#isComplete) {
-      let pieces: Uint8Array[];
       try {
         const chunk = await this.#next();
         collectSoon(chunk);
-        pieces = chunk === undefined ? [] : scan.write(chunk);
-        if (this.#isComplete) pieces.push(...scan.end());
+        if (chunk !== undefined) scan.write(chunk);
+        if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
         if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
         this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
@@ -2139,7 +2136,7 @@ class RequestBody {
         throw error;
       }
       if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
-      for (const piece of pieces) yield piece;
+      yield* scan.takePassed();
     }
   }
 }
@@ -2709,8 +2706,8 @@ interface Scope {
  * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
  * chunks.
  *
- * The caller may pass on the bytes that `write` returns once it has checked the fields of `takeFields`. Only `end`
- * returns the closing brace, so that the backend never gets a complete document that was refused.
+ * The caller checks the fields of `takeFields` before it passes on the bytes of `takePassed`. Only `end` adds the
+ * closing brace to them, so that the backend never gets a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
@@ -2756,7 +2753,7 @@ class BodyScan {
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
   #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
-  #out: Uint8Array[] = [];
+  readonly #out: Uint8Array[] = [];
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
   #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
@@ -2780,12 +2777,13 @@ class BodyScan {
     return this.#fields.splice(0);
   }
 
-  /**
-   * Reads a chunk.
-   * @returns the bytes that may be passed on: parts of this chunk and of earlier ones.
-   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
-   */
-  write(chunk: Uint8Array): Uint8Array[] {
+  /** The bytes found since the last call that are passed on: parts of the chunks. */
+  takePassed(): Uint8Array[] {
+    return this.#out.splice(0);
+  }
+
+  /** Reads a chunk. @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards. */
+  write(chunk: Uint8Array) {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
@@ -2793,22 +2791,16 @@ class BodyScan {
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
-    this.#out = [];
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#pass(chunk.length);
     this.#offset += chunk.length;
-    return this.#out;
   }
 
-  /**
-   * Ends the document.
-   * @returns the closing brace, to be passed on after the last fields were checked.
-   * @throws {Problem} bad_json if the document is not complete.
-   */
-  end(): Uint8Array[] {
+  /** Ends the document. @throws {Problem} bad_json if the document is not complete. */
+  end() {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
     if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
-    return [Buffer.from('}')];
+    this.#out.push(Buffer.from('}'));
   }
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
