@@ -1884,12 +1884,16 @@ function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
+/** Stands for the end of a body that was not announced by its length. */
+const NO_BYTES = Buffer.alloc(0);
+
 /** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined;
   readonly #lingerMs: number;
+  #limitBytes: number;
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean;
   #owedBytes = PACE_BYTES; // must come within #leftMs of reading
@@ -1904,15 +1908,15 @@ class RequestBody {
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
+    this.#limitBytes = x.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
-    const { 'content-length': length, expect } = req.headers;
-    this.#declaredBytes = length === undefined ? undefined : Number(length);
+    this.#declaredBytes = Number(req.headers['content-length']) || undefined;
     // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
     // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Told so, the
     // client sends no further request on this connection, which would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
-    if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
+    if (!this.#isComplete && (isLong || req.headers.expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1943,7 +1947,7 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
   async open(target: Target, check: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#x.rules['limits.body']);
+    this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead().catch((error: unknown) => {
       if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
       throw new Problem('bad_json', {
@@ -1965,7 +1969,7 @@ class RequestBody {
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
     scan.keepLength = this.#declaredBytes !== undefined;
-    const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
+    const length = scan.keepLength ? this.#declaredBytes! - scan.cutBytes : undefined;
     this.#head = [];
     return { chunks: () => this.#chunks(scan, check), length };
   }
@@ -1976,9 +1980,13 @@ class RequestBody {
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#x.rules['limits.body']);
-    this.#checkLength(smallerBytes);
-    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
+    this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
+    this.#checkLength(this.#declaredBytes);
+    this.#countHeld();
+    while (!this.#isComplete) {
+      gatherChunk(this.#head, await this.#next());
+      this.#countHeld();
+    }
     return Buffer.concat(this.#head.splice(0));
   }
 
@@ -1987,15 +1995,18 @@ class RequestBody {
    * them.
    * @throws {Problem} busy.
    */
-  #countHeld({ length }: Uint8Array) {
-    const { core: { running }, rules, token } = this.#x;
-    this.#x.heldBytes += length;
-    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
-    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
-    const own = running.filter((x) => x.token?.name === token?.name);
-    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
+  #countHeld() {
+    const x = this.#x;
+    x.heldBytes = x.report.bytesIn;
+    let [allBytes, ownBytes] = [0, 0];
+    for (const { heldBytes, token } of x.core.running) {
+      allBytes += heldBytes;
+      if (token?.name === x.token?.name) ownBytes += heldBytes;
+    }
+    const ownLimitBytes = x.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
-    this.#x.heldBytes = 0;
+    x.heldBytes = 0;
     throw new Problem('busy');
   }
 
@@ -2005,21 +2016,18 @@ class RequestBody {
    * read.
    */
   async endResponse() {
-    const { req, res } = this.#x;
-    let { rest } = this.#x;
+    const { req, res, rest, stage } = this.#x;
     this.#head = [];
     this.#x.stopTimer();
-    if (this.#x.stage === 'tunnel') return;
+    if (stage === 'tunnel') return;
     // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
-    if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
-    if (!this.#isComplete) {
-      if (rest !== undefined) res.write(rest);
-      rest = undefined;
-      await this.#discardRest();
-    }
+    if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
+    if (this.#isComplete) return void res.end(rest);
+    if (rest !== undefined) res.write(rest);
+    await this.#discardRest();
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(rest);
+    else res.end();
   }
 
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
@@ -2032,15 +2040,15 @@ class RequestBody {
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
-    await new Promise<void>((resolve) => {
+    await new Promise((resolve) => {
       const wait = () => {
-        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
-        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
+        const leftMs = Math.min(patienceMs, deadlineMs - performance.now());
+        this.#x.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
       };
       wait();
       req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
-      req.on('data', (chunk: Buffer) => {
-        leftBytes -= chunk.length;
+      req.on('data', ({ length }: Buffer) => {
+        leftBytes -= length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
@@ -2049,36 +2057,25 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
-  #checkLength(limitBytes: number) {
-    if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
+  /** Checks a length: the declared one, before a byte is read, and what was read. @throws {Problem} body_too_large. */
+  #checkLength(bytes = 0) {
+    if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
   /** Reads and scans the head, once, for the credential and for all fields that are checked. */
   async #scanHead(): Promise<BodyScan> {
     if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
+    const { target, token, report } = this.#x;
+    const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
-    scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk));
-    if (this.#isComplete && this.#x.report.bytesIn > 0) scan.end();
-    return scan;
-  }
-
-  /**
-   * Reads the head, or the rest of it.
-   * @param take gets the whole head in chunks.
-   * @param upToBytes the length of the head; Infinity for the whole body.
-   */
-  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number) {
-    if (!this.#isComplete && this.#head.length === 0) this.#begin();
-    this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
-      const chunk = await this.#next(limitBytes, upToBytes - this.#x.report.bytesIn);
-      if (chunk === undefined) return;
+    scan.defers = token === undefined;
+    while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
+      const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
       gatherChunk(this.#head, chunk);
-      take(chunk);
+      scan.write(chunk);
     }
+    if (this.#isComplete && report.bytesIn > 0) scan.end();
+    return scan;
   }
 
   /**
@@ -2096,23 +2093,23 @@ class RequestBody {
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
    * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
    * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
-   * @returns undefined at the end.
-   * @param limitBytes the most that the body may have.
    * @param roomBytes the most that the chunk may have.
-   * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
+   * @returns an empty chunk if the body has ended without a declared length.
+   * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules['limits.body'], roomBytes?: number): Promise<Uint8Array | undefined> {
+  async #next(roomBytes?: number): Promise<Uint8Array> {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
+    if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? NO_BYTES;
     this.#leftMs -= performance.now() - sinceMs;
-    this.#owedBytes -= chunk?.length ?? 0;
+    this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
-    report.bytesIn += chunk?.length ?? 0;
-    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+    report.bytesIn += chunk.length;
+    this.#checkLength(report.bytesIn);
+    if (chunk === NO_BYTES || report.bytesIn === this.#declaredBytes) {
       this.#isComplete = true;
       res.shouldKeepAlive = this.#keepAlive;
     }
@@ -2126,7 +2123,7 @@ class RequestBody {
       try {
         const chunk = await this.#next();
         collectSoon(chunk);
-        if (chunk !== undefined) scan.write(chunk);
+        scan.write(chunk);
         if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
         if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
