@@ -4457,7 +4457,7 @@ test('the syntax of a document of any size is checked without its keys, and pass
   const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
   const scan = new BodyScan('none');
   assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
-  assert.deepEqual([scan.auth, scan.takeFields()], [undefined, []]);
+  assert.equal(scan.auth, undefined);
   const broken = Buffer.from(text.replace('"a":', '"a"'));
   assert.throws(() => new BodyScan('none').write(broken), /a colon is expected, at byte 54/);
 });

@@ -34,7 +34,7 @@
  * last and may call everything.
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
- *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
+ *   POLICY 68 · BODY SCAN 280 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
  *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
  *
  * @module
@@ -1884,21 +1884,18 @@ function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** Stands for the end of a body that was not announced by its length. */
-const NO_BYTES = Buffer.alloc(0);
-
 /** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
-  readonly #declaredBytes: number | undefined;
-  readonly #lingerMs: number;
-  #limitBytes: number;
+  readonly #declaredBytes: number | undefined; // undefined for a chunked body
+  readonly #lingerMs: number; // how long a refused client may be silent
+  #limitBytes: number; // the most that the body may have
   readonly #startedMs = performance.now();
-  readonly #keepAlive: boolean;
+  readonly #keepAlive: boolean; // whether the connection may be kept once the body is complete
   #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
-  #head: Uint8Array[] = []; // as it came
+  #head: Uint8Array[] = []; // what was read, until it is passed on or streams
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1926,19 +1923,9 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    try {
-      const { auth } = await this.#scanHead();
-      return auth === undefined ? undefined : { form: 'body', secret: auth };
-    } catch (error) {
-      if (!this.#isNoObject(error)) throw error;
-      return undefined;
-    }
-  }
-
-  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
-  #isNoObject(error: unknown): error is Problem {
-    const isBadJson = error instanceof Problem && error.code === 'bad_json';
-    return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem || scan.auth === undefined) return undefined;
+    return { form: 'body', secret: scan.auth };
   }
 
   /**
@@ -1948,28 +1935,30 @@ class RequestBody {
    */
   async open(target: Target, check: (field: Field) => void): Promise<Content> {
     this.#checkLength(this.#declaredBytes);
-    const scan = await this.#scanHead().catch((error: unknown) => {
-      if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem) {
+      if (target.route !== SEND_ROUTE) throw scan;
       throw new Problem('bad_json', {
-        detail: `${error.message} A text or a form is taken with a token that has "defaults" or "message".`,
+        detail: `${scan.message} A text or a form is taken with a token that has "defaults" or "message".`,
       });
-    });
+    }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    const isEmpty = this.#x.report.bytesIn === 0;
-    if (isEmpty && target.route?.needsBody) {
+    if (this.#x.report.bytesIn === 0) {
+      if (!target.route?.needsBody) return undefined;
       throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
     }
     // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
     // because the gateway would drop the rest unread.
-    const isBodiless = target.method === 'GET';
-    if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
-    if (isEmpty || isBodiless) return undefined;
+    if (target.method === 'GET') {
+      if (this.#isComplete) return undefined;
+      throw new Problem('body_too_large');
+    }
     // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
-    scan.keepLength = this.#declaredBytes !== undefined;
-    const length = scan.keepLength ? this.#declaredBytes! - scan.cutBytes : undefined;
+    const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
+    scan.keepLength = length !== undefined;
     this.#head = [];
     return { chunks: () => this.#chunks(scan, check), length };
   }
@@ -1998,7 +1987,8 @@ class RequestBody {
   #countHeld() {
     const x = this.#x;
     x.heldBytes = x.report.bytesIn;
-    let [allBytes, ownBytes] = [0, 0];
+    let allBytes = 0;
+    let ownBytes = 0;
     for (const { heldBytes, token } of x.core.running) {
       allBytes += heldBytes;
       if (token?.name === x.token?.name) ownBytes += heldBytes;
@@ -2057,25 +2047,35 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** Checks a length: the declared one, before a byte is read, and what was read. @throws {Problem} body_too_large. */
+  /** Checks the declared length before a byte is read, and then the bytes read. @throws {Problem} body_too_large. */
   #checkLength(bytes = 0) {
     if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
-  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
-  async #scanHead(): Promise<BodyScan> {
+  /**
+   * Reads and scans the head, once, for the credential and for all fields that are checked.
+   * @returns the scan; or the problem, if the body does not even begin like an object: it is a text or a form.
+   * @throws {Problem} as readCredential.
+   */
+  async #scanHead() {
     if (this.#scan) return this.#scan;
     const { target, token, report } = this.#x;
     const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = token === undefined;
-    while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
-      const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
-      gatherChunk(this.#head, chunk);
-      scan.write(chunk);
+    try {
+      while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
+        const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
+        gatherChunk(this.#head, chunk);
+        scan.write(chunk);
+      }
+      if (this.#isComplete && report.bytesIn > 0) scan.end();
+      return scan;
+    } catch (error) {
+      if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
+      if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString())) throw error;
+      return error;
     }
-    if (this.#isComplete && report.bytesIn > 0) scan.end();
-    return scan;
   }
 
   /**
@@ -2086,7 +2086,7 @@ class RequestBody {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
     if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
+    if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
   }
 
   /**
@@ -2094,22 +2094,22 @@ class RequestBody {
    * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
    * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
    * @param roomBytes the most that the chunk may have.
-   * @returns an empty chunk if the body has ended without a declared length.
+   * @returns an empty chunk at the end of a body whose length was not declared.
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(roomBytes?: number): Promise<Uint8Array> {
+  async #next(roomBytes?: number) {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
     if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? NO_BYTES;
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     report.bytesIn += chunk.length;
     this.#checkLength(report.bytesIn);
-    if (chunk === NO_BYTES || report.bytesIn === this.#declaredBytes) {
+    if (chunk.length === 0 || report.bytesIn === this.#declaredBytes) {
       this.#isComplete = true;
       res.shouldKeepAlive = this.#keepAlive;
     }
@@ -2117,7 +2117,7 @@ class RequestBody {
   }
 
   /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void): AsyncGenerator<Uint8Array> {
+  async *#chunks(scan: BodyScan, check: (field: Field) => void) {
     yield* scan.takePassed();
     while (!this.#isComplete) {
       try {
@@ -2126,13 +2126,15 @@ class RequestBody {
         scan.write(chunk);
         if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
+        if (this.#isComplete) {
+          await this.#x.queue.enter(this.#x, true);
+          this.#x.moveTo('sent'); // the last byte goes out now
+        }
         this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
-      if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
       yield* scan.takePassed();
     }
   }
@@ -2669,22 +2671,21 @@ const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
 /**
- * Two tables for `findByte`: for each byte, whether the pattern matches it, and for each pair of bytes, whether it
- * matches one of them. They are many times faster than a regular expression.
+ * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
+ * many times faster than one with the pattern.
  */
-function tablesOf(pattern: RegExp) {
+function pairTable(pattern: RegExp): Uint8Array {
   const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
-  const pairs = new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
-  return { bytes, pairs };
+  return new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
 }
 
-// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
-// semicolons separate the metadata of an attachment.
-const SPECIAL = tablesOf(/["\\]|[^ -\xff]/);
-const SPECIAL_IN_ATTACHMENT = tablesOf(/["\\,;]|[^ -\xff]/);
+// The bytes at which a run of plain bytes in a string ends. A quote ends the string, a backslash begins an escape, and
+// JSON allows no control character in a string. Commas and semicolons separate the metadata of an attachment.
+const SPECIAL = pairTable(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
 
 /** The bytes that cannot stand in a number, `true`, `false` or `null`. */
-const AFTER_BARE = tablesOf(/[^0-9a-z.E+-]/);
+const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
 const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
@@ -2750,7 +2751,7 @@ class BodyScan {
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
   #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
-  readonly #out: Uint8Array[] = [];
+  readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
   #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
@@ -2774,7 +2775,7 @@ class BodyScan {
     return this.#fields.splice(0);
   }
 
-  /** The bytes found since the last call that are passed on: parts of the chunks. */
+  /** The bytes passed on since the last call. They are parts of the chunks. */
   takePassed(): Uint8Array[] {
     return this.#out.splice(0);
   }
@@ -2784,7 +2785,7 @@ class BodyScan {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
-    // The whole chunk in one native call. A character may span two or more chunks.
+    // One native call checks the whole chunk. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
@@ -2793,10 +2794,10 @@ class BodyScan {
     this.#offset += chunk.length;
   }
 
-  /** Ends the document. @throws {Problem} bad_json if the document is not complete. */
+  /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
   end() {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     this.#out.push(Buffer.from('}'));
   }
 
@@ -2849,7 +2850,7 @@ class BodyScan {
   // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
   /** Skips white space; gives any other byte to `#expected`. */
-  #readStructure(i: number): number {
+  #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
     // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
@@ -2907,8 +2908,9 @@ class BodyScan {
     if (depth === 0) this.#fail(i, 'something follows its end');
     if (char === ',') {
       this.#expected = this.#readMember;
-      if (depth === 1) this.#hold(i);
-      if (depth > 1 || this.#anyMember) return;
+      if (depth > 1) return;
+      this.#hold(i);
+      if (this.#anyMember) return;
       this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
@@ -2918,7 +2920,7 @@ class BodyScan {
     if (depth > 1) return;
     this.#release();
     this.#pass(i);
-    this.#from = i + 1; // only `end` returns the closing brace
+    this.#from = i + 1; // only `end` passes the closing brace on
   }
 
   /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
@@ -2940,7 +2942,7 @@ class BodyScan {
   //   a number, a word   one byte more than BARE_LIMIT_BYTES, so that a longer one is refused
 
   /** A method, because V8 calls a private getter more slowly. */
-  #isInAttachment(): boolean {
+  #isInAttachment() {
     return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
   }
 
@@ -2954,7 +2956,7 @@ class BodyScan {
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
-  #readString(i: number): number {
+  #readString(i: number) {
     const chunk = this.#chunk;
     const text = this.#text;
     const end = findByte(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
@@ -2977,7 +2979,7 @@ class BodyScan {
   }
 
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
-  #readEscape(i: number): number {
+  #readEscape(i: number) {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
@@ -3013,7 +3015,7 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
+  /** Notes a key that matters. From here on a held member is passed on, unless the key is `auth`. */
   #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
@@ -3025,13 +3027,13 @@ class BodyScan {
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
-    if (this.#scope.depth > 1 || this.#scope.key === 'auth') return;
+    if (this.#scope.key === 'auth') return;
     this.#release();
     this.#anyMember = true;
   }
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
-  #readBare(i: number): number {
+  #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
@@ -3044,15 +3046,12 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So if the list has more
- * than 32 chunks, and the last is at least as large as the one before, these two are merged; and so on. Each byte is
- * copied only a few times.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So once the list has more
+ * than 32 chunks, small ones are joined, up to 1 KiB.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
-  chunks.push(chunk);
-  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
-    chunks.push(Buffer.concat(chunks.splice(-2)));
-  }
+  const isSmall = chunks.length > 32 && chunks.at(-1)!.length + chunk.length <= 1024;
+  chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
 /** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
@@ -3076,22 +3075,23 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** Where the next byte of these tables is, from `i` on; without one, the length of the chunk. */
-function findByte(chunk: Buffer, i: number, { bytes, pairs }: typeof SPECIAL): number {
-  // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
-  // at an even address, because a view of pairs has to begin there.
+/** Finds the first byte from `i` on that is in the table. Returns the length of the chunk if there is none. */
+function findByte(chunk: Buffer, i: number, pairs: Uint8Array): number {
+  // First byte by byte: most strings are short, and a view for each escape would cost more than this loop. A byte is
+  // looked up as a pair with itself. The loop ends at an even address, because a view of pairs has to begin at one.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
-  while (i < near && !bytes[chunk[i]!]) i++;
+  while (i < near && !pairs[0x101 * chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Four pairs per test: a large attachment spends its time in this loop. The table is symmetric, so that the byte
-  // order of the processor does not matter.
+  // Then four pairs at once: a large attachment spends its time in this loop. The order of the bytes in a pair does not
+  // matter, so neither does the byte order of the processor.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  const last = two.length - 4;
   let at = 0;
   while (
-    at + 4 <= two.length &&
+    at <= last &&
     (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]!) === 0
   ) at += 4;
-  return findByte(chunk, i + 2 * at, { bytes, pairs }); // the byte, or the end, is one of the next eight
+  return findByte(chunk, i + 2 * at, pairs); // the byte or the end is at most eight bytes away
 }
 
 // #endregion
