@@ -1885,14 +1885,14 @@ function hasBody({ headers }: IncomingMessage): boolean {
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
-  readonly #declaredBytes: number | undefined;
-  readonly #lingerMs: number;
+  readonly #declaredBytes: number | undefined; // undefined for a chunked body
+  readonly #lingerMs: number; // how long a refused client may be silent
+  #limitBytes: number; // the most that the body may have
   readonly #startedMs = performance.now();
-  readonly #keepAlive: boolean;
+  readonly #keepAlive: boolean; // whether the connection may be kept once the body is complete
   #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
-  #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // the same without `auth`
+  #head: Uint8Array[] = []; // what was read, until it is passed on or streams
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1902,15 +1902,15 @@ class RequestBody {
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
+    this.#limitBytes = x.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
-    const { 'content-length': length, expect } = req.headers;
-    this.#declaredBytes = length === undefined ? undefined : Number(length);
+    this.#declaredBytes = Number(req.headers['content-length']) || undefined;
     // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
     // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Told so, the
     // client sends no further request on this connection, which would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
-    if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
+    if (!this.#isComplete && (isLong || req.headers.expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1920,19 +1920,9 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    try {
-      const { auth } = await this.#scanHead();
-      return auth === undefined ? undefined : { form: 'body', secret: auth };
-    } catch (error) {
-      if (!this.#isNoObject(error)) throw error;
-      return undefined;
-    }
-  }
-
-  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
-  #isNoObject(error: unknown): error is Problem {
-    const isBadJson = error instanceof Problem && error.code === 'bad_json';
-    return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem || scan.auth === undefined) return undefined;
+    return { form: 'body', secret: scan.auth };
   }
 
   /**
@@ -1941,27 +1931,29 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
   async open(target: Target, check: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#x.rules['limits.body']);
-    const scan = await this.#scanHead().catch((error: unknown) => {
-      if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
-      throw badJson(`${error.message} A text or a form is taken with a token that has "defaults" or "message".`);
-    });
+    this.#checkLength(this.#declaredBytes);
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem) {
+      if (target.route !== SEND_ROUTE) throw scan;
+      throw badJson(`${scan.message} A text or a form is taken with a token that has "defaults" or "message".`);
+    }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    const isEmpty = this.#x.report.bytesIn === 0;
-    if (isEmpty && target.route?.needsBody) {
+    if (this.#x.report.bytesIn === 0) {
+      if (!target.route?.needsBody) return undefined;
       throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
     // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
     // because the gateway would drop the rest unread.
-    const isBodiless = target.method === 'GET';
-    if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
-    if (isEmpty || isBodiless) return undefined;
+    if (target.method === 'GET') {
+      if (this.#isComplete) return undefined;
+      throw new Problem('body_too_large');
+    }
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
-    scan.keepLength = this.#declaredBytes !== undefined;
-    const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
+    const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
+    scan.keepLength = length !== undefined;
     this.#head = [];
     return { chunks: () => this.#chunks(scan, check), length };
   }
@@ -1972,9 +1964,13 @@ class RequestBody {
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#x.rules['limits.body']);
-    this.#checkLength(smallerBytes);
-    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
+    this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
+    this.#checkLength(this.#declaredBytes);
+    this.#countHeld();
+    while (!this.#isComplete) {
+      gatherChunk(this.#head, await this.#next());
+      this.#countHeld();
+    }
     return Buffer.concat(this.#head.splice(0));
   }
 
@@ -1983,15 +1979,19 @@ class RequestBody {
    * them.
    * @throws {Problem} busy.
    */
-  #countHeld({ length }: Uint8Array) {
-    const { core: { running }, rules, token } = this.#x;
-    this.#x.heldBytes += length;
-    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
-    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
-    const own = running.filter((x) => x.token?.name === token?.name);
-    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
+  #countHeld() {
+    const x = this.#x;
+    x.heldBytes = x.report.bytesIn;
+    let allBytes = 0;
+    let ownBytes = 0;
+    for (const { heldBytes, token } of x.core.running) {
+      allBytes += heldBytes;
+      if (token?.name === x.token?.name) ownBytes += heldBytes;
+    }
+    const ownLimitBytes = x.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
-    this.#x.heldBytes = 0;
+    x.heldBytes = 0;
     throw new Problem('busy');
   }
 
@@ -2001,21 +2001,18 @@ class RequestBody {
    * read.
    */
   async endResponse() {
-    const { req, res } = this.#x;
-    let { rest } = this.#x;
+    const { req, res, rest, stage } = this.#x;
     this.#head = [];
     this.#x.stopTimer();
-    if (this.#x.stage === 'tunnel') return;
+    if (stage === 'tunnel') return;
     // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
-    if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
-    if (!this.#isComplete) {
-      if (rest !== undefined) res.write(rest);
-      rest = undefined;
-      await this.#discardRest();
-    }
+    if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
+    if (this.#isComplete) return void res.end(rest);
+    if (rest !== undefined) res.write(rest);
+    await this.#discardRest();
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(rest);
+    else res.end();
   }
 
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
@@ -2028,15 +2025,15 @@ class RequestBody {
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
-    await new Promise<void>((resolve) => {
+    await new Promise((resolve) => {
       const wait = () => {
-        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
-        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
+        const leftMs = Math.min(patienceMs, deadlineMs - performance.now());
+        this.#x.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
       };
       wait();
       req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
-      req.on('data', (chunk: Buffer) => {
-        leftBytes -= chunk.length;
+      req.on('data', ({ length }: Buffer) => {
+        leftBytes -= length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
@@ -2045,35 +2042,34 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
-  #checkLength(limitBytes: number) {
-    if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
-  }
-
-  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
-  async #scanHead(): Promise<BodyScan> {
-    if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
-    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
-    scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
-    if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
-    return scan;
+  /** Checks the declared length before a byte is read, and then the bytes read. @throws {Problem} body_too_large. */
+  #checkLength(bytes = 0) {
+    if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
   /**
-   * Reads the head, or the rest of it.
-   * @param take gets the whole head in chunks.
-   * @param upToBytes the length of the head; Infinity for the whole body.
+   * Reads and scans the head, once, for the credential and for all fields that are checked.
+   * @returns the scan; or the problem, if the body does not even begin like an object: it is a text or a form.
+   * @throws {Problem} as readCredential.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number) {
-    if (!this.#isComplete && this.#head.length === 0) this.#begin();
-    this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
-      const chunk = await this.#next(limitBytes, upToBytes - this.#x.report.bytesIn);
-      if (chunk === undefined) return;
-      gatherChunk(this.#head, chunk);
-      take(chunk);
+  async #scanHead() {
+    if (this.#scan) return this.#scan;
+    const { target, token, report } = this.#x;
+    const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
+    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
+    scan.defers = token === undefined;
+    try {
+      while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
+        const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
+        gatherChunk(this.#head, chunk);
+        scan.write(chunk);
+      }
+      if (this.#isComplete && report.bytesIn > 0) scan.end();
+      return scan;
+    } catch (error) {
+      if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
+      if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString())) throw error;
+      return error;
     }
   }
 
@@ -2085,30 +2081,30 @@ class RequestBody {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
     if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
+    if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
   }
 
   /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
    * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
    * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
-   * @returns undefined at the end.
-   * @param limitBytes the most that the body may have.
    * @param roomBytes the most that the chunk may have.
-   * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
+   * @returns an empty chunk at the end of a body whose length was not declared.
+   * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules['limits.body'], roomBytes?: number): Promise<Uint8Array | undefined> {
+  async #next(roomBytes?: number) {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
+    if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
-    this.#owedBytes -= chunk?.length ?? 0;
+    this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
-    report.bytesIn += chunk?.length ?? 0;
-    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+    report.bytesIn += chunk.length;
+    this.#checkLength(report.bytesIn);
+    if (chunk.length === 0 || report.bytesIn === this.#declaredBytes) {
       this.#isComplete = true;
       res.shouldKeepAlive = this.#keepAlive;
     }
@@ -2116,25 +2112,25 @@ class RequestBody {
   }
 
   /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    for (const piece of this.#passed) yield piece;
-    this.#passed = [];
+  async *#chunks(scan: BodyScan, check: (field: Field) => void) {
+    yield* scan.takePassed();
     while (!this.#isComplete) {
-      let pieces: Uint8Array[];
       try {
         const chunk = await this.#next();
         collectSoon(chunk);
-        pieces = chunk === undefined ? [] : scan.write(chunk);
-        if (this.#isComplete) pieces.push(...scan.end());
+        scan.write(chunk);
+        if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
+        if (this.#isComplete) {
+          await this.#x.queue.enter(this.#x, true);
+          this.#x.moveTo('sent'); // the last byte goes out now
+        }
         this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
-      if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
-      for (const piece of pieces) yield piece;
+      yield* scan.takePassed();
     }
   }
 }
@@ -2685,22 +2681,22 @@ const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, whether a number, `true`, `false` or `null` may contain it. */
-const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
-
 /**
- * Two tables of the bytes that are special in a string: for each byte, whether it is special, and for each pair of
- * bytes, whether one of them is. They are many times faster than a regular expression.
+ * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
+ * many times faster than one with the pattern.
  */
-function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
-  const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
-  return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
+function pairTable(pattern: RegExp): Uint8Array {
+  const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
+  return new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
 }
 
-// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
-// semicolons separate the metadata of an attachment.
-const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
-const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
+// The bytes at which a run of plain bytes in a string ends. A quote ends the string, a backslash begins an escape, and
+// JSON allows no control character in a string. Commas and semicolons separate the metadata of an attachment.
+const SPECIAL = pairTable(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
+
+/** The bytes that cannot stand in a number, `true`, `false` or `null`. */
+const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
 const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
@@ -2719,8 +2715,8 @@ interface Scope {
  * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
  * chunks.
  *
- * The caller may pass on the bytes that `write` returns once it has checked the fields of `takeFields`. Only `end`
- * returns the closing brace, so that the backend never gets a complete document that was refused.
+ * The caller checks the fields of `takeFields` before it passes on the bytes of `takePassed`. Only `end` adds the
+ * closing brace to them, so that the backend never gets a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
@@ -2766,7 +2762,7 @@ class BodyScan {
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
   #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
-  #out: Uint8Array[] = [];
+  readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
   #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
@@ -2790,35 +2786,30 @@ class BodyScan {
     return this.#fields.splice(0);
   }
 
-  /**
-   * Reads a chunk.
-   * @returns the bytes that may be passed on: parts of this chunk and of earlier ones.
-   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
-   */
-  write(chunk: Uint8Array): Uint8Array[] {
+  /** The bytes passed on since the last call. They are parts of the chunks. */
+  takePassed(): Uint8Array[] {
+    return this.#out.splice(0);
+  }
+
+  /** Reads a chunk. @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards. */
+  write(chunk: Uint8Array) {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
-    // The whole chunk in one native call. A character may span two or more chunks.
+    // One native call checks the whole chunk. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
-    this.#out = [];
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#pass(chunk.length);
     this.#offset += chunk.length;
-    return this.#out;
   }
 
-  /**
-   * Ends the document.
-   * @returns the closing brace, to be passed on after the last fields were checked.
-   * @throws {Problem} bad_json if the document is not complete.
-   */
-  end(): Uint8Array[] {
+  /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
+  end() {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
-    return [Buffer.from('}')];
+    if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    this.#out.push(Buffer.from('}'));
   }
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
@@ -2870,7 +2861,7 @@ class BodyScan {
   // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
   /** Skips white space; gives any other byte to `#expected`. */
-  #readStructure(i: number): number {
+  #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
     // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
@@ -2928,8 +2919,9 @@ class BodyScan {
     if (depth === 0) this.#fail(i, 'something follows its end');
     if (char === ',') {
       this.#expected = this.#readMember;
-      if (depth === 1) this.#hold(i);
-      if (depth > 1 || this.#anyMember) return;
+      if (depth > 1) return;
+      this.#hold(i);
+      if (this.#anyMember) return;
       this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
@@ -2939,7 +2931,7 @@ class BodyScan {
     if (depth > 1) return;
     this.#release();
     this.#pass(i);
-    this.#from = i + 1; // only `end` returns the closing brace
+    this.#from = i + 1; // only `end` passes the closing brace on
   }
 
   /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
@@ -2961,7 +2953,7 @@ class BodyScan {
   //   a number, a word   one byte more than BARE_LIMIT_BYTES, so that a longer one is refused
 
   /** A method, because V8 calls a private getter more slowly. */
-  #isInAttachment(): boolean {
+  #isInAttachment() {
     return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
@@ -2975,10 +2967,10 @@ class BodyScan {
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
-  #readString(i: number): number {
+  #readString(i: number) {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    const end = findByte(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
     // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
@@ -2998,7 +2990,7 @@ class BodyScan {
   }
 
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
-  #readEscape(i: number): number {
+  #readEscape(i: number) {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
@@ -3034,7 +3026,7 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
+  /** Notes a key that matters. From here on a held member is passed on, unless the key is `auth`. */
   #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
@@ -3046,15 +3038,14 @@ class BodyScan {
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
-    if (this.#scope.depth > 1 || this.#scope.key === 'auth') return;
+    if (this.#scope.key === 'auth') return;
     this.#release();
     this.#anyMember = true;
   }
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
-  #readBare(i: number): number {
-    let end = i;
-    while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
+  #readBare(i: number) {
+    const end = findByte(this.#chunk, i, AFTER_BARE);
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
@@ -3066,15 +3057,12 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So if the list has more
- * than 32 chunks, and the last is at least as large as the one before, these two are merged; and so on. Each byte is
- * copied only a few times.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So once the list has more
+ * than 32 chunks, small ones are joined, up to 1 KiB.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
-  chunks.push(chunk);
-  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
-    chunks.push(Buffer.concat(chunks.splice(-2)));
-  }
+  const isSmall = chunks.length > 32 && chunks.at(-1)!.length + chunk.length <= 1024;
+  chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
 /** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
@@ -3099,25 +3087,23 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** Where the next special byte is, from `i` on, or else the length of the chunk. */
-function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
-  // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
-  // at an even address, because a view of pairs has to begin there.
+/** Finds the first byte from `i` on that is in the table. Returns the length of the chunk if there is none. */
+function findByte(chunk: Buffer, i: number, pairs: Uint8Array): number {
+  // First byte by byte: most strings are short, and a view for each escape would cost more than this loop. A byte is
+  // looked up as a pair with itself. The loop ends at an even address, because a view of pairs has to begin at one.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
-  while (i < near && !bytes[chunk[i]!]) i++;
+  while (i < near && !pairs[0x101 * chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Sixteen bytes per test, in eight pairs: a large attachment spends its time in this loop. The table is symmetric, so
-  // that the byte order of the processor does not matter.
+  // Then four pairs at once: a large attachment spends its time in this loop. The order of the bytes in a pair does not
+  // matter, so neither does the byte order of the processor.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  const last = two.length - 4;
   let at = 0;
   while (
-    at + 8 <= two.length &&
-    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-        pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-  ) at += 8;
-  i += 2 * at;
-  while (i < chunk.length && !bytes[chunk[i]!]) i++;
-  return i;
+    at <= last &&
+    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]!) === 0
+  ) at += 4;
+  return findByte(chunk, i + 2 * at, pairs); // the byte or the end is at most eight bytes away
 }
 
 // #endregion
