@@ -3921,31 +3921,31 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Notes a value, unless an earlier source gave one. Tokens of two sources are not merged: all come from one. */
+  /** Notes a value. It replaces the value of an earlier source: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
-    const known = this.given.get(path);
-    if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
-    if (known) return;
-    // An empty variable or flag may have been meant to hold a secret. In the file, the reader refuses it.
-    const isEmpty = value === '' && at !== path;
-    if (isEmpty) this.add(at, 'is set but empty; unset it, or give it a value');
-    this.given.set(path, { value: isEmpty ? undefined : value, at });
+    if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
+    this.given.set(path, { value, at });
   }
 }
 
-/** Where the command line gets its configuration. `flags` are by the path of their setting. */
-type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
+/** Where the command line gets its configuration. */
+type ConfigSources = {
+  file?: string | undefined;
+  env?: NodeJS.ProcessEnv;
+  flags?: { listen?: string | undefined; backend?: string | undefined };
+};
 
 /**
- * Reads flags, environment and file. For each setting the first of these that gives a value wins.
+ * Reads file, environment and flags. For each setting the last of these that gives a value wins.
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
-  noteEnv(sources, env);
   if (file !== undefined) noteFile(sources, file);
+  noteEnv(sources, env);
+  sources.note('listen', flags.listen, '--listen');
+  sources.note('backend.url', flags.backend, '--backend');
   return readSettings(sources);
 }
 
@@ -4050,12 +4050,14 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
-  const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
   const at = 'API_TOKENS_FILE';
-  if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const file = env[at];
+  if (file !== undefined && env.API_TOKENS !== undefined) {
+    sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  }
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
-  sources.note('tokens', lines, at);
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  sources.note('tokens', lines, at);
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
@@ -4073,12 +4075,11 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
+  const entries = GATEWAY_ROWS.flatMap(([path, [, , read, fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
-    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+    return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
   });
-  const { tokens = [], ...others } = Object.fromEntries(read);
-  const settings: Settings = { ...others, tokens, warnings };
+  const settings: Settings = { tokens: [], warnings, ...Object.fromEntries(entries) };
   if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
@@ -4172,14 +4173,15 @@ function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, va
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
-    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseEmpty(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
 }
 
-/** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
-function refuseNull(value: unknown): unknown {
+/** Refuses null and an empty text. They could mean "no limit" as well as "nothing is allowed", or a lost secret. */
+function refuseEmpty(value: unknown): unknown {
   ensure(value !== null, 'null is no value; leave the line out');
+  ensure(value !== '', 'is set but empty; unset it, or give it a value');
   return value;
 }
 
@@ -4481,7 +4483,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseEmpty(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4652,8 +4654,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
-  const load = (): Settings => loadSettings({ file, env, flags });
+  const load = (): Settings => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
