@@ -51,7 +51,7 @@ import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { parseArgs } from 'node:util';
 
 const VERSION = '2.0.0';
@@ -4308,13 +4308,15 @@ function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
-  const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
+  const { protocol, hostname, port, auth } = attempt(
+    () => urlToHttpOptions(url),
+    () => 'has a "%" in its userinfo that must be written "%25"',
+  );
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
-  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  const agent = new (protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
@@ -4326,8 +4328,8 @@ function readBackend(value: unknown) {
     /** The path, without a slash at the end. */
     prefix,
     /** For node:http's client. */
-    options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
+    options: { protocol, hostname, port, agent },
+    authorization: auth && `Basic ${Buffer.from(auth).toString('base64')}`,
   } as const;
 }
 
