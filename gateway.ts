@@ -4187,9 +4187,10 @@ function refuseEmpty(value: unknown): unknown {
 
 /** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase(), 4) }));
-  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
-  throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
+  const distance = (name: string): number => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
+  const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
+  const cure = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
+  throw new UsageError(`is not a setting${cure}`);
 }
 
 /** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
@@ -4197,8 +4198,11 @@ function editDistance(a: string, b: string, limit: number): number {
   if (a === b || limit === 0) return 0;
   const [restA, restB] = [a.slice(1), b.slice(1)];
   if (a[0] === b[0]) return editDistance(restA, restB, limit);
-  const edited = [[restA, b], [a, restB], [restA, restB]] as const;
-  return 1 + Math.min(...edited.map(([nextA, nextB]) => editDistance(nextA, nextB, limit - 1)));
+  return 1 + Math.min(
+    editDistance(restA, b, limit - 1),
+    editDistance(a, restB, limit - 1),
+    editDistance(restA, restB, limit - 1),
+  );
 }
 
 /** Makes a reader of one of these words. */
