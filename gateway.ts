@@ -4012,7 +4012,7 @@ function parseFile(text: string): unknown {
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
 /** Finds the keys that their object has already. JSON.parse would silently take the last one. */
-function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
+function* repeatedKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.push(new Set());
@@ -4052,9 +4052,7 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
   const file = env[at];
-  if (file !== undefined && env.API_TOKENS !== undefined) {
-    sources.add(at, 'is set, and API_TOKENS too; use one of them');
-  }
+  if (file !== undefined && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
   sources.note('tokens', lines, at);
@@ -4157,7 +4155,7 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
-    const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
+    const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
     ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
     return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
@@ -4267,10 +4265,11 @@ const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a tim
 /** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
 function readExpiry(value: unknown): number {
   return readScalar(value, EXPIRY, (text) => {
-    const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
-    const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
-    // Date.parse takes February 31 for March 3.
-    return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
+    const [, date = '', day, time = 'T23:59:59.999Z'] =
+      /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
+    const ms = Date.parse(date + time);
+    // Date takes February 31 for March 3.
+    return new Date(date).getUTCDate() === Number(day) && !Number.isNaN(ms) ? ms : undefined;
   });
 }
 
@@ -4345,17 +4344,18 @@ function readOrigins(value: unknown): ReadonlySet<string> {
 }
 
 /**
- * Reads where to listen: the `path` of a unix socket, or a `port` and a `host` (undefined: every interface). `isLocal`
- * says that only programs on this machine can connect. Of names only localhost is local: another may mean any address.
+ * Reads where to listen: the `path` of a unix socket, or, without `path`, a `port` and a `host` ('' is every interface).
+ * `isLocal` says that only programs on this machine can connect. Of names only localhost is local: another may mean any
+ * address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
     const [, path, v6, name, digits] =
       /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
-    const port = digits === undefined ? undefined : Number(digits);
-    const host = v6 ?? (name || undefined);
-    if ((path ?? port) === undefined || port! > 65535 || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
-    const isLoopback = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
+    const [host, port] = [v6 ?? name ?? '', Number(digits)];
+    const isRight = path !== undefined || port <= 65535;
+    if (!isRight || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+    const isLoopback = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
     return { path, host, port, isLocal: path !== undefined || isLoopback };
   });
 }
@@ -4394,10 +4394,10 @@ function checkTls(settings: Settings) {
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // Each certificate by itself: of a chain, X509Certificate reads only the first.
-  const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const [cert] = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
-  ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
-  ensure(chain[0]!.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
+  ensure(cert !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
+  ensure(cert.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
   attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
@@ -4409,9 +4409,11 @@ function readAddresses(value: unknown) {
   const list = new BlockList();
   const isAddress = (text: string): boolean => {
     const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-    const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
-    const isRight = isIP(address) !== 0 && Number(bits ?? 0) <= size;
-    if (isRight) list.addSubnet(address, Number(bits ?? size), type);
+    const isV6 = isIP(address) === 6;
+    const size = isV6 ? 128 : 32;
+    const prefix = Number(bits ?? size);
+    const isRight = isIP(address) !== 0 && prefix <= size;
+    if (isRight) list.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
     return isRight;
   };
   return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
@@ -4422,7 +4424,7 @@ function readAllow(value: unknown) {
   const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
   const isKnown = (text: string): boolean => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
   const written = [...listOf(textThat(isKnown, expected))(value)];
-  const groups = new Set<Group>(GROUPS.filter((group) => written.includes(group)));
+  const groups = new Set(written); // the patterns in it equal no group
   if (groups.has('messaging')) groups.add('send').add('receive');
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
@@ -4448,12 +4450,13 @@ function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const [names, digests] = [tokens.map(({ name }) => name), tokens.map(({ digest }) => digest)];
-  const shown = names.map((name, i) => showValue(name, `[${i}]`));
+  const digests = tokens.map(({ digest }) => digest);
+  const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
     const first = digests.indexOf(digest);
     if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    if (names.indexOf(name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    const isTaken = tokens.slice(0, i).some((earlier) => earlier.name === name);
+    if (isTaken) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
