@@ -4570,7 +4570,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
  * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
  * after the first request.
  */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<string> {
+async function runDemo(listen: string, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipients] = ['+15550100001', ['+15550100002']];
@@ -4631,7 +4631,7 @@ async function main() {
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
-    return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
+    return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
     // `render` throws a Problem: the refusal that the webhook would get.
@@ -4642,8 +4642,8 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   }
 }
 
-/** Returns the output of a command, or undefined if a gateway listens from now on. */
-async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
+/** Returns the output of a command, or '' if a gateway listens from now on. */
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
@@ -4672,15 +4672,15 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   await gateway.listen();
   void askBackend(gateway, settings);
   reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return undefined;
+  return '';
 }
 
 /** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
-    const [said = ''] = message.split('. ');
-    const mayBeSecret = /^Unknown option '.{16}/s.test(said);
-    return `${mayBeSecret ? 'that is no option' : said}; see --help`;
+    const said = message.replace(/\. .*/s, '');
+    // A long option may be a secret.
+    return `${said.replace(/^Unknown option '.{16}.*/s, 'that is no option')}; see --help`;
   });
 }
 
