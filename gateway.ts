@@ -4811,10 +4811,10 @@ function describeSends(token: Token): string {
 
 /** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
 function sendTarget(token: Token): Target {
-  const [byPost, byGet] = [SEND_ROUTE.method, 'GET'].map((method) => parseTarget(method, SEND_ROUTE.template));
-  const refusal = refusalOf(token, byPost!);
-  if (refusal && refusalOf(token, byGet!)) throw refusal;
-  return byPost!;
+  const target = parseTarget('POST', '/v2/send');
+  const refusal = refusalOf(token, target);
+  if (refusal && refusalOf(token, parseTarget('GET', '/v2/send'))) throw refusal;
+  return target;
 }
 
 /**
@@ -4919,8 +4919,7 @@ function settingsFiles(settings: Settings): (string | undefined)[] {
 
 /** Whether this file was started, not imported. */
 function isEntryPoint(): boolean {
-  const { main: isMain } = import.meta as { main?: boolean };
-  if (isMain !== undefined) return isMain;
+  if (import.meta.main !== undefined) return import.meta.main;
   // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
   // suffix, and is a link where the package is installed.
   try {
