@@ -4573,11 +4573,12 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 async function runDemo(listen: string, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const [number, recipients] = ['+15550100001', ['+15550100002']];
+  const number = '+15550100001';
+  const recipients = ['+15550100002'];
   const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
-    ...(listen !== undefined && { listen }),
+    listen,
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients } } },
   });
@@ -4660,7 +4661,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = !values.check && !isRender && configured === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
+    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const load = (): Settings => loadSettings({ file, env, flags: values });
