@@ -4748,12 +4748,12 @@ function printCheck(settings: Settings): string {
     `backend ${settings['backend.url'].name}`,
     rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
-    ...rules.all.map((token) => describeToken(token, Date.now())),
+    ...rules.all.map(describeToken),
   ].join('\n');
 }
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
-function describeToken(token: Token, nowMs: number): string {
+function describeToken(token: Token): string {
   const words = (list: Iterable<string> = []): string => [...list].join(', ');
   const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
@@ -4766,7 +4766,7 @@ function describeToken(token: Token, nowMs: number): string {
     ['rate', token.rate?.written ?? 'no limit'],
     ['from', words(token.clients?.written) || 'any address'],
     ['webhooks', makesSends(token) ? describeSends(token) : ''],
-    ['expires', `${expiry}${token.expires <= nowMs ? ' (it has)' : ''}`],
+    ['expires', `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`],
   ];
   const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
   return [`  ${token.name}`, ...lines].join('\n');
@@ -4776,16 +4776,16 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
- * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
- * `GET /v1/groups/+10000`.
+ * Whether an allowlist of one pattern lets any request through. For each route it tries one request. Its path has the
+ * literals and examples of the pattern, and where the pattern has none, those of the route: `GET /v1/groups/*` and the
+ * route `/v1/groups/:number` make `GET /v1/groups/+10000`.
  */
 function canMatch(token: Token, allow: Allow): boolean {
   const pattern = allow.patterns[0]!;
   return ROUTES.some(({ method, parts }) => {
     const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
-      const both = [part, pattern.parts[i] ?? '*'];
-      return encodeURIComponent(both.find(isLiteral) ?? both.map((each) => EXAMPLES[each]).find(Boolean) ?? 'x');
+      const both = [pattern.parts[i] ?? '*', part].map((each) => EXAMPLES[each] ?? each);
+      return encodeURIComponent(both.find(isLiteral) ?? 'x');
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
@@ -4798,12 +4798,13 @@ function canMatch(token: Token, allow: Allow): boolean {
 
 /** Describes what is made of a webhook, and whether the token may send to its own defaults. */
 function describeSends(token: Token): string {
-  const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
-  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
+  const { defaults = {}, message } = token;
+  const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
+  const parts = [`become sends${message ? ', the message by a template' : ''}`];
+  if (fields) parts.push(`unless they say otherwise, with ${fields}`);
   try {
     const target = sendTarget(token);
-    checkSend(token.defaults ?? {}, (field) => field.value !== undefined && checkField(token, target, field));
+    checkSend(defaults, (field) => field.value !== undefined && checkField(token, target, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
   }
@@ -4844,9 +4845,11 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
  */
 async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings) {
   try {
-    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
-    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
-    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
+    const response = await fetch(`${backend}/v1/about`, {
+      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
+      redirect: 'manual',
+      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
+    });
     const { status } = response;
     if (status === 401) return log('info', 'the backend answers', { backend, status });
     ensure(response.ok, `status ${status}`);
@@ -4886,7 +4889,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
   const loaded = new Map<string, string>();
   const stateOf = (file: string): string =>
-    JSON.stringify(statSync(file, { throwIfNoEntry: false }) ?? null, ['ino', 'mtimeMs', 'ctimeMs']);
+    JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
   const watch = (file: string | undefined) => {
     if (file === undefined || loaded.has(file)) return;
     loaded.set(file, stateOf(file));
