@@ -3982,13 +3982,15 @@ function noteFile(sources: Sources, file: string) {
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+  const readers: Record<string, Reader<void>> = {};
+  for (const [path] of GATEWAY_ROWS) {
+    if (!path.startsWith(prefix)) continue;
     const [key = '', inner] = path.slice(prefix.length).split('.');
-    const note = (value: unknown) => sources.note(path, value, path);
     // Only a program can give undefined, and it means that the member is absent.
-    return [key, inner ? (value: unknown = {}) => noteObject(sources, value, `${key}.`) : note];
-  });
-  readMembers(Object.fromEntries(readers), config);
+    const noteInner: Reader<void> = (value = {}) => noteObject(sources, value, `${key}.`);
+    readers[key] = inner ? noteInner : (value) => sources.note(path, value, path);
+  }
+  readMembers(readers, config);
 }
 
 /**
@@ -4035,10 +4037,11 @@ const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
- * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them: a pattern of their names, whether
+ * they are refused, and what to do. The first row that matches decides. Restrictions are refused. The other variables
+ * may belong to another program, and are a warning.
  */
-const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+const MISTAKEN = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
   [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
   [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
@@ -4046,7 +4049,7 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
   [/^(?:API|SERVICE)__/, false, MIGRATING],
   [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
-];
+] as const;
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
@@ -4059,9 +4062,9 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
-    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
-    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
-    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    const [, isRefused, cure] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
+    if (isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (near) sources.add(name, `is not a setting; did you mean "${near}"?`);
     else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
@@ -4166,11 +4169,11 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
  * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
  * ignored could write to anybody.
  */
-function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
+function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
-    const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
+    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseEmpty(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -4185,7 +4188,7 @@ function refuseEmpty(value: unknown): unknown {
 
 /** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const distance = (name: string): number => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
+  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
   const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
   const cure = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
   throw new UsageError(`is not a setting${cure}`);
@@ -4225,7 +4228,7 @@ function readBoolean(value: unknown): boolean {
 
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number): Reader<number> {
-  const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
+  const isRight = (text: string) => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
   return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
@@ -4288,14 +4291,14 @@ function readRecipient(value: unknown): string {
 
 /** Makes a reader of single recipients. @param group ends the list of what is expected. */
 function recipientOr(group: string): Reader<string> {
-  const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+  const isRecipient = (text: string) => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
-  const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
+  const recipients = (list: unknown) => [...listOf(recipientOr(' or group.…'))(list)];
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
 }
 
@@ -4390,7 +4393,7 @@ function checkTls(settings: Settings) {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
   const files = tlsFiles(settings);
   if (files === undefined) return;
-  const parts = (text: string, kind: string): string[] =>
+  const parts = (text: string, kind: string) =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // Each certificate by itself: of a chain, X509Certificate reads only the first.
@@ -4407,7 +4410,7 @@ function checkTls(settings: Settings) {
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
-  const isAddress = (text: string): boolean => {
+  const isAddress = (text: string) => {
     const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
     const isV6 = isIP(address) === 6;
     const size = isV6 ? 128 : 32;
@@ -4422,7 +4425,7 @@ function readAddresses(value: unknown) {
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
-  const isKnown = (text: string): boolean => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
+  const isKnown = (text: string) => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
   const written = [...listOf(textThat(isKnown, expected))(value)];
   const groups = new Set(written); // the patterns in it equal no group
   if (groups.has('messaging')) groups.add('send').add('receive');
@@ -4455,8 +4458,8 @@ function readTokens(value: unknown): TokenSettings[] {
   tokens.forEach(({ name, digest }, i) => {
     const first = digests.indexOf(digest);
     if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    const isTaken = tokens.slice(0, i).some((earlier) => earlier.name === name);
-    if (isTaken) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    const namesake = tokens.findIndex((other) => other.name === name);
+    if (namesake < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens);
@@ -4584,7 +4587,7 @@ async function runDemo(listen: string, print: (text: string) => void): Promise<s
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  const send = (form: string, where: string, auth = {}): string =>
+  const send = (form: string, where: string, auth = {}) =>
     `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
   const others = [
     '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
@@ -4664,7 +4667,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
-  const load = (): Settings => loadSettings({ file, env, flags: values });
+  const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
@@ -4754,7 +4757,7 @@ function printCheck(settings: Settings): string {
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token): string {
-  const words = (list: Iterable<string> = []): string => [...list].join(', ');
+  const words = (list: Iterable<string> = []) => [...list].join(', ');
   const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = [
@@ -4888,7 +4891,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   let settled: NodeJS.Timeout | undefined;
   /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
   const loaded = new Map<string, string>();
-  const stateOf = (file: string): string =>
+  const stateOf = (file: string) =>
     JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
   const watch = (file: string | undefined) => {
     if (file === undefined || loaded.has(file)) return;
