@@ -3930,11 +3930,7 @@ class Sources extends Mistakes {
 }
 
 /** Where the command line gets its configuration. */
-type ConfigSources = {
-  file?: string | undefined;
-  env?: NodeJS.ProcessEnv;
-  flags?: { listen?: string | undefined; backend?: string | undefined };
-};
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: NodeJS.Dict<unknown> };
 
 /**
  * Reads file, environment and flags. For each setting the last of these that gives a value wins.
@@ -4222,7 +4218,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function readBoolean(value: unknown): boolean {
+function readBoolean(value: unknown) {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
@@ -4247,7 +4243,7 @@ function duration(example: string): Reader<number> {
 }
 
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
-function readSize(value: unknown): number {
+function readSize(value: unknown) {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
     return count && Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined;
@@ -4266,7 +4262,7 @@ function readRate(value: unknown) {
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
 /** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
-function readExpiry(value: unknown): number {
+function readExpiry(value: unknown) {
   return readScalar(value, EXPIRY, (text) => {
     const [, date = '', day, time = 'T23:59:59.999Z'] =
       /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
@@ -4277,7 +4273,7 @@ function readExpiry(value: unknown): number {
 }
 
 /** Reads a phone number, of an account or of a person, in the backend's form. */
-function readNumber(value: unknown): string {
+function readNumber(value: unknown) {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
@@ -4285,7 +4281,7 @@ function readNumber(value: unknown): string {
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
 /** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
-function readRecipient(value: unknown): string {
+function readRecipient(value: unknown) {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
@@ -4314,10 +4310,8 @@ function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const { protocol, hostname, port, auth } = attempt(
-    () => urlToHttpOptions(url),
-    () => 'has a "%" in its userinfo that must be written "%25"',
-  );
+  const explain = () => 'has a "%" in its userinfo that must be written "%25"';
+  const { protocol, hostname, port, auth } = attempt(() => urlToHttpOptions(url), explain);
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
@@ -4340,7 +4334,7 @@ function readBackend(value: unknown) {
 }
 
 /** Reads origins. They are compared as written, so one that no browser would send is refused. */
-function readOrigins(value: unknown): ReadonlySet<string> {
+function readOrigins(value: unknown) {
   const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   return listOf(textThat(isOrigin, expected))(value);
@@ -4364,7 +4358,7 @@ function readListen(value: unknown) {
 }
 
 /** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
-function readFile(path: unknown): { path: string; text: string } {
+function readFile(path: unknown) {
   ensure(typeof path === 'string', 'must be the path of a file');
   // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
@@ -4437,11 +4431,9 @@ function readAllow(value: unknown) {
  * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
 function readPattern(text: string): Pattern | undefined {
-  const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
-  const parts = path.split('/');
-  const isRight = [...METHODS, '*'].includes(method) &&
-    parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
-  return isRight ? { method, parts } : undefined;
+  const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
+  const isRight = [...METHODS, '*'].includes(method);
+  return isRight ? { method, parts: path.slice(1).split('/') } : undefined;
 }
 
 /**
@@ -4457,12 +4449,12 @@ function readTokens(value: unknown): TokenSettings[] {
   const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
     const first = digests.indexOf(digest);
-    if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    if (first < i && digest) mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
     const namesake = tokens.findIndex((other) => other.name === name);
     if (namesake < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
-  return mistakes.end(tokens);
+  return mistakes.end(tokens as TokenSettings[]);
 }
 
 /** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
@@ -4471,22 +4463,22 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text. A token that is wrong has the digest ''. Messages give a word's position, not its text: what
- * looks like a name may be half of a secret.
+ * Reads tokens from text. A token whose secret is wrong has no digest. Messages give a word's position, not its text:
+ * what looks like a name may be half of a secret.
  */
-function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
+function readTokenWords(text: string, mistakes: Mistakes) {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
       ensure(/[^=]/.test(secret), 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       return readSecret(secret, true);
     });
-    return { name, digest: digest ?? '' };
+    return { name, digest };
   });
 }
 
-/** Reads the tokens of a file. A token whose secret is wrong has the digest ''. */
-function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
+/** Reads the tokens of a file. A token whose secret is wrong has no digest. */
+function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
@@ -4501,12 +4493,12 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
       return read.secret ?? read.secretFile;
     });
     const read = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
-    return { ...read, name, digest: digest ?? '', secretFile } as TokenSettings;
+    return { ...read, name, digest, secretFile };
   });
 }
 
 /** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
-function readSecretFile(path: unknown): string {
+function readSecretFile(path: unknown) {
   return readSecret(readFile(path).text.trim(), true);
 }
 
@@ -4587,16 +4579,26 @@ async function runDemo(listen: string, print: (text: string) => void): Promise<s
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  const send = (form: string, where: string, auth = {}) =>
-    `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
-  const others = [
-    '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
-    send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
-    send('query', `'${url}/v2/send?@auth=${secret}'`),
-    send('path', `'${url}/@auth=${secret}/v2/send'`),
-    send('body', `'${url}/v2/send'`, { auth: secret }),
-    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
-  ].join('\n');
+  const hello = (form: string, auth = {}) =>
+    JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients });
+  const others = `
+The token can stand in four more places, and a message can say from whom and to whom it goes.
+
+# bearer
+curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '${hello('bearer')}'
+
+# query
+curl '${url}/v2/send?@auth=${secret}' -d '${hello('query')}'
+
+# path
+curl '${url}/@auth=${secret}/v2/send' -d '${hello('path')}'
+
+# body
+curl '${url}/v2/send' -d '${hello('body', { auth: secret })}'
+
+# and what it refuses: account setup
+curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
+`;
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return `
 A demonstration: the backend is a stand-in, and nothing here reaches Signal.
@@ -4760,19 +4762,19 @@ function describeToken(token: Token): string {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
   const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
-  const rows = [
-    ['may call', words(token.allow.written)],
-    ...idle.map((entry) => ['warning', `${entry} matches no route of the backend`]),
-    ['presented', token.digest && `as ${words(token.methods)}`],
-    ['sends from', words(token.senders) || 'any account'],
-    ['sends to', words(token.recipients) || 'anybody'],
-    ['rate', token.rate?.written ?? 'no limit'],
-    ['from', words(token.clients?.written) || 'any address'],
-    ['webhooks', makesSends(token) ? describeSends(token) : ''],
-    ['expires', `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`],
-  ];
-  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
-  return [`  ${token.name}`, ...lines].join('\n');
+  const rows = {
+    'may call': words(token.allow.written),
+    'presented': token.digest && `as ${words(token.methods)}`,
+    'sends from': words(token.senders) || 'any account',
+    'sends to': words(token.recipients) || 'anybody',
+    'rate': token.rate?.written ?? 'no limit',
+    'from': words(token.clients?.written) || 'any address',
+    'webhooks': makesSends(token) && describeSends(token),
+    'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
+  };
+  const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
+  const warnings = idle.map((entry) => `    warning      ${entry} matches no route of the backend`);
+  return [`  ${token.name}`, ...lines, ...warnings].join('\n');
 }
 
 /** Values for the parameters that have a form; others may be anything. */
@@ -4920,7 +4922,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
 }
 
 /** The files that the settings name. */
-function settingsFiles(settings: Settings): (string | undefined)[] {
+function settingsFiles(settings: Settings) {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
