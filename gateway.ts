@@ -4195,11 +4195,8 @@ function editDistance(a: string, b: string, limit: number): number {
   if (a === b || limit === 0) return 0;
   const [restA, restB] = [a.slice(1), b.slice(1)];
   if (a[0] === b[0]) return editDistance(restA, restB, limit);
-  return 1 + Math.min(
-    editDistance(restA, b, limit - 1),
-    editDistance(a, restB, limit - 1),
-    editDistance(restA, restB, limit - 1),
-  );
+  const left = limit - 1;
+  return 1 + Math.min(editDistance(restA, b, left), editDistance(a, restB, left), editDistance(restA, restB, left));
 }
 
 /** Makes a reader of one of these words. */
@@ -4450,8 +4447,7 @@ function readTokens(value: unknown): TokenSettings[] {
   tokens.forEach(({ name, digest }, i) => {
     const first = digests.indexOf(digest);
     if (first < i && digest) mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    const namesake = tokens.findIndex((other) => other.name === name);
-    if (namesake < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (tokens.findIndex((other) => other.name === name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
   return mistakes.end(tokens as TokenSettings[]);
@@ -4684,9 +4680,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
 /** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
 function parseCommandLine(args: string[]) {
   return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
-    const said = message.replace(/\. .*/s, '');
     // A long option may be a secret.
-    return `${said.replace(/^Unknown option '.{16}.*/s, 'that is no option')}; see --help`;
+    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option');
+    return `${said}; see --help`;
   });
 }
 
@@ -4732,7 +4728,7 @@ The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name: string | undefined): string {
+function makeToken(name?: string): string {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
@@ -4760,7 +4756,6 @@ function printCheck(settings: Settings): string {
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
 function describeToken(token: Token): string {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
-  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = {
     'may call': words(token.allow.written),
@@ -4773,8 +4768,9 @@ function describeToken(token: Token): string {
     'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
   };
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
-  const warnings = idle.map((entry) => `    warning      ${entry} matches no route of the backend`);
-  return [`  ${token.name}`, ...lines, ...warnings].join('\n');
+  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])))
+    .map((entry) => `    warning      ${entry} matches no route of the backend`);
+  return [`  ${token.name}`, ...lines, ...idle].join('\n');
 }
 
 /** Values for the parameters that have a form; others may be anything. */
@@ -4850,11 +4846,9 @@ function renderSend(settings: Settings, name: string, body: Buffer): string {
  */
 async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings) {
   try {
-    const response = await fetch(`${backend}/v1/about`, {
-      headers: { 'User-Agent': `signal-gateway/${VERSION}` },
-      redirect: 'manual',
-      signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
-    });
+    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
+    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
+    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
     const { status } = response;
     if (status === 401) return log('info', 'the backend answers', { backend, status });
     ensure(response.ok, `status ${status}`);
@@ -4895,7 +4889,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   const loaded = new Map<string, string>();
   const stateOf = (file: string) =>
     JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
-  const watch = (file: string | undefined) => {
+  const watch = (file?: string) => {
     if (file === undefined || loaded.has(file)) return;
     loaded.set(file, stateOf(file));
     watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
