@@ -3911,7 +3911,7 @@ function writeOut(text: string, done: () => void = () => {}) {
 // #endregion
 
 // #region LOADING
-// Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
+// Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
 // every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
 // limit that fell back to its default could be wider than its owner believes.
 
@@ -4011,12 +4011,12 @@ const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
 /** Finds the keys that their object has already. JSON.parse would silently take the last one. */
 function* repeatedKeys(text: string) {
-  const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
+  const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') open.push(new Set());
-    if (token === '}') open.pop();
-    if (colon === undefined) continue;
-    const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+    if (token === '{') open.unshift(new Set());
+    if (token === '}') open.shift();
+    if (!colon) continue;
+    const [keys, key] = [open[0]!, JSON.parse(quoted) as string];
     if (keys.has(key)) yield { key, index };
     keys.add(key);
   }
@@ -4055,7 +4055,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
   sources.note('tokens', lines, at);
-  for (const name of Object.keys(env)) {
+  for (const name in env) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
     const [, isRefused, cure] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
@@ -4243,7 +4243,7 @@ function duration(example: string): Reader<number> {
 function readSize(value: unknown) {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
-    return count && Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined;
+    return Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined; // NaN if nothing matched
   });
 }
 
@@ -4371,7 +4371,7 @@ function showPath(path: string): string {
 }
 
 /** Certificate and key for node:https, if the settings have both. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>) {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Rules | Settings) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
@@ -4564,33 +4564,31 @@ function startDemoBackend(show: (line: string) => void): http.Server {
 async function runDemo(listen: string, print: (text: string) => void): Promise<string> {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const number = '+15550100001';
-  const recipients = ['+15550100002'];
+  const [number, recipient] = ['+15550100001', '+15550100002'];
   const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
     auth: { methods: [...FORMS] },
-    tokens: { demo: { secret, defaults: { number, recipients } } },
+    tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  const hello = (form: string, auth = {}) =>
-    JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients });
+  const between = `"number":"${number}","recipients":["${recipient}"]`;
   const others = `
 The token can stand in four more places, and a message can say from whom and to whom it goes.
 
 # bearer
-curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '${hello('bearer')}'
+curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${between}}'
 
 # query
-curl '${url}/v2/send?@auth=${secret}' -d '${hello('query')}'
+curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${between}}'
 
 # path
-curl '${url}/@auth=${secret}/v2/send' -d '${hello('path')}'
+curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${between}}'
 
 # body
-curl '${url}/v2/send' -d '${hello('body', { auth: secret })}'
+curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${between}}'
 
 # and what it refuses: account setup
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
@@ -4660,7 +4658,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
-    const isAlone = !values.check && !isRender && configured === undefined;
+    const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
     return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
