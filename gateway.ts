@@ -3946,7 +3946,7 @@ function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
 }
 
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
-function embeddedSettings(config: GatewayConfig): Settings {
+function embeddedSettings(config: GatewayConfig) {
   const sources = new Sources();
   sources.collect('the file', () => noteObject(sources, config));
   return readSettings(sources);
@@ -4023,7 +4023,7 @@ function* repeatedKeys(text: string) {
 }
 
 /** The place where a text ends, as editors count: from 1, and in characters. */
-function placeAfter(text: string): string {
+function placeAfter(text: string) {
   const lines = text.split('\n');
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
@@ -4069,7 +4069,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * Reads every setting from its source, or from its default if no source gives it.
  * @throws {ConfigError} with every mistake.
  */
-function readSettings(sources: Sources): Settings {
+function readSettings(sources: Sources) {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
   const entries = GATEWAY_ROWS.flatMap(([path, [, , read, fallback]]) => {
@@ -4365,7 +4365,7 @@ function readFile(path: unknown) {
 }
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
-function showPath(path: string): string {
+function showPath(path: string) {
   const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
@@ -4541,19 +4541,19 @@ function digestOf(secret: string): string {
 // Uses only the public interface, and so is an example of embedding.
 
 /** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
-function startDemoBackend(show: (line: string) => void): http.Server {
+function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
-    const responses: Record<string, [status: number, body?: object]> = {
-      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
+    const responses: Record<string, [status: number, json?: string]> = {
+      'GET /v1/about': [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'],
       'GET /v1/health': [204],
-      'POST /v2/send': [201, { timestamp: String(Date.now()) }],
+      'POST /v2/send': [201, `{"timestamp":"${Date.now()}"}`],
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
-    const [status, json] = responses[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, json] = responses[route] ?? [404, '{"error":"this stand-in backend has no such route"}'];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, json && { 'Content-Type': 'application/json' }).end(json && JSON.stringify(json));
+    res.writeHead(status, { 'Content-Type': 'application/json' }).end(json);
   }).listen(0, '127.0.0.1').unref();
 }
 
@@ -4561,7 +4561,7 @@ function startDemoBackend(show: (line: string) => void): http.Server {
  * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
  * after the first request.
  */
-async function runDemo(listen: string, print: (text: string) => void): Promise<string> {
+async function runDemo(listen: string, print: (text: string) => void) {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipient] = ['+15550100001', '+15550100002'];
@@ -4685,7 +4685,7 @@ function parseCommandLine(args: string[]) {
 }
 
 /** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
-function usage(): string {
+function usage() {
   const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
   );
@@ -4726,7 +4726,7 @@ The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name?: string): string {
+function makeToken(name?: string) {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
@@ -4735,12 +4735,12 @@ function makeToken(name?: string): string {
 }
 
 /** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
-function hashSecret(line: string): string {
+function hashSecret(line: string) {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** The output of `--check` for a good configuration. */
-function printCheck(settings: Settings): string {
+function printCheck(settings: Settings) {
   const rules = makeRules(settings);
   return [
     'The configuration is good.',
@@ -4752,7 +4752,7 @@ function printCheck(settings: Settings): string {
 }
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
-function describeToken(token: Token): string {
+function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = {
@@ -4779,7 +4779,7 @@ const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `gro
  * literals and examples of the pattern, and where the pattern has none, those of the route: `GET /v1/groups/*` and the
  * route `/v1/groups/:number` make `GET /v1/groups/+10000`.
  */
-function canMatch(token: Token, allow: Allow): boolean {
+function canMatch(token: Token, allow: Allow) {
   const pattern = allow.patterns[0]!;
   return ROUTES.some(({ method, parts }) => {
     const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
@@ -4796,7 +4796,7 @@ function canMatch(token: Token, allow: Allow): boolean {
 }
 
 /** Describes what is made of a webhook, and whether the token may send to its own defaults. */
-function describeSends(token: Token): string {
+function describeSends(token: Token) {
   const { defaults = {}, message } = token;
   const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${message ? ', the message by a template' : ''}`];
@@ -4811,7 +4811,7 @@ function describeSends(token: Token): string {
 }
 
 /** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
-function sendTarget(token: Token): Target {
+function sendTarget(token: Token) {
   const target = parseTarget('POST', '/v2/send');
   const refusal = refusalOf(token, target);
   if (refusal && refusalOf(token, parseTarget('GET', '/v2/send'))) throw refusal;
@@ -4823,7 +4823,7 @@ function sendTarget(token: Token): Target {
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} the refusal that the gateway would give.
  */
-function renderSend(settings: Settings, name: string, body: Buffer): string {
+function renderSend(settings: Settings, name: string, body: Buffer) {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((candidate) => candidate.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
@@ -4919,7 +4919,7 @@ function settingsFiles(settings: Settings) {
 }
 
 /** Whether this file was started, not imported. */
-function isEntryPoint(): boolean {
+function isEntryPoint() {
   if (import.meta.main !== undefined) return import.meta.main;
   // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
   // suffix, and is a link where the package is installed.
