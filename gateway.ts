@@ -4118,7 +4118,7 @@ function makeRules(settings: Settings) {
 // message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
 /** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
-function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
+function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string) {
   try {
     return run();
   } catch (error) {
@@ -4127,13 +4127,13 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
 }
 
 /** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
-function showValue(value: unknown, instead: string): string {
+function showValue(value: unknown, instead: string) {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
 /** The place of an object's member: its key, or its position if the key may be a secret. */
-function placeOf(key: string, index: number): string {
+function placeOf(key: string, index: number) {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
@@ -4200,14 +4200,14 @@ function editDistance(a: string, b: string, limit: number): number {
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[]): Reader<T> {
+function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
+  return (value: unknown) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
 /** Makes a reader of texts that are kept as they are. */
-function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
-  return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+function textThat(isRight: (text: string) => boolean, expected: string) {
+  return (value: unknown) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -4220,23 +4220,23 @@ function readBoolean(value: unknown) {
 }
 
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
-function countFrom(least: number): Reader<number> {
+function countFrom(least: number) {
   const isRight = (text: string) => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
-  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
+  return (value: unknown) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
 /** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
 function parseDuration(text: string): number | undefined {
-  const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
+  const [, count, unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
 /** Makes a reader of durations, in milliseconds. @param example for the message. */
-function duration(example: string): Reader<number> {
-  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
+function duration(example: string) {
+  return (value: unknown) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
@@ -4250,7 +4250,7 @@ function readSize(value: unknown) {
 /** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
 function readRate(value: unknown) {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
-    const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
+    const [, count, time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
     const perMs = parseDuration(time);
     return perMs ? { count: Number(count), perMs, written: text } : undefined;
   });
@@ -4283,13 +4283,13 @@ function readRecipient(value: unknown) {
 }
 
 /** Makes a reader of single recipients. @param group ends the list of what is expected. */
-function recipientOr(group: string): Reader<string> {
+function recipientOr(group: string) {
   const isRecipient = (text: string) => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
-function readDefaults(value: unknown): SendDefaults {
+function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown) => [...listOf(recipientOr(' or group.…'))(list)];
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
@@ -4366,7 +4366,7 @@ function readFile(path: unknown) {
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
 function showPath(path: string) {
-  const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
+  const top = path.replace(/(?<=[^/])\/.*/s, ''); // its first folder
   return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
 }
 
@@ -4606,17 +4606,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 
 // #region COMMAND LINE
 
-/** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
-const FLAGS = {
-  config: { type: 'string' },
-  listen: { type: 'string' },
-  backend: { type: 'string' },
-  check: { type: 'boolean' },
-  demo: { type: 'boolean' },
-  help: { type: 'boolean', short: 'h' },
-  version: { type: 'boolean', short: 'v' },
-} as const;
-
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main() {
   // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
@@ -4657,9 +4646,12 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
-    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
-    const isAlone = (command ?? values.check ?? configured) === undefined;
-    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
+    const others = command ?? values.check ?? file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ??
+      env.API_TOKENS_FILE;
+    ensure(
+      others === undefined,
+      '--demo brings its own backend and token; it does not run together with configured ones',
+    );
     return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
@@ -4675,9 +4667,21 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return '';
 }
 
-/** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
+/**
+ * Parses the flags. Every setting has a variable; only two, for a first try, have a flag too.
+ * @throws {UsageError} with the first sentence of parseArgs; the others are advice.
+ */
 function parseCommandLine(args: string[]) {
-  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
+  const options = {
+    config: { type: 'string' },
+    listen: { type: 'string' },
+    backend: { type: 'string' },
+    check: { type: 'boolean' },
+    demo: { type: 'boolean' },
+    help: { type: 'boolean', short: 'h' },
+    version: { type: 'boolean', short: 'v' },
+  } as const;
+  return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
     // A long option may be a secret.
     const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option');
     return `${said}; see --help`;
@@ -4825,7 +4829,7 @@ function sendTarget(token: Token) {
  */
 function renderSend(settings: Settings, name: string, body: Buffer) {
   const tokens = [...makeRules(settings).tokens.values()];
-  const token = tokens.find((candidate) => candidate.name === name);
+  const token = tokens.find((known) => known.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
