@@ -35,7 +35,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
+ *   ADDRESSES 23 · LOG 52 · LOADING 133 · READERS 275 · DEMO 50 · COMMAND LINE 245 · EXPORTS 3
  *
  * @module
  */
@@ -4033,9 +4033,9 @@ const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Variables that may be meant for the gateway, those of secured-signal-api among them: a pattern of their names, whether
- * they are refused, and what to do. The first row that matches decides. Restrictions are refused. The other variables
- * may belong to another program, and are a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of their
+ * names, whether they are refused, and what to do. The first row that matches decides. Restrictions are refused. The
+ * other variables may belong to another program, and are a warning.
  */
 const MISTAKEN = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
@@ -4050,9 +4050,8 @@ const MISTAKEN = [
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
-  const file = env[at];
-  if (file !== undefined && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-  const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
+  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const lines = env[at] && sources.collect(at, () => readFile(env[at]).text.replace(/^\s*#.*$/gm, ''));
   for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
   sources.note('tokens', lines, at);
   for (const name in env) {
@@ -4338,7 +4337,7 @@ function readOrigins(value: unknown) {
 }
 
 /**
- * Reads where to listen: the `path` of a unix socket, or, without `path`, a `port` and a `host` ('' is every interface).
+ * Reads where to listen: the `path` of a unix socket, or else a `port` and a `host`, where '' means every interface.
  * `isLocal` says that only programs on this machine can connect. Of names only localhost is local: another may mean any
  * address.
  */
@@ -4347,8 +4346,7 @@ function readListen(value: unknown) {
     const [, path, v6, name, digits] =
       /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
     const [host, port] = [v6 ?? name ?? '', Number(digits)];
-    const isRight = path !== undefined || port <= 65535;
-    if (!isRight || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
+    if ((v6 !== undefined && isIP(v6) !== 6) || !(path !== undefined || port <= 65535)) return undefined;
     const isLoopback = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
     return { path, host, port, isLocal: path !== undefined || isLoopback };
   });
@@ -4366,8 +4364,7 @@ function readFile(path: unknown) {
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
 function showPath(path: string) {
-  const top = path.replace(/(?<=[^/])\/.*/s, ''); // its first folder
-  return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
+  return path.length < SECRET_MIN_LENGTH || existsSync(path.replace(/(?<=[^/])\/.*/s, '')) ? path : 'the file';
 }
 
 /** Certificate and key for node:https, if the settings have both. */
@@ -4429,8 +4426,7 @@ function readAllow(value: unknown) {
  */
 function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
-  const isRight = [...METHODS, '*'].includes(method);
-  return isRight ? { method, parts: path.slice(1).split('/') } : undefined;
+  return [...METHODS, '*'].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
 }
 
 /**
@@ -4683,8 +4679,7 @@ function parseCommandLine(args: string[]) {
   } as const;
   return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
     // A long option may be a secret.
-    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option');
-    return `${said}; see --help`;
+    return `${message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option')}; see --help`;
   });
 }
 
@@ -4801,9 +4796,9 @@ function canMatch(token: Token, allow: Allow) {
 
 /** Describes what is made of a webhook, and whether the token may send to its own defaults. */
 function describeSends(token: Token) {
-  const { defaults = {}, message } = token;
+  const { defaults = {} } = token;
   const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
-  const parts = [`become sends${message ? ', the message by a template' : ''}`];
+  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
   if (fields) parts.push(`unless they say otherwise, with ${fields}`);
   try {
     const target = sendTarget(token);
@@ -4851,9 +4846,8 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { name: back
     const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
     const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
-    const { status } = response;
-    if (status === 401) return log('info', 'the backend answers', { backend, status });
-    ensure(response.ok, `status ${status}`);
+    if (response.status === 401) return log('info', 'the backend answers', { backend, status: 401 });
+    ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
     ensure(isObject(about), 'no JSON object');
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
