@@ -35,7 +35,7 @@
  *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
  *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
  *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 52 · LOADING 133 · READERS 275 · DEMO 50 · COMMAND LINE 245 · EXPORTS 3
+ *   ADDRESSES 23 · LOG 52 · LOADING 136 · READERS 275 · DEMO 50 · COMMAND LINE 245 · EXPORTS 3
  *
  * @module
  */
@@ -4084,6 +4084,12 @@ function readSettings(sources: Sources) {
   return sources.end(settings);
 }
 
+/** Refuses an empty value. An empty variable may have been meant to hold a secret. */
+function refuseEmpty(value: unknown): unknown {
+  ensure(value !== '', 'is set but empty; unset it, or give it a value');
+  return value;
+}
+
 /** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = ReturnType<typeof makeRules>;
 
@@ -4169,15 +4175,14 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers)));
-    return [key, mistakes.collect(placeOf(key, i), () => read(refuseEmpty(inner)))];
+    return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
 }
 
-/** Refuses null and an empty text. They could mean "no limit" as well as "nothing is allowed", or a lost secret. */
-function refuseEmpty(value: unknown): unknown {
+/** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
+function refuseNull(value: unknown): unknown {
   ensure(value !== null, 'null is no value; leave the line out');
-  ensure(value !== '', 'is set but empty; unset it, or give it a value');
   return value;
 }
 
@@ -4479,7 +4484,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
-      ensure(isObject(refuseEmpty(config)), 'must be an object with "secret" or "secretFile"');
+      ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
       const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return read.secret ?? read.secretFile;
@@ -4642,12 +4647,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
-    const others = command ?? values.check ?? file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ??
-      env.API_TOKENS_FILE;
-    ensure(
-      others === undefined,
-      '--demo brings its own backend and token; it does not run together with configured ones',
-    );
+    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
+    const isAlone = (command ?? values.check ?? configured) === undefined;
+    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
     return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
