@@ -51,7 +51,7 @@ import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
 const VERSION = '2.0.0';
@@ -3913,7 +3913,7 @@ function writeOut(text: string, done: () => void = () => {}) {
 // #endregion
 
 // #region LOADING
-// Two steps. First, each source (flags, environment, file) notes its values, with the place where each was given. Then
+// Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
 // every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
 // limit that fell back to its default could be wider than its owner believes.
 
@@ -3923,36 +3923,32 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Notes a value, unless an earlier source gave one. Tokens of two sources are not merged: all come from one. */
+  /** Notes a value. It replaces the value of an earlier source: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
-    const known = this.given.get(path);
-    if (known && path === 'tokens') this.warnings.push(`${known.at} replaces all tokens of the file`);
-    if (known) return;
-    // An empty variable or flag may have been meant to hold a secret. In the file, the reader refuses it.
-    const isEmpty = value === '' && at !== path;
-    if (isEmpty) this.add(at, 'is set but empty; unset it, or give it a value');
-    this.given.set(path, { value: isEmpty ? undefined : value, at });
+    if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
+    this.given.set(path, { value, at });
   }
 }
 
-/** Where the command line gets its configuration. `flags` are by the path of their setting. */
-type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: Record<string, string | undefined> };
+/** Where the command line gets its configuration. */
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: NodeJS.Dict<unknown> };
 
 /**
- * Reads flags, environment and file. For each setting the first of these that gives a value wins.
+ * Reads file, environment and flags. For each setting the last of these that gives a value wins.
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
   const sources = new Sources();
-  for (const [path, value] of Object.entries(flags)) sources.note(path, value, `--${path.split('.')[0]}`);
-  noteEnv(sources, env);
   if (file !== undefined) noteFile(sources, file);
+  noteEnv(sources, env);
+  sources.note('listen', flags.listen, '--listen');
+  sources.note('backend.url', flags.backend, '--backend');
   return readSettings(sources);
 }
 
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
-function embeddedSettings(config: GatewayConfig): Settings {
+function embeddedSettings(config: GatewayConfig) {
   const sources = new Sources();
   sources.collect('the file', () => noteObject(sources, config));
   return readSettings(sources);
@@ -3984,13 +3980,15 @@ function noteFile(sources: Sources, file: string) {
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
-  const readers = SETTING_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+  const readers: Record<string, Reader<void>> = {};
+  for (const [path] of SETTING_ROWS) {
+    if (!path.startsWith(prefix)) continue;
     const [key = '', inner] = path.slice(prefix.length).split('.');
-    const note = (value: unknown) => sources.note(path, value, path);
     // Only a program can give undefined, and it means that the member is absent.
-    return [key, inner ? (value: unknown = {}) => noteObject(sources, value, `${key}.`) : note];
-  });
-  readMembers(Object.fromEntries(readers), config);
+    const noteInner: Reader<void> = (value = {}) => noteObject(sources, value, `${key}.`);
+    readers[key] = inner ? noteInner : (value) => sources.note(path, value, path);
+  }
+  readMembers(readers, config);
 }
 
 /**
@@ -4014,20 +4012,20 @@ function parseFile(text: string): unknown {
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
 /** Finds the keys that their object has already. JSON.parse would silently take the last one. */
-function* repeatedKeys(text: string): Generator<{ key: string; index: number }> {
-  const open: Set<string>[] = []; // the keys of each object that is open, the outermost first
+function* repeatedKeys(text: string) {
+  const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') open.push(new Set());
-    if (token === '}') open.pop();
-    if (colon === undefined) continue;
-    const [keys, key] = [open.at(-1)!, JSON.parse(quoted) as string];
+    if (token === '{') open.unshift(new Set());
+    if (token === '}') open.shift();
+    if (!colon) continue;
+    const [keys, key] = [open[0]!, JSON.parse(quoted) as string];
     if (keys.has(key)) yield { key, index };
     keys.add(key);
   }
 }
 
 /** The place where a text ends, as editors count: from 1, and in characters. */
-function placeAfter(text: string): string {
+function placeAfter(text: string) {
   const lines = text.split('\n');
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
@@ -4037,10 +4035,11 @@ const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Variables that may be meant for the gateway, those of secured-signal-api among them. The first row that matches
- * decides. Restrictions are refused, as above. The others may belong to another program, and are a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of their
+ * names, whether they are refused, and what to do. The first row that matches decides. Restrictions are refused. The
+ * other variables may belong to another program, and are a warning.
  */
-const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: string])[] = [
+const MISTAKEN = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
   [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
   [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
@@ -4048,22 +4047,21 @@ const MISTAKEN: readonly (readonly [names: RegExp, isRefused: boolean, cure: str
   [/^(?:API|SERVICE)__/, false, MIGRATING],
   [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
-];
+] as const;
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
-  const { API_TOKENS: words, API_TOKENS_FILE: file } = env;
   const at = 'API_TOKENS_FILE';
-  if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-  const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
-  sources.note('tokens', lines, at);
+  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  const lines = env[at] && sources.collect(at, () => readFile(env[at]).text.replace(/^\s*#.*$/gm, ''));
   for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
-  for (const name of Object.keys(env)) {
+  sources.note('tokens', lines, at);
+  for (const name in env) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
-    const row = MISTAKEN.find(([names, isRefused]) => names.test(name) && (isRefused || !near));
-    const [, isRefused, cure] = row ?? [name, true, near && `did you mean "${near}"?`];
-    if (cure && isRefused) sources.add(name, `is not a setting; ${cure}`);
+    const [, isRefused, cure] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
+    if (isRefused) sources.add(name, `is not a setting; ${cure}`);
+    else if (near) sources.add(name, `is not a setting; did you mean "${near}"?`);
     else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
   }
 }
@@ -4072,21 +4070,26 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * Reads every setting from its source, or from its default if no source gives it.
  * @throws {ConfigError} with every mistake.
  */
-function readSettings(sources: Sources): Settings {
+function readSettings(sources: Sources) {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = SETTING_ROWS.map(([path, [, read, , fallback]]) => {
+  const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
-    return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
+    return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
   });
-  const { tokens = [], ...others } = Object.fromEntries(read);
-  const settings: Settings = { ...others, tokens, warnings };
+  const settings: Settings = { tokens: [], warnings, ...Object.fromEntries(entries) };
   if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
+}
+
+/** Refuses an empty value. An empty variable may have been meant to hold a secret. */
+function refuseEmpty(value: unknown): unknown {
+  ensure(value !== '', 'is set but empty; unset it, or give it a value');
+  return value;
 }
 
 /** What requests are checked against: the settings, with the values that each token inherits. */
@@ -4122,7 +4125,7 @@ function makeRules(settings: Settings) {
 // message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
 /** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
-function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string): T {
+function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string) {
   try {
     return run();
   } catch (error) {
@@ -4131,13 +4134,13 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
 }
 
 /** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
-function showValue(value: unknown, instead: string): string {
+function showValue(value: unknown, instead: string) {
   const text = JSON.stringify(value) ?? '';
   return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
 /** The place of an object's member: its key, or its position if the key may be a secret. */
-function placeOf(key: string, index: number): string {
+function placeOf(key: string, index: number) {
   return key.length < SECRET_MIN_LENGTH && /^[\w.-]+$/.test(key) ? `.${key}` : `[${index}]`;
 }
 
@@ -4158,7 +4161,7 @@ function readScalar<T>(value: unknown, expected: string, parse: (text: string) =
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
-    const items = typeof value === 'string' ? value.split(',').map((item) => item.trim()).filter(Boolean) : value;
+    const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
     ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
     return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
@@ -4169,11 +4172,11 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
  * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
  * ignored could write to anybody.
  */
-function readMembers<T>(readers: { readonly [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
+function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = Object.entries(value).map(([key, inner], i) => {
-    const read = known.get(key) ?? (() => refuseSetting(key, [...known.keys()]));
+    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -4187,9 +4190,10 @@ function refuseNull(value: unknown): unknown {
 
 /** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]): never {
-  const measured = known.map((name) => ({ name, far: editDistance(key.toLowerCase(), name.toLowerCase(), 4) }));
-  const [nearest] = measured.filter(({ far }) => far < Math.min(4, key.length)).sort((a, b) => a.far - b.far);
-  throw new UsageError(`is not a setting${nearest ? `; did you mean "${nearest.name}"?` : ''}`);
+  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
+  const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
+  const cure = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
+  throw new UsageError(`is not a setting${cure}`);
 }
 
 /** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
@@ -4197,19 +4201,19 @@ function editDistance(a: string, b: string, limit: number): number {
   if (a === b || limit === 0) return 0;
   const [restA, restB] = [a.slice(1), b.slice(1)];
   if (a[0] === b[0]) return editDistance(restA, restB, limit);
-  const edited = [[restA, b], [a, restB], [restA, restB]] as const;
-  return 1 + Math.min(...edited.map(([nextA, nextB]) => editDistance(nextA, nextB, limit - 1)));
+  const left = limit - 1;
+  return 1 + Math.min(editDistance(restA, b, left), editDistance(a, restB, left), editDistance(restA, restB, left));
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[]): Reader<T> {
+function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return (value) => readScalar(value, expected, (text) => words.find((word) => word === text));
+  return (value: unknown) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
 /** Makes a reader of texts that are kept as they are. */
-function textThat(isRight: (text: string) => boolean, expected: string): Reader<string> {
-  return (value) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+function textThat(isRight: (text: string) => boolean, expected: string) {
+  return (value: unknown) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -4217,42 +4221,42 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function readBoolean(value: unknown): boolean {
+function readBoolean(value: unknown) {
   return wordOf(['true', 'false'])(value) === 'true';
 }
 
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
-function countFrom(least: number): Reader<number> {
-  const isRight = (text: string): boolean => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
-  return (value) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
+function countFrom(least: number) {
+  const isRight = (text: string) => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
+  return (value: unknown) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
 /** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
 function parseDuration(text: string): number | undefined {
-  const [, count = '', unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
+  const [, count, unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
 }
 
 /** Makes a reader of durations, in milliseconds. @param example for the message. */
-function duration(example: string): Reader<number> {
-  return (value) => readScalar(value, `a duration such as ${example}`, parseDuration);
+function duration(example: string) {
+  return (value: unknown) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
-function readSize(value: unknown): number {
+function readSize(value: unknown) {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
-    return count && Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined;
+    return Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined; // NaN if nothing matched
   });
 }
 
 /** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
 function readRate(value: unknown) {
   return readScalar(value, 'a rate such as 30/1m', (text) => {
-    const [, count = '', time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
+    const [, count, time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
     const perMs = parseDuration(time);
     return perMs ? { count: Number(count), perMs, written: text } : undefined;
   });
@@ -4261,17 +4265,18 @@ function readRate(value: unknown) {
 const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
 /** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
-function readExpiry(value: unknown): number {
+function readExpiry(value: unknown) {
   return readScalar(value, EXPIRY, (text) => {
-    const [, day, time] = /^(\d{4}-\d\d-\d\d)(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
-    const [dayMs, ms] = [Date.parse(`${day}`), Date.parse(`${day}${time ?? 'T23:59:59.999Z'}`)];
-    // Date.parse takes February 31 for March 3.
-    return Number.isNaN(dayMs + ms) || !new Date(dayMs).toISOString().startsWith(day!) ? undefined : ms;
+    const [, date = '', day, time = 'T23:59:59.999Z'] =
+      /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
+    const ms = Date.parse(date + time);
+    // Date takes February 31 for March 3.
+    return new Date(date).getUTCDate() === Number(day) && !Number.isNaN(ms) ? ms : undefined;
   });
 }
 
 /** Reads a phone number, of an account or of a person, in the backend's form. */
-function readNumber(value: unknown): string {
+function readNumber(value: unknown) {
   return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
 }
 
@@ -4279,20 +4284,20 @@ function readNumber(value: unknown): string {
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
 /** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
-function readRecipient(value: unknown): string {
+function readRecipient(value: unknown) {
   return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
 }
 
 /** Makes a reader of single recipients. @param group ends the list of what is expected. */
-function recipientOr(group: string): Reader<string> {
-  const isRecipient = (text: string): boolean => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+function recipientOr(group: string) {
+  const isRecipient = (text: string) => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
-function readDefaults(value: unknown): SendDefaults {
+function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
-  const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
+  const recipients = (list: unknown) => [...listOf(recipientOr(' or group.…'))(list)];
   const text_mode = wordOf(['normal', 'styled'] as const);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
@@ -4309,13 +4314,13 @@ function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   ensure(isUsable, 'must be an http or https URL without a query');
-  const raw = url.username || url.password ? `${url.username}:${url.password}` : '';
-  const userinfo = attempt(() => decodeURIComponent(raw), () => 'has a "%" in its userinfo that must be written "%25"');
+  const explain = () => 'has a "%" in its userinfo that must be written "%25"';
+  const { protocol, hostname, port, auth } = attempt(() => urlToHttpOptions(url), explain);
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
-  const agent = new (url.protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  const agent = new (protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
@@ -4327,36 +4332,36 @@ function readBackend(value: unknown) {
     /** The path, without a slash at the end. */
     prefix,
     /** For node:http's client. */
-    options: { protocol: url.protocol, hostname: url.hostname.replace(/^\[|\]$/g, ''), port: url.port, agent },
-    authorization: userinfo && `Basic ${Buffer.from(userinfo).toString('base64')}`,
+    options: { protocol, hostname, port, agent },
+    authorization: auth && `Basic ${Buffer.from(auth).toString('base64')}`,
   } as const;
 }
 
 /** Reads origins. They are compared as written, so one that no browser would send is refused. */
-function readOrigins(value: unknown): ReadonlySet<string> {
+function readOrigins(value: unknown) {
   const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
   const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
   return listOf(textThat(isOrigin, expected))(value);
 }
 
 /**
- * Reads where to listen: the `path` of a unix socket, or a `port` and a `host` (undefined: every interface). `isLocal`
- * says that only programs on this machine can connect. Of names only localhost is local: another may mean any address.
+ * Reads where to listen: the `path` of a unix socket, or else a `port` and a `host`, where '' means every interface.
+ * `isLocal` says that only programs on this machine can connect. Of names only localhost is local: another may mean any
+ * address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
     const [, path, v6, name, digits] =
       /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
-    const port = digits === undefined ? undefined : Number(digits);
-    const host = v6 ?? (name || undefined);
-    if ((path ?? port) === undefined || port! > 65535 || (v6 !== undefined && isIP(v6) !== 6)) return undefined;
-    const isLoopback = host === 'localhost' || host === '::1' || (isIP(host ?? '') === 4 && host!.startsWith('127.'));
+    const [host, port] = [v6 ?? name ?? '', Number(digits)];
+    if ((v6 !== undefined && isIP(v6) !== 6) || !(path !== undefined || port <= 65535)) return undefined;
+    const isLoopback = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
     return { path, host, port, isLocal: path !== undefined || isLoopback };
   });
 }
 
 /** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
-function readFile(path: unknown): { path: string; text: string } {
+function readFile(path: unknown) {
   ensure(typeof path === 'string', 'must be the path of a file');
   // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
@@ -4366,13 +4371,12 @@ function readFile(path: unknown): { path: string; text: string } {
 }
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
-function showPath(path: string): string {
-  const [top = ''] = /^\/*[^/]*/.exec(path) ?? [];
-  return path.length < SECRET_MIN_LENGTH || existsSync(top) ? path : 'the file';
+function showPath(path: string) {
+  return path.length < SECRET_MIN_LENGTH || existsSync(path.replace(/(?<=[^/])\/.*/s, '')) ? path : 'the file';
 }
 
 /** Certificate and key for node:https, if the settings have both. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Pick<Settings, 'tls.cert' | 'tls.key'>) {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Rules | Settings) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
@@ -4385,14 +4389,14 @@ function checkTls(settings: Settings) {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
   const files = tlsFiles(settings);
   if (files === undefined) return;
-  const parts = (text: string, kind: string): string[] =>
+  const parts = (text: string, kind: string) =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // Each certificate by itself: of a chain, X509Certificate reads only the first.
-  const chain = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const [cert] = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
-  ensure(chain.length > 0 && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
-  ensure(chain[0]!.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
+  ensure(cert !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
+  ensure(cert.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
   attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
@@ -4402,11 +4406,13 @@ function checkTls(settings: Settings) {
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
-  const isAddress = (text: string): boolean => {
+  const isAddress = (text: string) => {
     const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-    const [type, size] = isIP(address) === 6 ? ['ipv6', 128] as const : ['ipv4', 32] as const;
-    const isRight = isIP(address) !== 0 && Number(bits ?? 0) <= size;
-    if (isRight) list.addSubnet(address, Number(bits ?? size), type);
+    const isV6 = isIP(address) === 6;
+    const size = isV6 ? 128 : 32;
+    const prefix = Number(bits ?? size);
+    const isRight = isIP(address) !== 0 && prefix <= size;
+    if (isRight) list.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
     return isRight;
   };
   return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
@@ -4415,9 +4421,9 @@ function readAddresses(value: unknown) {
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
-  const isKnown = (text: string): boolean => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
+  const isKnown = (text: string) => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
   const written = [...listOf(textThat(isKnown, expected))(value)];
-  const groups = new Set<Group>(GROUPS.filter((group) => written.includes(group)));
+  const groups = new Set(written); // the patterns in it equal no group
   if (groups.has('messaging')) groups.add('send').add('receive');
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
@@ -4427,11 +4433,8 @@ function readAllow(value: unknown) {
  * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
 function readPattern(text: string): Pattern | undefined {
-  const [, method = '', path = ''] = /^([A-Z]+|\*) \/(\S+)$/.exec(text) ?? [];
-  const parts = path.split('/');
-  const isRight = [...METHODS, '*'].includes(method) &&
-    parts.every((part) => /^(?:\*|:[A-Za-z]+|[^*:%?#\\]+)$/.test(part));
-  return isRight ? { method, parts } : undefined;
+  const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
+  return [...METHODS, '*'].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
 }
 
 /**
@@ -4443,15 +4446,15 @@ function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const [names, digests] = [tokens.map(({ name }) => name), tokens.map(({ digest }) => digest)];
-  const shown = names.map((name, i) => showValue(name, `[${i}]`));
+  const digests = tokens.map(({ digest }) => digest);
+  const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
   tokens.forEach(({ name, digest }, i) => {
     const first = digests.indexOf(digest);
-    if (first < i && digest !== '') mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    if (names.indexOf(name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (first < i && digest) mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
+    if (tokens.findIndex((other) => other.name === name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
     if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
-  return mistakes.end(tokens);
+  return mistakes.end(tokens as TokenSettings[]);
 }
 
 /** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
@@ -4460,22 +4463,22 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text. A token that is wrong has the digest ''. Messages give a word's position, not its text: what
- * looks like a name may be half of a secret.
+ * Reads tokens from text. A token whose secret is wrong has no digest. Messages give a word's position, not its text:
+ * what looks like a name may be half of a secret.
  */
-function readTokenWords(text: string, mistakes: Mistakes): TokenSettings[] {
+function readTokenWords(text: string, mistakes: Mistakes) {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
       ensure(/[^=]/.test(secret), 'is either a name without a secret, or a secret that ends in "=": write name=SECRET');
       return readSecret(secret, true);
     });
-    return { name, digest: digest ?? '' };
+    return { name, digest };
   });
 }
 
-/** Reads the tokens of a file. A token whose secret is wrong has the digest ''. */
-function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
+/** Reads the tokens of a file. A token whose secret is wrong has no digest. */
+function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
@@ -4490,12 +4493,12 @@ function readTokenObject(value: unknown, mistakes: Mistakes): TokenSettings[] {
       return read.secret ?? read.secretFile;
     });
     const read = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
-    return { ...read, name, digest: digest ?? '', secretFile } as TokenSettings;
+    return { ...read, name, digest, secretFile };
   });
 }
 
 /** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
-function readSecretFile(path: unknown): string {
+function readSecretFile(path: unknown) {
   return readSecret(readFile(path).text.trim(), true);
 }
 
@@ -4542,19 +4545,19 @@ function digestOf(secret: string): string {
 // Uses only the public interface, and so is an example of embedding.
 
 /** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
-function startDemoBackend(show: (line: string) => void): http.Server {
+function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
-    const responses: Record<string, [status: number, body?: object]> = {
-      'GET /v1/about': [200, { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: 'unset' }],
+    const responses: Record<string, [status: number, json?: string]> = {
+      'GET /v1/about': [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'],
       'GET /v1/health': [204],
-      'POST /v2/send': [201, { timestamp: String(Date.now()) }],
+      'POST /v2/send': [201, `{"timestamp":"${Date.now()}"}`],
     };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
     const route = `${req.method} ${req.url}`;
-    const [status, json] = responses[route] ?? [404, { error: 'this stand-in backend has no such route' }];
+    const [status, json] = responses[route] ?? [404, '{"error":"this stand-in backend has no such route"}'];
     show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
-    res.writeHead(status, json && { 'Content-Type': 'application/json' }).end(json && JSON.stringify(json));
+    res.writeHead(status, { 'Content-Type': 'application/json' }).end(json);
   }).listen(0, '127.0.0.1').unref();
 }
 
@@ -4562,29 +4565,38 @@ function startDemoBackend(show: (line: string) => void): http.Server {
  * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
  * after the first request.
  */
-async function runDemo(listen: string | undefined, print: (text: string) => void): Promise<string> {
+async function runDemo(listen: string, print: (text: string) => void) {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
-  const [number, recipients] = ['+15550100001', ['+15550100002']];
+  const [number, recipient] = ['+15550100001', '+15550100002'];
   const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
-    ...(listen !== undefined && { listen }),
+    listen,
     auth: { methods: [...FORMS] },
-    tokens: { demo: { secret, defaults: { number, recipients } } },
+    tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  const send = (form: string, where: string, auth = {}): string =>
-    `# ${form}\ncurl ${where} -d '${JSON.stringify({ ...auth, message: `Hello by ${form}`, number, recipients })}'\n`;
-  const others = [
-    '\nThe token can stand in four more places, and a message can say from whom and to whom it goes.\n',
-    send('bearer', `'${url}/v2/send' -H 'Authorization: Bearer ${secret}'`),
-    send('query', `'${url}/v2/send?@auth=${secret}'`),
-    send('path', `'${url}/@auth=${secret}/v2/send'`),
-    send('body', `'${url}/v2/send'`, { auth: secret }),
-    `# and what it refuses: account setup\ncurl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'\n`,
-  ].join('\n');
+  const between = `"number":"${number}","recipients":["${recipient}"]`;
+  const others = `
+The token can stand in four more places, and a message can say from whom and to whom it goes.
+
+# bearer
+curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${between}}'
+
+# query
+curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${between}}'
+
+# path
+curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${between}}'
+
+# body
+curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${between}}'
+
+# and what it refuses: account setup
+curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
+`;
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return `
 A demonstration: the backend is a stand-in, and nothing here reaches Signal.
@@ -4597,17 +4609,6 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 // #endregion
 
 // #region COMMAND LINE
-
-/** The flags. Every setting has a variable; only two, for a first try, have a flag too. */
-const FLAGS = {
-  config: { type: 'string' },
-  listen: { type: 'string' },
-  backend: { type: 'string' },
-  check: { type: 'boolean' },
-  demo: { type: 'boolean' },
-  help: { type: 'boolean', short: 'h' },
-  version: { type: 'boolean', short: 'v' },
-} as const;
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main() {
@@ -4623,7 +4624,7 @@ async function main() {
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
-    return { code: 0, stdout: said === undefined ? '' : `${said}\n`, stderr: '' };
+    return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
     // `render` throws a Problem: the refusal that the webhook would get.
@@ -4634,8 +4635,8 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   }
 }
 
-/** Returns the output of a command, or undefined if a gateway listens from now on. */
-async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string | undefined> {
+/** Returns the output of a command, or '' if a gateway listens from now on. */
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
@@ -4650,13 +4651,12 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
-    const isAlone = !values.check && !isRender && configured === undefined;
+    const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return runDemo(values.listen ?? env.LISTEN, (text) => writeOut(`${text}\n`));
+    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
-  const flags = { 'listen': values.listen, 'backend.url': values.backend };
-  const load = (): Settings => loadSettings({ file, env, flags });
+  const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
@@ -4665,20 +4665,31 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   await gateway.listen();
   void askBackend(gateway, settings);
   reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
-  return undefined;
+  return '';
 }
 
-/** Parses the flags. @throws {UsageError} with the first sentence of parseArgs; the others are advice. */
+/**
+ * Parses the flags. Every setting has a variable; only two, for a first try, have a flag too.
+ * @throws {UsageError} with the first sentence of parseArgs; the others are advice.
+ */
 function parseCommandLine(args: string[]) {
-  return attempt(() => parseArgs({ args, options: FLAGS, allowPositionals: true }), ({ message }) => {
-    const [said = ''] = message.split('. ');
-    const mayBeSecret = /^Unknown option '.{16}/s.test(said);
-    return `${mayBeSecret ? 'that is no option' : said}; see --help`;
+  const options = {
+    config: { type: 'string' },
+    listen: { type: 'string' },
+    backend: { type: 'string' },
+    check: { type: 'boolean' },
+    demo: { type: 'boolean' },
+    help: { type: 'boolean', short: 'h' },
+    version: { type: 'boolean', short: 'v' },
+  } as const;
+  return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
+    // A long option may be a secret.
+    return `${message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option')}; see --help`;
   });
 }
 
 /** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
-function usage(): string {
+function usage() {
   const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
@@ -4719,7 +4730,7 @@ The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
 
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name: string | undefined): string {
+function makeToken(name?: string) {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
@@ -4728,56 +4739,56 @@ function makeToken(name: string | undefined): string {
 }
 
 /** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
-function hashSecret(line: string): string {
+function hashSecret(line: string) {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** The output of `--check` for a good configuration. */
-function printCheck(settings: Settings): string {
+function printCheck(settings: Settings) {
   const rules = makeRules(settings);
   return [
     'The configuration is good.',
     `backend ${settings['backend.url'].name}`,
     rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
     ...rules.warnings.map((warning) => `warning: ${warning}`),
-    ...rules.all.map((token) => describeToken(token, Date.now())),
+    ...rules.all.map(describeToken),
   ].join('\n');
 }
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
-function describeToken(token: Token, nowMs: number): string {
-  const words = (list: Iterable<string> = []): string => [...list].join(', ');
-  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])));
+function describeToken(token: Token) {
+  const words = (list: Iterable<string> = []) => [...list].join(', ');
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
-  const rows = [
-    ['may call', words(token.allow.written)],
-    ...idle.map((entry) => ['warning', `${entry} matches no route of the backend`]),
-    ['presented', token.digest && `as ${words(token.methods)}`],
-    ['sends from', words(token.senders) || 'any account'],
-    ['sends to', words(token.recipients) || 'anybody'],
-    ['rate', token.rate?.written ?? 'no limit'],
-    ['from', words(token.clients?.written) || 'any address'],
-    ['webhooks', makesSends(token) ? describeSends(token) : ''],
-    ['expires', `${expiry}${token.expires <= nowMs ? ' (it has)' : ''}`],
-  ];
-  const lines = rows.flatMap(([name = '', said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
-  return [`  ${token.name}`, ...lines].join('\n');
+  const rows = {
+    'may call': words(token.allow.written),
+    'presented': token.digest && `as ${words(token.methods)}`,
+    'sends from': words(token.senders) || 'any account',
+    'sends to': words(token.recipients) || 'anybody',
+    'rate': token.rate?.written ?? 'no limit',
+    'from': words(token.clients?.written) || 'any address',
+    'webhooks': makesSends(token) && describeSends(token),
+    'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
+  };
+  const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
+  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])))
+    .map((entry) => `    warning      ${entry} matches no route of the backend`);
+  return [`  ${token.name}`, ...lines, ...idle].join('\n');
 }
 
 /** Values for the parameters that have a form; others may be anything. */
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether a token lets any request through with an allowlist of one pattern. For each route it tries one, with the
- * literals of route and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number`
- * make `GET /v1/groups/+10000`.
+ * Whether an allowlist of one pattern lets any request through. For each route it tries one request. Its path has the
+ * literals and examples of the pattern, and where the pattern has none, those of the route: `GET /v1/groups/*` and the
+ * route `/v1/groups/:number` make `GET /v1/groups/+10000`.
  */
-function canMatch(token: Token, allow: Allow): boolean {
+function canMatch(token: Token, allow: Allow) {
   const pattern = allow.patterns[0]!;
   return ROUTES.some(({ method, parts }) => {
     const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
-      const both = [part, pattern.parts[i] ?? '*'];
-      return encodeURIComponent(both.find(isLiteral) ?? both.map((each) => EXAMPLES[each]).find(Boolean) ?? 'x');
+      const both = [pattern.parts[i] ?? '*', part].map((each) => EXAMPLES[each] ?? each);
+      return encodeURIComponent(both.find(isLiteral) ?? 'x');
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
@@ -4789,13 +4800,14 @@ function canMatch(token: Token, allow: Allow): boolean {
 }
 
 /** Describes what is made of a webhook, and whether the token may send to its own defaults. */
-function describeSends(token: Token): string {
-  const defaults = Object.entries(token.defaults ?? {}).map(([field, value]) => `${field} ${value}`).join(', ');
+function describeSends(token: Token) {
+  const { defaults = {} } = token;
+  const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (defaults) parts.push(`unless they say otherwise, with ${defaults}`);
+  if (fields) parts.push(`unless they say otherwise, with ${fields}`);
   try {
     const target = sendTarget(token);
-    checkSend(token.defaults ?? {}, (field) => field.value !== undefined && checkField(token, target, field));
+    checkSend(defaults, (field) => field.value !== undefined && checkField(token, target, field));
   } catch (error) {
     parts.push(`which will be refused: ${(error as Problem).message}`);
   }
@@ -4803,11 +4815,11 @@ function describeSends(token: Token): string {
 }
 
 /** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
-function sendTarget(token: Token): Target {
-  const [byPost, byGet] = [SEND_ROUTE.method, 'GET'].map((method) => parseTarget(method, SEND_ROUTE.template));
-  const refusal = refusalOf(token, byPost!);
-  if (refusal && refusalOf(token, byGet!)) throw refusal;
-  return byPost!;
+function sendTarget(token: Token) {
+  const target = parseTarget('POST', '/v2/send');
+  const refusal = refusalOf(token, target);
+  if (refusal && refusalOf(token, parseTarget('GET', '/v2/send'))) throw refusal;
+  return target;
 }
 
 /**
@@ -4815,9 +4827,9 @@ function sendTarget(token: Token): Target {
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} the refusal that the gateway would give.
  */
-function renderSend(settings: Settings, name: string, body: Buffer): string {
+function renderSend(settings: Settings, name: string, body: Buffer) {
   const tokens = [...makeRules(settings).tokens.values()];
-  const token = tokens.find((candidate) => candidate.name === name);
+  const token = tokens.find((known) => known.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
@@ -4839,9 +4851,8 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { name: back
     const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
     const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
-    const { status } = response;
-    if (status === 401) return log('info', 'the backend answers', { backend, status });
-    ensure(response.ok, `status ${status}`);
+    if (response.status === 401) return log('info', 'the backend answers', { backend, status: 401 });
+    ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
     ensure(isObject(about), 'no JSON object');
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
@@ -4877,9 +4888,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   let settled: NodeJS.Timeout | undefined;
   /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
   const loaded = new Map<string, string>();
-  const stateOf = (file: string): string =>
-    JSON.stringify(statSync(file, { throwIfNoEntry: false }) ?? null, ['ino', 'mtimeMs', 'ctimeMs']);
-  const watch = (file: string | undefined) => {
+  const stateOf = (file: string) =>
+    JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
+  const watch = (file?: string) => {
     if (file === undefined || loaded.has(file)) return;
     loaded.set(file, stateOf(file));
     watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
@@ -4906,14 +4917,13 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
 }
 
 /** The files that the settings name. */
-function settingsFiles(settings: Settings): (string | undefined)[] {
+function settingsFiles(settings: Settings) {
   return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
 /** Whether this file was started, not imported. */
-function isEntryPoint(): boolean {
-  const { main: isMain } = import.meta as { main?: boolean };
-  if (isMain !== undefined) return isMain;
+function isEntryPoint() {
+  if (import.meta.main !== undefined) return import.meta.main;
   // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
   // suffix, and is a link where the package is installed.
   try {
