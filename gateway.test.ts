@@ -7523,7 +7523,7 @@ test('no field of an exchange is written in more than two sections', () => {
     const code = codeLines(text).join('\n');
     const own = name === 'PIPELINE' ? /^class Exchange \{\n[^]*?^\}/m.exec(code)![0] : '';
     const writes = [
-      ...code.matchAll(/\b(?:x|next|this\.#x)\.(\w+)(?:!?\.\w+)* (?:[-+?|]|\?\?)?= /g),
+      ...code.matchAll(/\b(?:exchange|other|next|this\.#exchange)\.(\w+)(?:!?\.\w+)* (?:[-+?|]|\?\?)?= /g),
       ...own.matchAll(/\bthis\.(\w+) = /g),
     ];
     for (const [, field] of writes) writers.set(field!, (writers.get(field!) ?? new Set()).add(name));

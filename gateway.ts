@@ -977,9 +977,10 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   // Only the first request on the connection is refused. Those behind it get no response and are not acted on. Without
   // Content-Length or chunked, node:http reads the body of a POST as a second request, and fails there: so the POST
   // before it is refused, unless the backend has it already.
-  const x = core.running.find(({ res }) => res === current);
-  const isWithoutLength = x?.req.method === 'POST' && !hasBody(x.req) && x.stage !== 'sent' && next === undefined;
-  if (x && !current.headersSent && (!x.req.complete || isWithoutLength)) x.end(problem);
+  const exchange = core.running.find(({ res }) => res === current);
+  const { req } = current;
+  const isWithoutLength = req.method === 'POST' && !hasBody(req) && exchange?.stage !== 'sent' && next === undefined;
+  if (exchange && !current.headersSent && (!req.complete || isWithoutLength)) exchange.end(problem);
   else if (current.shouldKeepAlive) current.once('close', () => close());
   current.shouldKeepAlive = false;
 }
@@ -1072,7 +1073,7 @@ async function removeStaleSocket(path: string) {
 async function closeGateway(server: http.Server, core: Core) {
   core.draining = true;
   for (const close of core.tunnels.values()) close('shutdown');
-  for (const x of core.running) if (x.stage === 'waiting') x.end(new Problem('shutting_down'));
+  for (const exchange of core.running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close();
@@ -1090,14 +1091,16 @@ async function closeGateway(server: http.Server, core: Core) {
   await closed;
   deadlines.forEach(clearTimeout);
   // The rest has no clients any more: see Exchange.leave. Each gets its log line.
-  for (const x of core.running) x.end(new Problem('client_left'));
+  for (const exchange of core.running) exchange.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
 /** Ends the running requests. The response tells the client whether the backend has the request. */
 function endRunning(core: Core) {
-  for (const x of core.running) x.end(new Problem(x.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
+  for (const exchange of core.running) {
+    exchange.end(new Problem(exchange.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
+  }
 }
 
 // #endregion
@@ -1129,7 +1132,7 @@ const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
 };
 
 /**
- * One request with its response. The functions of all stages get it as `x`. It has one timer, because the gateway never
+ * One request with its response. The functions of all stages get it as `exchange`. It has one timer, because the gateway never
  * waits for client and backend at the same time.
  */
 class Exchange {
@@ -1272,39 +1275,40 @@ class Exchange {
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
 async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
-  const x = new Exchange(core, req, res);
-  const body = new RequestBody(x);
-  begin(x);
+  const exchange = new Exchange(core, req, res);
+  const { rules, client } = exchange;
+  const body = new RequestBody(exchange);
+  begin(exchange);
   try {
     // First: a health check needs no token, and is answered even during a shutdown. The response is only "ok".
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return respondHealth(x);
+    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return respondHealth(exchange);
     if (core.draining) throw new Problem('shutting_down');
 
     // Before the refusals below: if the preflight fails, the browser sends no request, and the page learns no reason.
     // A preflight of an origin that is not on `cors` is handled like any other request.
-    if (respondToPreflight(x)) return;
+    if (respondToPreflight(exchange)) return;
 
     // Before any decision: all later steps check this one canonical form, and the backend gets the same.
     checkHead(req);
-    const target = x.target = parseTarget(req.method ?? '', req.url ?? '');
-    x.report.route = target.route?.template ?? maskPath(target.segments);
+    const target = exchange.target = parseTarget(req.method ?? '', req.url ?? '');
+    exchange.report.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
-    if (!x.rules.all.some((token) => addressAllowed(token.clients, x.client))) throw new Problem('client_not_allowed');
+    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
 
     // Header, path, query. The body only if these have none and a token accepts that form, and then its head alone.
-    x.credential = findCredential(req, target) ?? await body.readCredential();
+    exchange.credential = findCredential(req, target) ?? await body.readCredential();
 
     // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
-    const token = identify(x);
-    if (token instanceof Problem) return refuse(x, token);
-    x.token = token;
-    claimConnection(x, token);
+    const token = identify(exchange);
+    if (token instanceof Problem) return refuse(exchange, token);
+    exchange.token = token;
+    claimConnection(exchange, token);
 
     // The cross-site check comes after the token, because only Basic is a form that a browser adds by itself. It comes
     // before the endpoint, because another site must not learn which endpoints are allowed.
-    const refusal = refusalOfOrigin(x.rules, x) ?? refusalOf(token, target, x.client);
-    if (refusal) return refuse(x, refusal);
+    const refusal = refusalOfOrigin(rules, exchange) ?? refusalOf(token, target, client);
+    if (refusal) return refuse(exchange, refusal);
 
     // After the endpoint: a request that can never pass must not use up the rate of those that can.
     takeRate(core, token);
@@ -1312,19 +1316,19 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send of the body, that send is checked. Then the request is relayed, once.
     const check = (field: Field) => checkField(token, target, field);
-    x.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    if (x.isMadeSend) {
-      await relay(x, { ...target, method: SEND_ROUTE.method, query: '' }, await readSend(x, body, check));
+    exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
+    if (exchange.isMadeSend) {
+      await relay(exchange, { ...target, method: SEND_ROUTE.method, query: '' }, await readSend(exchange, body, check));
     } else {
-      await relay(x, target, await body.open(target, check), upgrade);
-      if (x.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
+      await relay(exchange, target, await body.open(target, check), upgrade);
+      if (exchange.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
     }
   } catch (error) {
-    refuse(x, error);
+    refuse(exchange, error);
   } finally {
-    core.running.splice(core.running.indexOf(x), 1);
+    core.running.splice(core.running.indexOf(exchange), 1);
     void body.endResponse();
-    logExchange(x);
+    logExchange(exchange);
   }
 }
 
@@ -1332,12 +1336,12 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
  * Adds the exchange to `running`. If the client leaves, the exchange ends or continues without it (see `leave`). When
  * the response is finished, the connection counts as unauthenticated again, until its next valid token.
  */
-function begin(x: Exchange) {
-  const { connections, running } = x.core;
-  running.push(x);
-  const socket = transportSocket(x.req.socket);
-  x.res.once('close', () => {
-    if (!x.res.writableFinished) x.leave();
+function begin(exchange: Exchange) {
+  const { connections, running } = exchange.core;
+  running.push(exchange);
+  const socket = transportSocket(exchange.req.socket);
+  exchange.res.once('close', () => {
+    if (!exchange.res.writableFinished) exchange.leave();
     const connection = connections.get(socket);
     if (connection?.token === undefined) return;
     connections.delete(socket); // set again, behind those whose last good token is older
@@ -1367,9 +1371,9 @@ function transportSocket(socket: Socket & { _parent?: Socket | null }): Socket {
 }
 
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
-function respondHealth(x: Exchange) {
-  x.report.route = '/healthz';
-  x.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...x.ownHeaders }, 'ok\n');
+function respondHealth(exchange: Exchange) {
+  exchange.report.route = '/healthz';
+  exchange.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...exchange.ownHeaders }, 'ok\n');
 }
 
 /**
@@ -1377,35 +1381,35 @@ function respondHealth(x: Exchange) {
  * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
  * @param thrown what a step threw or returned.
  */
-function refuse(x: Exchange, thrown: unknown) {
-  const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
+function refuse(exchange: Exchange, thrown: unknown) {
+  const error = exchange.endedBy ?? thrown; // a client that has left meanwhile is logged as that
   const problem = error instanceof Problem ? error : new Problem('internal_error');
-  x.report.problem = problem;
-  x.report.status = problem.status;
+  exchange.report.problem = problem;
+  exchange.report.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
-    x.core.log('error', 'internal error', { requestId: x.requestId, stack });
+    exchange.core.log('error', 'internal error', { requestId: exchange.requestId, stack });
   }
-  if (problem.code === 'bad_request') x.res.shouldKeepAlive = false;
-  if (x.res.headersSent) return void x.req.socket.destroy();
-  const { headers, body } = problemResponse(problem, x.requestId, x.req);
-  x.respond(problem.status, { ...headers, ...x.ownHeaders }, body);
+  if (problem.code === 'bad_request') exchange.res.shouldKeepAlive = false;
+  if (exchange.res.headersSent) return void exchange.req.socket.destroy();
+  const { headers, body } = problemResponse(problem, exchange.requestId, exchange.req);
+  exchange.respond(problem.status, { ...headers, ...exchange.ownHeaders }, body);
 }
 
 /**
  * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
  * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
  */
-function logExchange(x: Exchange) {
-  const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
+function logExchange(exchange: Exchange) {
+  const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = exchange;
   const { code, reason: said } = problem ?? {};
-  const origin = said === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const origin = said === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : said;
-  const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
-  const ms = Math.round(core.now() - x.startedMs);
+  const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
+  const ms = Math.round(core.now() - exchange.startedMs);
   // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
   // address beyond 30 a minute are logged at debug level.
-  const isQuiet = x.token === undefined &&
+  const isQuiet = exchange.token === undefined &&
     (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
   const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
@@ -1418,11 +1422,13 @@ function logExchange(x: Exchange) {
  */
 function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
-  for (const [x, close] of core.tunnels) {
-    const token = anonymous ?? tokens.get(x.token?.digest ?? '');
-    const takesForm = anonymous !== undefined || token?.methods.has(x.credential!.form);
+  for (const [exchange, close] of core.tunnels) {
+    const token = anonymous ?? tokens.get(exchange.token?.digest ?? '');
+    const takesForm = anonymous !== undefined || token?.methods.has(exchange.credential!.form);
     const isGood = token !== undefined && takesForm && token.expires > core.now();
-    if (!isGood || refusalOfOrigin(core.rules, x) || refusalOf(token, x.target!, x.client)) close('no_longer_allowed');
+    if (!isGood || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
+      close('no_longer_allowed');
+    }
   }
 }
 
@@ -1696,12 +1702,14 @@ const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  * unauthenticated client must not learn which endpoints exist.
  * @returns whether the request was such a preflight.
  */
-function respondToPreflight(x: Exchange): boolean {
-  const { 'access-control-request-method': method, 'access-control-request-headers': names = '' } = x.req.headers;
-  if (x.req.method !== 'OPTIONS' || method === undefined || !x.rules.cors.has(x.req.headers.origin ?? '')) return false;
+function respondToPreflight(exchange: Exchange): boolean {
+  const { req: { method, headers }, rules } = exchange;
+  const { 'access-control-request-method': wanted, 'access-control-request-headers': names = '', origin = '' } =
+    headers;
+  if (method !== 'OPTIONS' || wanted === undefined || !rules.cors.has(origin)) return false;
   const asked = names.toLowerCase().split(/[ \t,]+/);
-  x.respond(204, {
-    ...x.ownHeaders,
+  exchange.respond(204, {
+    ...exchange.ownHeaders,
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
@@ -1883,7 +1891,7 @@ function hasBody({ headers }: IncomingMessage): boolean {
 
 /** Reads a request's body: first the head, and after the credential was accepted the rest. */
 class RequestBody {
-  readonly #x: Exchange;
+  readonly #exchange: Exchange;
   readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   readonly #lingerMs: number; // how long a refused client may be silent
@@ -1896,13 +1904,13 @@ class RequestBody {
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
-  constructor(x: Exchange) {
-    const { req, res, core } = x;
-    this.#x = x;
-    this.#reader = new MessageReader(x, req, 'client_left');
+  constructor(exchange: Exchange) {
+    const { req, res, core } = exchange;
+    this.#exchange = exchange;
+    this.#reader = new MessageReader(exchange, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
-    this.#limitBytes = x.rules['limits.body'];
+    this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
     this.#declaredBytes = Number(req.headers['content-length']) || undefined;
@@ -1919,7 +1927,7 @@ class RequestBody {
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
-    if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
+    if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
     const scan = await this.#scanHead();
     if (scan instanceof Problem || scan.auth === undefined) return undefined;
     return { form: 'body', secret: scan.auth };
@@ -1939,7 +1947,7 @@ class RequestBody {
     }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    if (this.#x.report.bytesIn === 0) {
+    if (this.#exchange.report.bytesIn === 0) {
       if (!target.route?.needsBody) return undefined;
       throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
@@ -1980,18 +1988,18 @@ class RequestBody {
    * @throws {Problem} busy.
    */
   #countHeld() {
-    const x = this.#x;
-    x.heldBytes = x.report.bytesIn;
+    const exchange = this.#exchange;
+    exchange.heldBytes = exchange.report.bytesIn;
     let allBytes = 0;
     let ownBytes = 0;
-    for (const { heldBytes, token } of x.core.running) {
+    for (const { heldBytes, token } of exchange.core.running) {
       allBytes += heldBytes;
-      if (token?.name === x.token?.name) ownBytes += heldBytes;
+      if (token?.name === exchange.token?.name) ownBytes += heldBytes;
     }
-    const ownLimitBytes = x.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const ownLimitBytes = exchange.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
-    x.heldBytes = 0;
+    exchange.heldBytes = 0;
     throw new Problem('busy');
   }
 
@@ -2001,9 +2009,9 @@ class RequestBody {
    * read.
    */
   async endResponse() {
-    const { req, res, rest, stage } = this.#x;
+    const { req, res, rest, stage } = this.#exchange;
     this.#head = [];
-    this.#x.stopTimer();
+    this.#exchange.stopTimer();
     if (stage === 'tunnel') return;
     // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
@@ -2017,18 +2025,18 @@ class RequestBody {
 
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
   async #discardRest() {
-    const { req, res, token, rules, core } = this.#x;
-    this.#x.end(new Problem('client_left')); // stops a large upload; the log line is already written
+    const { req, res, token, rules, core } = this.#exchange;
+    this.#exchange.end(new Problem('client_left')); // stops a large upload; the log line is already written
     if (req.destroyed) return; // "close" has been emitted already
     // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
+    let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#exchange.report.bytesIn;
     await new Promise((resolve) => {
       const wait = () => {
         const leftMs = Math.min(patienceMs, deadlineMs - performance.now());
-        this.#x.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
+        this.#exchange.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
       };
       wait();
       req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
@@ -2039,7 +2047,7 @@ class RequestBody {
       }).resume();
     });
     this.#isComplete = req.readableEnded;
-    this.#x.stopTimer();
+    this.#exchange.stopTimer();
   }
 
   /** Checks the declared length before a byte is read, and then the bytes read. @throws {Problem} body_too_large. */
@@ -2054,7 +2062,7 @@ class RequestBody {
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
-    const { target, token, report } = this.#x;
+    const { target, token, report } = this.#exchange;
     const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
     scan.defers = token === undefined;
@@ -2078,7 +2086,7 @@ class RequestBody {
    * @throws {Problem} unsupported_encoding.
    */
   #begin() {
-    const { req, res } = this.#x;
+    const { req, res } = this.#exchange;
     const encoding = req.headers['content-encoding'] ?? 'identity';
     if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
     if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
@@ -2093,7 +2101,7 @@ class RequestBody {
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
-    const { core: { stallTimeoutMs }, token, report, res } = this.#x;
+    const { core: { stallTimeoutMs }, token, report, res } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
@@ -2122,12 +2130,12 @@ class RequestBody {
         if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
         if (this.#isComplete) {
-          await this.#x.queue.enter(this.#x, true);
-          this.#x.moveTo('sent'); // the last byte goes out now
+          await this.#exchange.queue.enter(this.#exchange, true);
+          this.#exchange.moveTo('sent'); // the last byte goes out now
         }
-        this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
+        this.#exchange.waitFor(this.#exchange.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
-        this.#x.end(error as Problem);
+        this.#exchange.end(error as Problem);
         throw error;
       }
       yield* scan.takePassed();
@@ -2201,19 +2209,19 @@ function makesSends({ defaults, message }: Token): boolean {
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
-async function readSend(x: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
-  const token = x.token!;
-  const target = x.target!;
+async function readSend(exchange: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
+  const token = exchange.token!;
+  const target = exchange.target!;
   let payload: JsonObject;
   if (isSendByGet(target)) {
-    x.res.shouldKeepAlive = false;
+    exchange.res.shouldKeepAlive = false;
     payload = readFields(target.parameters);
   } else {
     for (const [name] of target.parameters) {
       if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, of which nothing is read with a POST');
     }
     const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
-    payload = readPayload(token, bytes, x.req.headers['content-type']);
+    payload = readPayload(token, bytes, exchange.req.headers['content-type']);
   }
   return checkSend(makeSend(token, payload), check);
 }
@@ -3131,18 +3139,18 @@ const NOT_OUTBOUND = new Set([
  * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
-  const early = upgrade && listenEarly(x, upgrade);
+async function relay(exchange: Exchange, target: Target, content: Content, upgrade?: Side) {
+  const early = upgrade && listenEarly(exchange, upgrade);
   let incoming: IncomingMessage | undefined;
   try {
-    incoming = await sendWhenUp(x, target, content, upgrade !== undefined);
-    if (x.endedBy) throw x.endedBy;
+    incoming = await sendWhenUp(exchange, target, content, upgrade !== undefined);
+    if (exchange.endedBy) throw exchange.endedBy;
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
-    headers.unshift(...addedHeaders(x, headers));
-    if (early && incoming.statusCode === 101) return openTunnel(x, headers, early(), incoming.socket);
-    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
-    await relayBody(x, incoming, length);
+    headers.unshift(...addedHeaders(exchange, headers));
+    if (early && incoming.statusCode === 101) return openTunnel(exchange, headers, early(), incoming.socket);
+    exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    await relayBody(exchange, incoming, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
@@ -3216,22 +3224,22 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<IncomingMessage> {
+async function sendWhenUp(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
   const isLarge = content !== undefined && 'chunks' in content;
-  x.queue.join(x);
+  exchange.queue.join(exchange);
   try {
     for (;;) {
-      await x.queue.enter(x, !isLarge); // a large body acquires its slot before its last byte
+      await exchange.queue.enter(exchange, !isLarge); // a large body acquires its slot before its last byte
       try {
-        return await connectAndSend(x, target, content, isUpgrade);
+        return await connectAndSend(exchange, target, content, isUpgrade);
       } catch (error) {
         // If the client leaves while the connection is made, the error looks like a refused connection.
-        if (x.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
-        x.queue.refused(x, error);
+        if (exchange.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
+        exchange.queue.refused(exchange, error);
       }
     }
   } finally {
-    x.queue.release(x);
+    exchange.queue.release(exchange);
   }
 }
 
@@ -3240,29 +3248,29 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
  * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
-function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const backend = x.rules['backend.url'];
+function connectAndSend(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
+  const backend = exchange.rules['backend.url'];
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
-  const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
+  const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   return new Promise<IncomingMessage>((resolve, reject) => {
-    if (x.endedBy) return reject(x.endedBy);
-    x.moveTo('sending');
+    if (exchange.endedBy) return reject(exchange.endedBy);
+    exchange.moveTo('sending');
     const path = backendPath(backend, target);
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
-    x.underway = outgoing;
+    exchange.underway = outgoing;
     const onHead = (incoming: IncomingMessage) => {
       // Nobody needs the body; the log says what became of the request.
-      if (x.hasLeft) x.end(new Problem('client_left', `answered_${incoming.statusCode}`));
-      x.moveTo('answered');
+      if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${incoming.statusCode}`));
+      exchange.moveTo('answered');
       resolve(incoming);
     };
     outgoing.on('response', (incoming) => {
       // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
       // A body without a length that ends by a reset would look complete.
-      outgoing.on('error', () => incoming.complete || x.end(new Problem('bad_backend_answer', 'aborted')));
+      outgoing.on('error', () => incoming.complete || exchange.end(new Problem('bad_backend_answer', 'aborted')));
       onHead(incoming);
     });
     outgoing.on('upgrade', (incoming, socket, head) => {
@@ -3270,17 +3278,18 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
       onHead(incoming);
     });
     // Without a connection nothing can have been sent. After the response has come, this does nothing.
-    const fail = (error?: Error) => reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    const fail = (error?: Error) =>
+      reject(exchange.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     outgoing.on('error', fail).on('close', fail);
     const onConnect = () => {
-      x.queue.connected(x);
-      writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
+      exchange.queue.connected(exchange);
+      writeRequest(exchange, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, x.rules['backend.timeout']);
-      x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, exchange.rules['backend.timeout']);
+      exchange.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
@@ -3289,16 +3298,16 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
-async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
+async function writeRequest(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   if (content === undefined || !('chunks' in content)) {
-    await x.queue.enter(x, true); // the request that tried whether the backend is up has no slot yet
-    x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
+    await exchange.queue.enter(exchange, true); // the request that tried whether the backend is up has no slot yet
+    exchange.waitFor(exchange.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
     // Every other request may act once it is sent, even if it asks for a WebSocket.
-    x.moveTo(isUpgrade && !x.place.needsSlot ? 'waiting' : 'sent');
+    exchange.moveTo(isUpgrade && !exchange.place.needsSlot ? 'waiting' : 'sent');
     return void outgoing.end(content);
   }
-  const room = x.changesOf(outgoing, ['drain', 'close']);
+  const room = exchange.changesOf(outgoing, ['drain', 'close']);
   for await (const chunk of content.chunks()) {
     if (!outgoing.write(chunk)) await room();
     if (outgoing.destroyed) return; // the response says why
@@ -3347,9 +3356,9 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
  * @param length Infinity if it is not known.
  */
-async function relayBody(x: Exchange, incoming: IncomingMessage, length: number) {
-  const { res, core, rules, report } = x;
-  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
+async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
+  const { res, core, rules, report } = exchange;
+  const reader = new MessageReader(exchange, incoming, 'bad_backend_answer');
   let room: (() => Promise<void>) | undefined;
   while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
@@ -3358,10 +3367,10 @@ async function relayBody(x: Exchange, incoming: IncomingMessage, length: number)
     if (report.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
-    if (report.bytesOut === length) x.rest = chunk;
+    if (report.bytesOut === length) exchange.rest = chunk;
     else if (!res.write(chunk)) {
-      x.waitFor(core.stallTimeoutMs, 'client_left');
-      await (room ??= x.changesOf(res, ['drain', 'close']))();
+      exchange.waitFor(core.stallTimeoutMs, 'client_left');
+      await (room ??= exchange.changesOf(res, ['drain', 'close']))();
     }
   }
   const isWhole = length === Infinity || report.bytesOut === length;
@@ -3459,54 +3468,54 @@ class BackendQueue {
    * the backend is up goes on without a slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
-  async enter(x: Exchange, wantsSlot: boolean) {
-    const { core, place } = x;
-    if (x.stage === 'answered') return;
+  async enter(exchange: Exchange, wantsSlot: boolean) {
+    const { core, place } = exchange;
+    if (exchange.stage === 'answered') return;
     const isLimited = core.rules['backend.parallel'] < Infinity;
     if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
-    if (place.slot !== 'wanted' && !this.#isInLine(x)) return;
+    if (place.slot !== 'wanted' && !this.#isInLine(exchange)) return;
     do {
-      const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
-      this.#waiting.splice(before + 1, 0, x);
+      const before = this.#waiting.findLastIndex((other) => other.place.readyMs <= place.readyMs);
+      this.#waiting.splice(before + 1, 0, exchange);
       this.serve(core);
-      if (!this.#waiting.includes(x)) return;
+      if (!this.#waiting.includes(exchange)) return;
       // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
-      if (this.#isInLine(x)) x.stopTimer();
-      else x.waitFor(x.rules['backend.timeout'], 'busy');
-      await x.standBy();
+      if (this.#isInLine(exchange)) exchange.stopTimer();
+      else exchange.waitFor(exchange.rules['backend.timeout'], 'busy');
+      await exchange.standBy();
       // Admitted without a slot, and not to try: the backend is up again. Now the request waits for its slot.
-    } while (place.slot === 'wanted' && this.#outage?.trier !== x);
+    } while (place.slot === 'wanted' && this.#outage?.trier !== exchange);
   }
 
   /** The request has a connection: the backend is up. */
-  connected(x: Exchange) {
-    x.place.isConnected = true;
+  connected(exchange: Exchange) {
+    exchange.place.isConnected = true;
     if (!this.#outage) return;
     const line = this.#unconnected();
     this.#outage = undefined;
-    this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    // They enter again when the present call has returned. In it x, which was ready before them, enters first.
-    for (const y of line) this.#admit(y);
+    this.#log(exchange, 'the backend can be connected to again', [exchange, ...line].filter(waits));
+    // They enter again when the present call has returned. `exchange`, which was ready before them, enters first.
+    for (const other of line) this.#admit(other);
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
-  refused(x: Exchange, problem: Problem) {
+  refused(exchange: Exchange, problem: Problem) {
     const isLate = ({ place }: Exchange) => place.readyMs + place.waitMs <= performance.now();
     const line = this.#unconnected();
     if (!this.#outage) {
-      this.#outage = { problem, trier: x, pauseMs: RETRY_PAUSE_MS };
-      const waiting = [x, ...line].filter((y) => !isLate(y));
-      this.#log(x, 'no connection to the backend: sends wait for it', waiting, problem.reason);
+      this.#outage = { problem, trier: exchange, pauseMs: RETRY_PAUSE_MS };
+      const waiting = [exchange, ...line].filter((other) => !isLate(other));
+      this.#log(exchange, 'no connection to the backend: sends wait for it', waiting, problem.reason);
     }
     const outage = this.#outage;
     outage.problem = problem;
-    if (outage.trier === x) this.#pause(outage, x.core);
-    for (const y of line) {
-      y.stopTimer();
-      if (isLate(y)) y.end(problem);
+    if (outage.trier === exchange) this.#pause(outage, exchange.core);
+    for (const other of line) {
+      other.stopTimer();
+      if (isLate(other)) other.end(problem);
     }
-    this.release(x);
-    if (isLate(x)) throw problem;
+    this.release(exchange);
+    if (isLate(exchange)) throw problem;
   }
 
   /** Lets nobody try for a while. */
@@ -3520,14 +3529,14 @@ class BackendQueue {
   }
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
-  release(x: Exchange) {
-    clearTimeout(x.place.timer);
-    x.place.slot = 'none';
-    this.#holders = this.#holders.filter((y) => y !== x);
-    this.#waiting = this.#waiting.filter((y) => y !== x);
-    if (this.#outage?.trier === x) this.#outage.trier = undefined;
-    x.wake?.(); // an upload may wait for a slot that it needs no longer
-    this.serve(x.core);
+  release(exchange: Exchange) {
+    clearTimeout(exchange.place.timer);
+    exchange.place.slot = 'none';
+    this.#holders = this.#holders.filter((other) => other !== exchange);
+    this.#waiting = this.#waiting.filter((other) => other !== exchange);
+    if (this.#outage?.trier === exchange) this.#outage.trier = undefined;
+    exchange.wake?.(); // an upload may wait for a slot that it needs no longer
+    this.serve(exchange.core);
   }
 
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
@@ -3536,7 +3545,7 @@ class BackendQueue {
     const slots = core.rules['backend.parallel'];
     while (this.#waiting.length > 0) {
       const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
-      const held = this.#holders.filter((x) => !lent.includes(x));
+      const held = this.#holders.filter((exchange) => !lent.includes(exchange));
       const next = held.length < slots ? this.#next(core.rules, held) : undefined;
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
@@ -3553,12 +3562,12 @@ class BackendQueue {
    * @param holders the requests whose slots are not lent.
    */
   #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
-    const candidates = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
+    const candidates = this.#waiting.filter((each) => each.place.slot === 'wanted' && !this.#isInLine(each));
     if (tokens.size < 2) return candidates[0];
     const limit = Math.max(1, slots - 1);
-    const hasRoom = (x: Exchange) => holders.filter(({ token }) => token!.name === x.token!.name).length < limit;
+    const hasRoom = ({ token }: Exchange) => holders.filter((each) => each.token!.name === token!.name).length < limit;
     const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
-    return candidates.filter(hasRoom).sort((x, y) => lastMs(x) - lastMs(y))[0];
+    return candidates.filter(hasRoom).sort((a, b) => lastMs(a) - lastMs(b))[0];
   }
 
   /**
@@ -3571,7 +3580,7 @@ class BackendQueue {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
     }
-    for (const x of line) if (!waits(x) && x !== outage.trier) x.end(outage.problem);
+    for (const exchange of line) if (!waits(exchange) && exchange !== outage.trier) exchange.end(outage.problem);
   }
 
   /** The waiting requests that have no connection. While the backend is down, they are the line. */
@@ -3584,16 +3593,16 @@ class BackendQueue {
     return this.#outage !== undefined && !place.isConnected;
   }
 
-  #admit(x: Exchange) {
-    this.#waiting.splice(this.#waiting.indexOf(x), 1);
-    x.wake?.();
+  #admit(exchange: Exchange) {
+    this.#waiting.splice(this.#waiting.indexOf(exchange), 1);
+    exchange.wake?.();
   }
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
-  #passTime(x: Exchange) {
-    x.place.slot = 'overdue';
-    if (x.hasLeft) x.end(new Problem('client_left'));
-    else this.serve(x.core);
+  #passTime(exchange: Exchange) {
+    exchange.place.slot = 'overdue';
+    if (exchange.hasLeft) exchange.end(new Problem('client_left'));
+    else this.serve(exchange.core);
   }
 
   #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string) {
@@ -3620,12 +3629,12 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(x: Exchange, [socket, head]: Side): () => Duplex {
+function listenEarly(exchange: Exchange, [socket, head]: Side): () => Duplex {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = () => x.leave();
+  const onLeave = () => exchange.leave();
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
@@ -3638,8 +3647,8 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Duplex {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
-  const { core, requestId, client, token } = x;
+function openTunnel(exchange: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
+  const { core, requestId, client, token } = exchange;
   let bytesIn = 0;
   let bytesOut = 0;
   let reason = 'ended';
@@ -3648,11 +3657,11 @@ function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, bac
     socket.destroy();
     backend.destroy();
   };
-  x.moveTo('tunnel');
-  x.report.status = 101;
-  x.res.detachSocket(socket as Socket);
+  exchange.moveTo('tunnel');
+  exchange.report.status = 101;
+  exchange.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
-  core.tunnels.set(x, close);
+  core.tunnels.set(exchange, close);
   for (const side of [socket, backend]) {
     // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
     if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
@@ -3671,8 +3680,8 @@ function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, bac
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
-    core.tunnels.delete(x);
-    const ms = Math.round(core.now() - x.startedMs);
+    core.tunnels.delete(exchange);
+    const ms = Math.round(core.now() - exchange.startedMs);
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
 }
@@ -3686,14 +3695,14 @@ function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, bac
  * are here already, and then it adds no listener.
  */
 class MessageReader {
-  readonly #x: Exchange;
+  readonly #exchange: Exchange;
   readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
 
   /** @param broken the problem if the message breaks off. */
-  constructor(x: Exchange, message: IncomingMessage, broken: ProblemCode) {
-    this.#x = x;
+  constructor(exchange: Exchange, message: IncomingMessage, broken: ProblemCode) {
+    this.#exchange = exchange;
     this.#message = message;
     this.#broken = broken;
   }
@@ -3708,7 +3717,7 @@ class MessageReader {
   async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
     const message = this.#message;
     for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#x.endedBy) throw this.#x.endedBy;
+      if (this.#exchange.endedBy) throw this.#exchange.endedBy;
       const isMore = message.readableLength > limitBytes;
       const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
@@ -3718,8 +3727,8 @@ class MessageReader {
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
-        this.#x.waitFor(timeoutMs, code);
-        await (this.#changed ??= this.#x.changesOf(message, ['readable', 'end', 'close', 'error']))();
+        this.#exchange.waitFor(timeoutMs, code);
+        await (this.#changed ??= this.#exchange.changesOf(message, ['readable', 'end', 'close', 'error']))();
       }
     }
   }
