@@ -1879,10 +1879,7 @@ function takeRate(core: Core, token: Token) {
 // head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
 
 /** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
-type Content = Uint8Array | {
-  chunks: () => AsyncGenerator<Uint8Array>;
-  length: number | undefined;
-} | undefined;
+type Content = Uint8Array | { chunks: () => AsyncGenerator<Uint8Array>; length: number | undefined } | undefined;
 
 /** Whether a request has a body (RFC 9112 6.3). */
 function hasBody({ headers }: IncomingMessage): boolean {
