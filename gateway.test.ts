@@ -16,28 +16,27 @@
  */
 
 import strict from 'node:assert/strict';
-import { type ChildProcess, execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
+import { execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
   chmodSync,
-  cpSync,
-  mkdirSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
   renameSync,
   rmSync,
   statSync,
-  symlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { cp, mkdir, symlink } from 'node:fs/promises';
 import http from 'node:http';
 import https from 'node:https';
 import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Duplex } from 'node:stream';
+import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { test as registerTest, type TestContext } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
@@ -77,13 +76,12 @@ const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`
 const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
-const SOURCE = readFileSync(join(HERE, 'gateway.ts'), 'utf8');
+const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
+const SOURCE = read('gateway.ts');
 /** The pages, by their path. What they say is tested: each configuration, command, variable, table, link and anchor. */
 const PAGES = Object.fromEntries(
-  [
-    ...['README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md'],
-    ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`),
-  ].map((name) => [name, readFileSync(join(HERE, name), 'utf8')]),
+  [...readdirSync(HERE), ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`)]
+    .filter((name) => name.endsWith('.md')).map((name) => [name, read(name)]),
 );
 const README = PAGES['README.md']!;
 const MANUAL = PAGES['docs/settings.md']!;
@@ -91,16 +89,13 @@ const COOKBOOK = PAGES['docs/recipes.md']!;
 const ALL_PAGES = Object.values(PAGES).join('\n');
 /** What a token may have in the file beside its secret. */
 const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(' ');
-const PACKAGE = JSON.parse(readFileSync(join(HERE, 'package.json'), 'utf8'));
+const PACKAGE = JSON.parse(read('package.json'));
 
-interface Seen {
+/** A request, and whether it arrived completely. */
+interface Seen extends Pick<http.IncomingMessage, 'headers' | 'rawHeaders' | 'complete'> {
   method: string;
   url: string;
-  headers: http.IncomingHttpHeaders;
-  rawHeaders: string[];
   body: Buffer;
-  /** The request arrived completely. */
-  complete: boolean;
 }
 
 interface Backend {
@@ -123,110 +118,68 @@ function seenOf({ method, url, headers, rawHeaders }: http.IncomingMessage, body
 /** A backend that records what reaches it. Without a handler it answers as signal-cli-rest-api does. */
 async function startBackend(t: TestContext, handler?: Handler): Promise<Backend> {
   const backend: Backend = { url: '', port: 0, seen: [], sent: [], connections: 0, server: http.createServer() };
-  backend.server.on('connection', () => {
-    backend.connections++;
-  });
+  backend.server.on('connection', () => void backend.connections++);
   backend.server.on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    const seen = seenOf(req, Buffer.alloc(0), false);
     if (req.headers['user-agent']?.startsWith('signal-gateway/')) {
       backend.connections--;
-      return answerAsBackend(backend, { method: req.method!, url: req.url! } as Seen, res);
+      return answerAsBackend(backend, seen, res);
     }
-    const seen = seenOf(req, Buffer.alloc(0), false);
     backend.seen.push(seen);
     req.on('error', () => {});
     if (handler) return handler(req, res, seen);
-    const chunks: Buffer[] = [];
-    req.on('data', (chunk: Buffer) => chunks.push(chunk));
-    req.on('end', () => {
-      seen.body = Buffer.concat(chunks);
-      seen.complete = true;
-      answerAsBackend(backend, seen, res);
-    });
+    const answer = (body: Buffer): void => answerAsBackend(backend, Object.assign(seen, { body, complete: true }), res);
+    readBytes(req).then(answer, () => {});
   });
   backend.server.listen(0, '127.0.0.1');
   await once(backend.server, 'listening');
   backend.port = (backend.server.address() as AddressInfo).port;
   backend.url = `http://127.0.0.1:${backend.port}`;
-  t.after(() => {
-    backend.server.close();
-    backend.server.closeAllConnections();
-  });
+  t.after(() => void backend.server.close().closeAllConnections());
   return backend;
 }
 
 /** Routes and JSON as backend.md describes them: decoded paths, folded keys, text for what does not bind. */
 function answerAsBackend(backend: Backend, seen: Seen, res: http.ServerResponse): void {
-  const text = (status: number, body: string): void =>
-    void res.writeHead(status, { 'Content-Type': 'text/plain' }).end(body);
-  const json = (status: number, body: unknown): void =>
-    void res.writeHead(status, { 'Content-Type': 'application/json; charset=utf-8' }).end(JSON.stringify(body));
   const [rawPath = '', query = ''] = seen.url.split('?');
   if (rawPath.length > 1 && rawPath.endsWith('/')) {
     return void res.writeHead(seen.method === 'GET' ? 301 : 307, { Location: rawPath.slice(0, -1) }).end();
   }
   const [, version, name, number] = decodeURIComponent(rawPath).split('/');
   const account = number === undefined ? undefined : decodeURIComponent(number);
-  switch (`${seen.method} /${version}/${name}`) {
-    case 'GET /v1/about':
-      return json(200, {
-        versions: ['v1', 'v2'],
-        build: 2,
-        mode: 'json-rpc',
-        version: '0.100',
-        capabilities: { 'v2/send': ['quotes'] },
-      });
-    case 'GET /v1/health':
-      return void res.writeHead(204).end();
-    case 'GET /v1/receive':
-      return text(200, JSON.stringify([{ envelope: {}, account, query }]));
-    case 'POST /v1/register':
-      return void res.writeHead(201).end();
-    case 'GET /v1/groups':
-      return json(200, [{ id: 'group.abc', account }]);
-    case 'PUT /v1/typing-indicator':
-    case 'DELETE /v1/typing-indicator':
-      return void res.writeHead(204).end();
-    case 'POST /v1/send':
-    case 'POST /v2/send':
-      break;
-    default:
-      return text(404, '404 page not found');
-  }
-  const body = bindLikeGo(seen.body);
-  if (!body) return text(400, "Couldn't process request - invalid request");
-  const recipients = [...body.recipients ?? [], ...body.recipient === undefined ? [] : [body.recipient]];
-  if (recipients.length === 0) {
-    return json(400, { error: "Couldn't process request - please provide at least one recipient" });
-  }
-  if (!body.number) return json(400, { error: "Couldn't process request - please provide a valid number" });
-  backend.sent.push({ number: body.number, recipients, message: body.message ?? '' });
-  return json(201, version === 'v1' ? { timestamp: '1700000000000' } : [{ timestamp: '1700000000000' }]);
+  const about = { versions: ['v1', 'v2'], build: 2, mode: 'json-rpc', version: '0.100' };
+  const known: Record<string, [status: number, body?: unknown]> = {
+    'GET /v1/about': [200, { ...about, capabilities: { 'v2/send': ['quotes'] } }],
+    'GET /v1/health': [204],
+    'GET /v1/receive': [200, JSON.stringify([{ envelope: {}, account, query }])],
+    'POST /v1/register': [201],
+    'GET /v1/groups': [200, [{ id: 'group.abc', account }]],
+    'PUT /v1/typing-indicator': [204],
+    'DELETE /v1/typing-indicator': [204],
+  };
+  const isSend = seen.method === 'POST' && name === 'send' && /^v[12]$/.test(version!);
+  const route = isSend ? sendAsBackend(backend, version!, seen.body) : known[`${seen.method} /${version}/${name}`];
+  const [status, body] = route ?? [404, '404 page not found'];
+  const isText = typeof body === 'string';
+  const headers = { 'Content-Type': isText ? 'text/plain' : 'application/json; charset=utf-8' };
+  res.writeHead(status, body === undefined ? {} : headers).end(isText ? body : JSON.stringify(body));
 }
 
-interface SendBody {
-  number?: string;
-  recipient?: string;
-  recipients?: string[];
-  message?: string;
-}
-
-/** encoding/json: keys match whatever their case, the last of several wins, the rest of the input is not read. */
-function bindLikeGo(bytes: Buffer): SendBody | undefined {
-  let value: unknown;
-  try {
-    value = JSON.parse(bytes.toString());
-  } catch {
-    return undefined;
-  }
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) return undefined;
-  const bound: Record<string, unknown> = {};
+/** A send as encoding/json reads it: keys match whatever their case, and the last of several wins. */
+function sendAsBackend({ sent }: Backend, version: string, bytes: Buffer): [status: number, body: unknown] {
+  const value = jsonIn(String(bytes));
+  const bound: { number?: string; recipient?: string; recipients?: string[]; message?: string } = {};
+  if (!(value instanceof Object) || Array.isArray(value)) return [400, "Couldn't process request - invalid request"];
   for (const [key, inner] of Object.entries(value)) {
-    const field = ['number', 'recipient', 'recipients', 'message'].find((name) =>
-      new RegExp(`^${name}$`, 'iu').test(key)
-    );
-    if (field && inner !== null) bound[field] = inner;
+    const fields = ['number', 'recipient', 'recipients', 'message'];
+    const field = fields.find((name) => new RegExp(`^${name}$`, 'iu').test(key));
+    if (field && inner !== null) Object.assign(bound, { [field]: inner });
   }
-  return bound as SendBody;
+  const recipients = [...bound.recipients ?? [], ...bound.recipient === undefined ? [] : [bound.recipient]];
+  const lack = recipients.length === 0 ? 'at least one recipient' : bound.number ? '' : 'a valid number';
+  if (lack) return [400, { error: `Couldn't process request - please provide ${lack}` }];
+  sent.push({ number: bound.number!, recipients, message: bound.message ?? '' });
+  return [201, version === 'v1' ? { timestamp: '1700000000000' } : [{ timestamp: '1700000000000' }]];
 }
 
 /** Where something listens: a port of a host, 127.0.0.1 if none is told, or a unix socket. */
@@ -243,19 +196,6 @@ function addressOf(url: string): Address {
   const { protocol, hostname, port } = new URL(url);
   const tls = protocol === 'https:' && { ca: CERTS.map((pair) => pair.cert) };
   return { port: Number(port), host: hostname.replace(/[[\]]/g, ''), ...tls };
-}
-
-interface Running extends Address {
-  url: string;
-  log: string[];
-  close(): Promise<void>;
-}
-
-interface Gateway extends Running {
-  server: http.Server | https.Server;
-  reload(config: GatewayConfig): void;
-  /** Reloads with other settings of the first token, as JSON; without them, with its own. */
-  useSettings(settings?: string): void;
 }
 
 type Run = (t: TestContext) => void | Promise<void>;
@@ -290,66 +230,62 @@ const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
 const PROVOKED = new Set<string>();
 let gatewaysStarted = 0;
 
+type Gateway = Awaited<ReturnType<typeof startGateway>>;
+
+interface Both {
+  backend: Backend;
+  gateway: Gateway;
+}
+
 /** A gateway with one token, on a port of its own. It waits for no backend that is down, unless a test says so. */
 async function startGateway(
   t: TestContext,
-  backend: { url: string },
+  { url }: { url: string },
   config: GatewayConfig = {},
-  options: GatewayOptions = {},
-): Promise<Gateway> {
+  options?: GatewayOptions,
+) {
   gatewaysStarted++;
   const log: string[] = [];
   const note = (line: string): void => {
     log.push(line);
-    const code = codeOf(line);
-    if (code) PROVOKED.add(code);
+    PROVOKED.add(codeOf(line) ?? '');
   };
-  const base: GatewayConfig = {
-    backend: { url: backend.url, wait: '0' },
-    listen: '127.0.0.1:0',
-    tokens: { test: { secret: SECRET } },
-    shutdown: '1s',
-    log: { format: 'json', level: 'debug' },
-  };
+  const tokens = { test: { secret: SECRET } };
+  const plain: GatewayConfig = { tokens, backend: { url, wait: '0' }, listen: '127.0.0.1:0', shutdown: '1s' };
+  const base: GatewayConfig = { ...plain, log: { format: 'json', level: 'debug' } };
   const gateway = createGateway({ ...base, ...config }, { log: note, ...options });
+  const { server } = gateway;
+  const close = (): Promise<void> => gateway.close();
   t.after(() => {
-    gateway.server.closeAllConnections();
-    return gateway.close();
+    server.closeAllConnections();
+    return close();
   });
-  const url = await gateway.listen();
+  const own = await gateway.listen();
   const reload = (next: GatewayConfig): void => gateway.reload({ ...base, ...next });
   let used = '{}';
+  /** Reloads with other settings of the first token, as JSON; without them, with its own. */
   const useSettings = (settings = '{}'): void => {
     if (settings === used) return;
     used = settings;
-    const tokens = { ...base, ...config }.tokens!;
-    const [name, token] = Object.entries(tokens)[0]!;
-    reload({ ...config, tokens: { ...tokens, [name]: { ...token, ...JSON.parse(settings) } } });
+    const [[name, token], ...others] = Object.entries(config.tokens ?? tokens) as [[string, TokenConfig]];
+    const changed = { ...token, ...JSON.parse(settings) };
+    reload({ ...config, tokens: { [name]: changed, ...Object.fromEntries(others) } });
   };
-  return { ...addressOf(url), url, log, server: gateway.server, close: () => gateway.close(), reload, useSettings };
+  return { ...addressOf(own), url: own, log, server, close, reload, useSettings };
 }
 
-async function startBoth(
-  t: TestContext,
-  config: GatewayConfig = {},
-  options: GatewayOptions = {},
-): Promise<{ backend: Backend; gateway: Gateway }> {
+async function startBoth(t: TestContext, config?: GatewayConfig, options?: GatewayOptions): Promise<Both> {
   const backend = await startBackend(t);
   return { backend, gateway: await startGateway(t, backend, config, options) };
 }
 
 /** A JSON answer: a refusal's fields by name, and those of the backend, which only the tests know. */
-interface AnswerJson extends Record<'error' | 'code' | 'requestId', string> {
-  [field: string]: unknown;
-}
-
+type AnswerJson = Record<'error' | 'code' | 'requestId', string> & Record<string, unknown>;
 /** A line of the log as JSON, by the fields of which tests ask more than whether they are equal. */
-interface LogLine
-  extends Record<'time' | 'level' | 'message' | 'requestId' | 'listen' | 'warning' | 'problems', string> {
-  ms: number;
-  bytesOut: number;
-  [field: string]: unknown;
-}
+type LogLine =
+  & Record<'time' | 'level' | 'message' | 'requestId' | 'listen' | 'warning' | 'problems', string>
+  & Record<'ms' | 'bytesOut', number>
+  & Record<string, unknown>;
 
 interface Answer {
   status: number;
@@ -378,64 +314,38 @@ function jsonIn(text: string): AnswerJson {
 }
 
 /** One request on a connection of its own, its target as given. A body makes it a POST, an object is sent as JSON. */
-async function ask(
-  { port, host = '127.0.0.1', socketPath, ca }: Address,
-  {
-    body,
-    method = body === undefined ? 'GET' : 'POST',
-    path = body === undefined ? '/v1/about' : '/v2/send',
-    headers = {},
-    agent,
-  }: Ask = {},
-): Promise<Answer> {
-  const bytes = body === undefined || body instanceof Buffer
-    ? body
-    : Buffer.from(typeof body === 'string' ? body : JSON.stringify(body));
+async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Promise<Answer> {
+  const { port, host = '127.0.0.1', socketPath, ca } = to;
+  const bytes = body !== undefined && Buffer.from(body instanceof Object ? JSON.stringify(body) : body);
   const req = (ca ? https : http).request({
     ...(socketPath === undefined ? { host, port } : { socketPath }),
     ...(ca && { ca, servername: 'localhost' }),
-    method,
-    path,
-    agent: agent ?? false,
-    headers: {
-      ...(bytes !== undefined && headers['transfer-encoding'] === undefined && { 'content-length': bytes.length }),
-      ...headers,
-    },
+    ...(bytes ? { method: 'POST', path: '/v2/send' } : { method: 'GET', path: '/v1/about' }),
+    agent: false,
+    ...rest,
+    headers: { ...(bytes && !headers['transfer-encoding'] && { 'content-length': bytes.length }), ...headers },
   });
-  req.end(bytes);
+  req.end(bytes || undefined);
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   req.on('error', () => {}); // of a body that is still being sent: the answer is there
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
-  const chunks: Buffer[] = [];
-  for await (const chunk of res) chunks.push(chunk as Buffer);
-  const text = Buffer.concat(chunks).toString();
+  const text = String(await readBytes(res));
   const { statusCode, headers: own, rawHeaders } = res;
   return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
 
 /** A send of which the test writes the body itself. */
-function beginSend(
-  to: Address,
-  headers: http.OutgoingHttpHeaders,
-  agent: http.Agent | false = false,
-): http.ClientRequest {
-  return http.request({ host: '127.0.0.1', port: to.port, method: 'POST', path: '/v2/send', agent, headers });
-}
+const beginSend = ({ port }: Address, headers: http.OutgoingHttpHeaders): http.ClientRequest =>
+  http.request({ host: '127.0.0.1', port, method: 'POST', path: '/v2/send', agent: false, headers });
+
+type Connection = ReturnType<typeof connect>;
 
 /** A connection of its own that has sent exact bytes, and all that has come back on it. */
-function connect({ port, host = '127.0.0.1', ca }: Address, bytes: string | Buffer = ''): Connection {
+function connect({ port, host = '127.0.0.1', ca }: Address, bytes: string | Buffer = '') {
   const socket = ca ? tlsConnect({ port, host, ca, servername: 'localhost' }) : net.connect(port, host);
   let text = '';
-  socket.on('error', () => {}).on('data', (chunk) => {
-    text += chunk.toString('latin1');
-  });
-  socket.write(bytes);
+  socket.on('error', () => {}).on('data', (chunk) => void (text += chunk.toString('latin1'))).write(bytes);
   return { socket, text: () => text };
-}
-
-interface Connection {
-  socket: net.Socket;
-  text: () => string;
 }
 
 /** One that a test may leave open. */
@@ -467,22 +377,16 @@ function closed(socket: net.Socket): Promise<void> {
   return socket.closed ? Promise.resolve() : new Promise((resolve) => socket.once('close', () => resolve()));
 }
 
-/** A raw request with a raw target. */
+/** One request in exact bytes, of which each is a character of its target, headers and body. */
 function rawRequest(
   to: Address,
   target: string,
   { method = 'GET', headers = [] as string[], body = '' } = {},
 ): Promise<string> {
-  const length = body || method !== 'GET' ? [`Content-Length: ${Buffer.byteLength(body)}`] : [];
-  return raw(
-    to,
-    Buffer.from(
-      [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close', ...headers, ...length, '', body].join(
-        '\r\n',
-      ),
-      'latin1',
-    ),
-  );
+  const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
+  const length = !isChunked && (body !== '' || method !== 'GET') ? [`Content-Length: ${body.length}`] : [];
+  const head = [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close', ...headers, ...length];
+  return raw(to, Buffer.from([...head, '', body].join('\r\n'), 'latin1'));
 }
 
 const statusOf = (response: string): number => Number(/^HTTP\/1\.1 (\d{3})/.exec(response)?.[1]);
@@ -493,7 +397,7 @@ function assertDenied(
   answer: Answer,
   status: number,
   code: string,
-  { backend, gateway }: { backend: Backend; gateway: Gateway },
+  { backend, gateway }: Both,
   before = { seen: 0, connections: 0 },
 ): void {
   assert.equal(answer.status, status, answer.text);
@@ -503,15 +407,13 @@ function assertDenied(
   assert.equal(answer.json.code, code);
   const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
   assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
-  const line = requests(gateway).find((entry) => entry.requestId === answer.json.requestId);
-  assert.equal(line?.status, status);
-  assert.equal(line?.code, code);
-  assert.equal(backend.seen.length, before.seen, 'the backend saw a request');
-  assert.equal(backend.connections, before.connections, 'the backend saw a connection');
+  const line = requests(gateway).find((entry) => entry.requestId === id);
+  assert.deepEqual([line?.status, line?.code], [status, code]);
+  assert.deepEqual({ seen: backend.seen.length, connections: backend.connections }, before, 'what the backend saw');
 }
 
 /** The lines of requests in the log; a test that asks for the first one knows that it is there. */
-function requests(gateway: Running): [LogLine, ...LogLine[]] {
+function requests(gateway: { log: string[] }): [LogLine, ...LogLine[]] {
   return logLines(gateway.log).filter((line) => line.message === 'request') as [LogLine, ...LogLine[]];
 }
 
@@ -574,9 +476,8 @@ const T = 'the-token';
 
 function post(token: string, length: number | 'chunked', ...headers: string[]): string {
   const framing = length === 'chunked' ? 'Transfer-Encoding: chunked' : `Content-Length: ${length}`;
-  return ['POST /v2/send HTTP/1.1', 'Host: x', `Authorization: Bearer ${token}`, framing, ...headers, '', ''].join(
-    '\r\n',
-  );
+  const lines = ['POST /v2/send HTTP/1.1', 'Host: x', `Authorization: Bearer ${token}`, framing, ...headers, '', ''];
+  return lines.join('\r\n');
 }
 
 const ABOUT = `GET /v1/about HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
@@ -586,6 +487,13 @@ function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), 'gateway-'));
   t.after(() => rmSync(path, { recursive: true }));
   return path;
+}
+
+/** A file in a folder of its own, with a text, or a configuration as JSON. */
+function fileWith(t: TestContext, content: unknown, name = 'gateway.json'): string {
+  const file = join(folder(t), name);
+  writeFileSync(file, typeof content === 'string' ? content : JSON.stringify(content), { mode: 0o600 });
+  return file;
 }
 
 /** The mistakes that a configuration is refused for. */
@@ -623,86 +531,60 @@ function program(): Program {
 }
 
 /** A program in a file of its own. */
-function script(t: TestContext, code: string): Program {
-  const file = join(folder(t), 'script.mjs');
-  writeFileSync(file, code);
-  return [process.execPath, file];
-}
+const script = (t: TestContext, code: string): Program => [process.execPath, fileWith(t, code, 'script.mjs')];
 
-function start(
-  args: string[],
-  env: NodeJS.ProcessEnv = {},
-  [file, ...first]: Program = program(),
-): ChildProcess & { output: () => string } {
+/** Starts a process; `output` is what it has printed so far. */
+function start(args: string[], env: NodeJS.ProcessEnv = {}, [file, ...first]: Program = program()) {
   const child = spawn(file, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
   let output = '';
-  for (const stream of [child.stdout, child.stderr]) {
-    stream.on('data', (chunk) => {
-      output += chunk;
-    });
-  }
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => void (output += chunk));
   return Object.assign(child, { output: () => output });
 }
 
-interface Process extends Running {
-  child: ChildProcess;
-  output(): string;
-  /** Sends a signal, after which it must end by itself, and well. */
-  close(signal?: NodeJS.Signals): Promise<void>;
+type Process = Awaited<ReturnType<typeof startProcess>>;
+
+interface HowToStart {
+  backend?: { url: string };
+  args?: string[];
+  env?: NodeJS.ProcessEnv;
+  input?: string;
+  program?: Program;
 }
 
 /** A gateway in a process of its own, with one token where it is given a backend. Its log are the lines it prints. */
-async function startProcess(
-  t: TestContext,
-  { backend, args = [], env = {}, program }: {
-    backend?: { url: string };
-    args?: string[];
-    env?: NodeJS.ProcessEnv;
-    program?: Program;
-  },
-): Promise<Process> {
+async function startProcess(t: TestContext, { backend, args = [], env, program }: HowToStart) {
   const own = backend && { API_TOKENS: SECRET, BACKEND_URL: backend.url };
   const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json', ...own, ...env }, program);
   t.after(() => child.kill('SIGKILL'));
-  const listening = (): RegExpExecArray | null => /"message":"listening","listen":"(.*?)".*\n/.exec(child.output());
-  await until(() => listening() !== null);
-  const [, url = ''] = listening()!;
+  const { output } = child;
+  const listening = (): string | undefined => /"message":"listening","listen":"(.*?)".*\n/.exec(output())?.[1];
+  await until(() => listening() !== undefined);
+  const url = listening()!;
   return {
-    ...addressOf(url),
-    url,
-    child,
-    output: child.output,
+    ...{ ...addressOf(url), url, child, output },
     get log() {
-      return child.output().split('\n').slice(0, -1);
+      return output().split('\n').slice(0, -1);
     },
-    async close(signal = 'SIGTERM') {
+    /** Sends a signal, after which it must end by itself, and well. */
+    async close(signal: NodeJS.Signals = 'SIGTERM') {
       const ended = once(child, 'exit');
       process.kill(child.pid!, signal); // after a child.kill, Deno 2.9 tells no exit code
-      assert.deepEqual(await ended, [0, null], child.output());
+      assert.deepEqual(await ended, [0, null], output());
     },
   };
 }
 
 /** Runs a process to its end. */
-async function runProcess(
-  args: string[],
-  { env = {}, input = '', program }: { env?: NodeJS.ProcessEnv; input?: string; program?: Program } = {},
-): Promise<{ code: number; stdout: string; stderr: string }> {
+async function runProcess(args: string[], { env, input = '', program }: HowToStart = {}) {
   const child = start(args, env, program);
-  let [stdout, stderr] = ['', ''];
-  child.stdout!.on('data', (chunk) => {
-    stdout += chunk;
-  });
-  child.stderr!.on('data', (chunk) => {
-    stderr += chunk;
-  });
-  child.stdin!.end(input);
-  const [code] = await once(child, 'close') as [number];
-  return { code, stdout, stderr };
+  const ended = once(child, 'close');
+  child.stdin.end(input);
+  const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
+  return { code: (await ended)[0] as number, stdout, stderr };
 }
 
 /** Runs a command line that ends, in this process. */
-const cli = async (args: string[], { env = {}, input = '' }: { env?: NodeJS.ProcessEnv; input?: string } = {}) =>
+const cli = async (args: string[], { env = {}, input = '' }: HowToStart = {}) =>
   await run(args, env, () => Buffer.from(input));
 
 const ACCEPTED =
@@ -710,15 +592,13 @@ const ACCEPTED =
 const RECEIVE = `/v1/receive/${FROM}`;
 const RECEIVING: GatewayConfig = { ...ALL_FORMS, allow: ['receive', 'info', 'send'] };
 
-interface UpgradeBackend extends Backend {
-  sockets: Duplex[];
+/** Accepts a WebSocket. */
+function accept(socket: Duplex): void {
+  socket.on('end', () => socket.end()).write(ACCEPTED);
 }
 
-/** A backend in json-rpc mode; `open` says what it does with a WebSocket, by default accept it. */
-async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: Buffer) => void = (socket) => {
-  socket.write(ACCEPTED);
-  socket.on('end', () => socket.end());
-}): Promise<UpgradeBackend> {
+/** A backend in json-rpc mode; `open` says what it does with a WebSocket. */
+async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: Buffer) => void = accept) {
   const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
   backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
     backend.seen.push(seenOf(req, head, true));
@@ -756,17 +636,13 @@ const STRANGER = '+15559999999';
 const gotJson = (backend: Backend): Record<string, unknown> => JSON.parse(String(backend.seen.at(-1)!.body));
 
 /** A form as browsers and libraries write it. */
-function multipart(
-  fields: [name: string, value: string, more?: string][],
-): { headers: http.OutgoingHttpHeaders; body: string } {
+function multipart(fields: [name: string, value: string, more?: string][]): string {
   const parts = fields.map(([name, value, more = '']) =>
     `--limit\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
   );
-  return {
-    headers: { ...BEARER, 'content-type': 'multipart/form-data; boundary=limit' },
-    body: `${parts.join('')}--limit--\r\n`,
-  };
+  return `${parts.join('')}--limit--\r\n`;
 }
+const AS_MULTIPART = 'multipart/form-data; boundary=limit';
 
 const CERTS = [
   {
@@ -783,13 +659,7 @@ const CERTS = [
   },
 ] as const;
 
-function certificate(t: TestContext): { cert: string; key: string } {
-  const dir = folder(t);
-  const tls = { cert: join(dir, 'cert.pem'), key: join(dir, 'key.pem') };
-  writeFileSync(tls.cert, CERTS[0].cert);
-  writeFileSync(tls.key, CERTS[0].key);
-  return tls;
-}
+const certificate = (t: TestContext) => ({ cert: fileWith(t, CERTS[0].cert), key: fileWith(t, CERTS[0].key) });
 
 const MIB = 1024 * 1024;
 
@@ -833,11 +703,12 @@ function blocks(language: string, page = ALL_PAGES): string[] {
  *                                      ]);
  */
 function table(title: string, config: GatewayConfig, { handler, ...options }: TableOptions = {}) {
-  return (rows: Rows | TemplateStringsArray, ...values: unknown[]): void =>
+  return (rows: Rows, ...values: unknown[]): void =>
     void test(title, async (t) => {
       const backend = await startBackend(t, handler);
       const gateway = await startGateway(t, backend, config, options);
-      await checkRows({ backend, gateway }, isTemplate(rows) ? literal(rows, ...values) : rows);
+      const isTemplate = typeof rows === 'object' && 'raw' in rows;
+      await checkRows({ backend, gateway }, isTemplate ? literal(rows as TemplateStringsArray, ...values) : rows);
     });
 }
 
@@ -856,17 +727,13 @@ function asWritten(raw: string): string {
 }
 
 type TableOptions = GatewayOptions & { handler?: Handler };
-type Rows = string | Rows[];
-
-const flatten = (rows: Rows): string[] => typeof rows === 'string' ? [rows] : rows.flatMap(flatten);
-const isTemplate = (rows: Rows | TemplateStringsArray): rows is TemplateStringsArray =>
-  typeof rows === 'object' && 'raw' in rows;
+type Rows = string | readonly Rows[];
 
 /** Sends the rows of a table, one after the other, to a gateway that runs. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
   let ways: string[] = [''];
   let isFirst = false; // of the ways
-  const lines = flatten(rows).join('\n').split(/\n| ;; /).map((line) => line.trim());
+  const lines = [rows as unknown[]].flat(Infinity).join('\n').split(/\n| ;; /).map((line) => line.trim());
   for (const line of lines.filter((text) => text !== '' && !text.startsWith('#'))) {
     if (line.startsWith('* ')) {
       ways = [...(isFirst ? ways : []), line.slice(2)];
@@ -884,27 +751,18 @@ async function checkRows(both: Both, rows: Rows): Promise<void> {
   }
 }
 
-interface Both {
-  backend: Backend;
-  gateway: Gateway;
-}
+type Pair = [name: string, value: string];
 
-interface Row {
-  method?: string;
-  target?: string;
-  headers: [name: string, value: string][];
+/** The request of a row, and what must come of it. */
+interface Row extends Partial<Record<'method' | 'target' | 'settings' | 'status' | 'code' | 'line', string>> {
+  headers: Pair[];
   body?: Buffer;
-  settings?: string;
-  /** What must come of it. */
-  status?: string;
-  code?: string;
-  line?: string;
   json?: object;
   bytes?: Buffer;
   isSame?: boolean;
-  got: [name: string, value: string][];
-  log: [name: string, value: string][];
-  answered: [name: string, value: string][];
+  got: Pair[];
+  log: Pair[];
+  answered: Pair[];
   words: string[];
 }
 
@@ -916,7 +774,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
     own.add(name.toLowerCase());
     row.headers.push([name, value]);
   };
-  const pair = (field: string, separator: string): [string, string] => {
+  const pair = (field: string, separator: string): Pair => {
     const [name = '', ...rest] = field.split(separator);
     return [name, rest.join(separator).trim()];
   };
@@ -926,7 +784,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
     else if (/^["{[]/.test(field)) row.body = Buffer.from(field);
     else if (field.startsWith('-- ')) {
       const parts = field.slice(3).split(' -- ').map((part) => /^([^;=]*?)(;.*?)? = ?(.*)$/s.exec(part)!);
-      row.body = unescaped(multipart(parts.map(([, name = '', more = '', value = '']) => [name, value, more])).body);
+      row.body = unescaped(multipart(parts.map(([, name = '', more = '', value = '']) => [name, value, more])));
     } else if (word === '@') row.settings = rest;
     else if (word === 'none') own.add('authorization');
     else if (word === 'bearer') add('Authorization', `Bearer ${rest || SECRET}`);
@@ -935,9 +793,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
     else if (field.startsWith('/')) row.target = field;
     else [row.method, row.target] = [word, rest];
   }
-  if (/(?:^| \| )-- /.test(request) && !own.has('content-type')) {
-    add('Content-Type', 'multipart/form-data; boundary=limit');
-  }
+  if (/(?:^| \| )-- /.test(request) && !own.has('content-type')) add('Content-Type', AS_MULTIPART);
   row.headers.unshift(...each.headers.filter(([name]) => !own.has(name.toLowerCase())));
   for (const field of wanted.split(' | ').filter(Boolean)) {
     const [word = '', rest = ''] = pair(field, ' ');
@@ -955,10 +811,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
 }
 
 /** Fields with one more, or another value of one. */
-const put = (fields: [string, string][], [name, value]: [string, string]): [string, string][] => [
-  ...fields.filter(([known]) => known !== name),
-  [name, value],
-];
+const put = (fields: Pair[], added: Pair): Pair[] => [...fields.filter(([name]) => name !== added[0]), added];
 
 /** The bytes of a text in UTF-8; \xHH is a byte of its own. */
 function unescaped(text: string): Buffer {
@@ -973,27 +826,20 @@ function unescaped(text: string): Buffer {
   );
 }
 
-/** One request in exact bytes. */
 async function sendRow(to: Address, row: Row): Promise<Answer> {
-  const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about', headers } = row;
-  const isChunked = headers.some(([name]) => /^transfer-encoding$/i.test(name));
-  const lines = [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close'];
-  for (const [name, value] of headers) lines.push(`${name}: ${value}`);
-  if (!isChunked && (body || method !== 'GET')) lines.push(`Content-Length: ${body?.length ?? 0}`);
-  const size = Buffer.from(isChunked && body?.length ? `${body.length.toString(16)}\r\n` : '');
-  const end = Buffer.from(isChunked ? `${body?.length ? '\r\n' : ''}0\r\n\r\n` : '');
-  const head = Buffer.from([...lines, '', ''].join('\r\n'));
-  return parseAnswer(await raw(to, Buffer.concat([head, size, body ?? Buffer.alloc(0), end])));
+  const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about' } = row;
+  const [bytes = '', path = '', ...headers] = [body ?? '', target, ...row.headers.map((pair) => pair.join(': '))]
+    .map((text) => Buffer.from(text).toString('latin1'));
+  const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
+  const chunk = bytes && `${bytes.length.toString(16)}\r\n${bytes}\r\n`;
+  return parseAnswer(await rawRequest(to, path, { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes }));
 }
 
 /** The response in what came back on a connection, one character per byte. */
 function parseAnswer(response: string): Answer {
   const [head = '', ...rest] = response.split('\r\n\r\n');
-  const headers: Record<string, string> = {};
-  for (const line of head.split('\r\n').slice(1)) {
-    const [, name = '', value = ''] = /^(.*?): *(.*)$/.exec(line) ?? [];
-    headers[name.toLowerCase()] = name.toLowerCase() in headers ? `${headers[name.toLowerCase()]}, ${value}` : value;
-  }
+  const all = new Headers(head.split('\r\n').slice(1).map((line) => line.split(/: *(.*)/, 2) as Pair));
+  const headers = Object.fromEntries(Array.from(all.keys(), (name) => [name, all.get(name)!]));
   const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
   return { status: statusOf(response), headers, rawHeaders: [], text, json: jsonIn(text), fingerprint: '' };
 }
@@ -5953,13 +5799,6 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
 
 section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
 
-/** Writes a configuration, or the text of one, into a file. */
-function configFile(t: TestContext, config: unknown): string {
-  const file = join(folder(t), 'gateway.json');
-  writeFileSync(file, typeof config === 'string' ? config : JSON.stringify(config), { mode: 0o600 });
-  return file;
-}
-
 /** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 const UNREAD = (code: string): string => `cannot be read${BY_USER} (${code})`;
@@ -6131,7 +5970,7 @@ test('in a program, a setting that is undefined is absent', () => {
 
 test('flags replace the environment, the environment replaces the file, and tokens are not merged; by default a shutdown takes 8 s at most, and cors is off', (t) => {
   const backend = { url: 'http://file:1', timeout: '1s' };
-  const file = configFile(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
+  const file = fileWith(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
   const settings = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
   assert.equal(settings.listen.port, 3);
@@ -6146,15 +5985,15 @@ test('flags replace the environment, the environment replaces the file, and toke
 
 test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file', (t) => {
   const digest = hashOf(OTHER);
-  const list = configFile(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+  const list = fileWith(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
   const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
   for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: list }]) {
     const { tokens } = loadSettings({ env });
     assert.deepEqual(tokens.map(({ name }) => name), ['ha', 'token-2']);
     assert.deepEqual(tokens.map((token) => token.digest), [hashOf(SECRET), digest]);
   }
-  const secretFile = configFile(t, `${SECRET}\n`);
-  const file = configFile(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
+  const secretFile = fileWith(t, `${SECRET}\n`);
+  const file = fileWith(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
   const [token] = loadSettings({ file }).tokens;
   assert.equal(token!.digest, hashOf(SECRET));
   assert.equal(token!.expires, Date.parse('2027-06-30T23:59:59.999Z'));
@@ -6162,7 +6001,7 @@ test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, an
 });
 
 test('outside the JSON file a secret in the quotes, brackets or separators of another format is refused, and not shown; a digest of nothing is refused everywhere', (t) => {
-  const inFile = (text: string): string => configFile(t, `${text}\n`);
+  const inFile = (text: string): string => fileWith(t, `${text}\n`);
   const places: ((text: string) => unknown)[] = [
     (text) => loadSettings({ env: { API_TOKENS: text } }),
     (text) => loadSettings({ env: { API_TOKENS_FILE: inFile(text) } }),
@@ -6293,7 +6132,7 @@ test('a variable that differs by one letter or underscore from a restriction is 
 });
 
 test("at start and in --check a warning says that a variable may be meant as a restriction, or be another program's, and that tokens of the environment replace those of the file", async (t) => {
-  const [file, list] = [configFile(t, tokens({})), configFile(t, OTHER)];
+  const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
   assert.deepEqual(loadSettings({ file }).warnings, []);
   const inFile = 'it belongs to a token in the file';
   const cures = {
@@ -6328,7 +6167,7 @@ test('a configuration file with plain secrets that everybody can read is a warni
     [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
   ];
   for (const [isTold, mode, config] of rows) {
-    const file = configFile(t, config);
+    const file = fileWith(t, config);
     chmodSync(file, mode);
     const told = [`${file} holds plain secrets and can be read by everybody (chmod o-r)`];
     assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
@@ -6505,7 +6344,7 @@ test('token makes a secret that hash and the gateway agree on', async (t) => {
 test('--check says in words what each token may do, and nothing of its secret', async (t) => {
   const defaults = (...recipients: string[]): string =>
     `"defaults":{"number":"${FROM}","recipients":["${recipients.join('","')}"]`;
-  const file = configFile(
+  const file = fileWith(
     t,
     `{"listen":":8880", "backend":{"url":"http://u:${OTHER}@backend:1/p/"}, "tokens":{
       "home":{"secret":"${SECRET}","allow":["send","GET /v1/groups/:number"],"senders":["${FROM}"],"recipients":["${TO}","group.*"],
@@ -6554,7 +6393,7 @@ test('--check reports each pattern that can never match, and no other; GET /v2/s
   ];
   for (const [allow, tokens, warned] of rows) {
     const all = { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] }, ...tokens };
-    const { code, stdout } = await cli(['--check', '--config', configFile(t, { allow, tokens: all })]);
+    const { code, stdout } = await cli(['--check', '--config', fileWith(t, { allow, tokens: all })]);
     assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*) matches no route of the backend$/gm)], [0, warned]);
     const [, own = ''] = /^ {2}a\n([^]*?)^ {2}b\n/m.exec(stdout)!;
     assert.equal(own.includes('matches no route'), warned.length > 0, 'the token that is warned of');
@@ -6572,7 +6411,7 @@ test('render prints the send that would be made of a payload, sends nothing, and
     plain: { secret: OTHER },
     reader: { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS },
   };
-  const file = configFile(t, { backend: { url: backend.url }, tokens });
+  const file = fileWith(t, { backend: { url: backend.url }, tokens });
   const payload = JSON.stringify({ alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER });
   const made = { ...DEFAULTS, text_mode: 'styled', message: 'ü\nb\n' };
   for (const args of [['render', 'hook', '--config', file], ['--config', file, 'render', 'hook']]) {
@@ -6604,8 +6443,8 @@ test('render prints the send that would be made of a payload, sends nothing, and
 
 test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known, and has its limits', async (t) => {
   const hook = { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' };
-  const file = configFile(t, { tokens: { hook } });
-  const less = configFile(t, { tokens: { hook }, limits: { body: '1KiB' } });
+  const file = fileWith(t, { tokens: { hook } });
+  const less = fileWith(t, { tokens: { hook }, limits: { body: '1KiB' } });
   const render = (input: string, config = file) => cli(['render', 'hook', '--config', config], { input });
   const rows = literal`
     {"message":"x"} → {"message":"x"}
@@ -6738,7 +6577,7 @@ test('the command line asks the backend once at start, and after a reload to ano
   const ABOUT_JSON = encodeURIComponent('{"version":"0.100","mode":"json-rpc","more":[1]}');
   const host = `127.0.0.1:${(backend.address() as AddressInfo).port}`;
   const config = (url: string) => ({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } });
-  const file = configFile(t, config(`http://api:password-of-backend@${host}/200${ABOUT_JSON}/`));
+  const file = fileWith(t, config(`http://api:password-of-backend@${host}/200${ABOUT_JSON}/`));
   const gateway = await startProcess(t, { args: ['--config', file] });
   const heard = async (count: number): Promise<LogLine> => {
     const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
@@ -6816,12 +6655,12 @@ section('RECIPES'); // ───────────────────
 
 /** How senders encode a payload. */
 const BODY_FORMATS: Record<string, (json: string) => Ask> = {
-  json: (json) => ({ body: json, headers: { 'content-type': 'application/json' } }),
+  json: (body) => ({ body, headers: { 'content-type': 'application/json' } }),
   form: (json) => ({ body: `payload=${encodeURIComponent(json)}`, headers: { 'content-type': URLENCODED } }),
-  multipart: (json) => {
-    const { body, headers } = multipart([['data', json]]);
-    return { body, headers: { 'content-type': headers['content-type'], 'transfer-encoding': 'chunked' } };
-  },
+  multipart: (json) => ({
+    body: multipart([['data', json]]),
+    headers: { 'content-type': AS_MULTIPART, 'transfer-encoding': 'chunked' },
+  }),
 };
 
 /** Recipes: the heading, the form and the encodings, then each payload, and the text that must reach the backend. */
@@ -7032,7 +6871,7 @@ test('every recipe of docs/recipes.md is run here, and its render command prints
   assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
   assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
   const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
-  const file = configFile(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
+  const file = fileWith(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
   const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
   const message = 'Alerts for phone\nfiring: DiskFull: 3% left';
   assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message }]);
@@ -7049,13 +6888,13 @@ test('every configuration in the pages loads, and every token in them is confine
   assert.equal(configs.length, blocks('json').length);
   for (const text of configs) {
     // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
-    for (const problem of problemsOf(() => loadSettings({ file: configFile(t, text) }))) {
+    for (const problem of problemsOf(() => loadSettings({ file: fileWith(t, text) }))) {
       assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ cannot be read/);
     }
     let made = 0;
     const good = text.replace(/sha256:PASTE[^"]*/g, () => `sha256:${String(++made).padStart(64, '0')}`)
       .replace(/\/run\/secrets\/\w+/g, () => secretFile);
-    assert.deepEqual(problemsOf(() => loadSettings({ file: configFile(t, good) })), []);
+    assert.deepEqual(problemsOf(() => loadSettings({ file: fileWith(t, good) })), []);
   }
   const confined = ['allow', 'senders', 'recipients', 'rate', 'clients', 'methods', 'expires'] as const;
   const all = configs.flatMap((text) => Object.entries((JSON.parse(text) as GatewayConfig).tokens!));
@@ -7478,11 +7317,11 @@ test('the top level holds only the expected files, and the pages name this versi
   const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.test.ts
     gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
   // A reader who follows the pages creates the ignored files: the tests pass with them too.
-  const made = readFileSync(join(HERE, '.gitignore'), 'utf8').split('\n');
+  const made = read('.gitignore').split('\n');
   const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
   assert.deepEqual(others, []);
   const { name, version, files } = PACKAGE;
-  assert.equal(JSON.parse(readFileSync(join(HERE, 'package-lock.json'), 'utf8')).version, version);
+  assert.equal(JSON.parse(read('package-lock.json')).version, version);
   assert.match(PAGES['CHANGELOG.md']!, new RegExp(`^[^#]*# Changelog[^#]*\n## ${version}, \\d{4}-\\d\\d-\\d\\d\n`));
   for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
   // npm adds README.md, LICENSE and package.json by itself.
@@ -7492,10 +7331,7 @@ test('the top level holds only the expected files, and the pages name this versi
 
 // deno fmt wraps code, and `npm run check` runs deno fmt. It wraps neither comments nor texts.
 test('comments are no wider than the code', () => {
-  const files = ['gateway.bench.ts', 'gateway.test.ts', 'gateway.ts'].map((file) =>
-    readFileSync(join(HERE, file), 'utf8')
-  );
-  const lines = files.join('\n').split('\n');
+  const lines = ['gateway.bench.ts', 'gateway.test.ts', 'gateway.ts'].flatMap((name) => read(name).split('\n'));
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
 
@@ -7552,9 +7388,9 @@ test('npm pack makes a package that runs by its own name where it is installed',
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
   // Packed from a copy: it is compiled first, and the dist/ here may be what is tested.
   const filter = (path: string): boolean => !/[\\/](?:\.git|node_modules|dist|signal-data)$/.test(path);
-  cpSync(HERE, source, { recursive: true, filter });
-  symlinkSync(join(HERE, 'node_modules'), join(source, 'node_modules'));
-  mkdirSync(home);
+  await cp(HERE, source, { recursive: true, filter });
+  await symlink(join(HERE, 'node_modules'), join(source, 'node_modules'));
+  await mkdir(home);
   const silent = { npm_config_offline: 'true', npm_config_audit: 'false', npm_config_update_notifier: 'false' };
   const env = { PATH: `${dirname(process.execPath)}:${process.env.PATH}`, HOME: dir, ...silent };
   const npm = async (cwd: string, ...args: string[]): Promise<string> =>
