@@ -5984,15 +5984,14 @@ test('the canary: a secret in any wrong place of a configuration is in no messag
   }
   assert.ok(messages > 1500, String(messages));
 
-  const config: GatewayConfig = { listen: '127.0.0.1:0', ...tokens({}) };
-  writeFileSync(file, JSON.stringify(config));
+  writeFileSync(file, JSON.stringify(tokens({})));
   const { child, output, ...to } = await startProcess(t, { args: ['--config', file] });
   assert.equal((await ask(to)).status, 401); // the gateway is up, and so are its signal handlers
 
-  writeFileSync(file, JSON.stringify({ ...config, [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
+  writeFileSync(file, JSON.stringify({ [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
-  assert.match(output(), /the file\[2\]: is not a setting; tokens\[0\]: needs either/);
+  assert.match(output(), /the file\[0\]: is not a setting; tokens\[0\]: needs either/);
   assert.doesNotMatch(output(), SECRETS);
 });
 
@@ -6837,7 +6836,7 @@ test('memory: a response of 150 MiB costs no more than 64 MiB, read slowly too',
   });
 });
 
-test('a gateway survives a thousand idle connections and a thousand slow uploads', { skip: noProc }, async (t) => {
+test('a gateway serves beside and after a thousand idle connections and slow uploads', { skip: noProc }, async (t) => {
   const backend = await startBackend(t);
   const gateway = await startProcess(t, { backend, env: { MAX_CONNECTIONS: '2100' } });
   const sockets: net.Socket[] = [];
