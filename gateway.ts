@@ -4668,9 +4668,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   stopOnSignal(gateway);
+  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
   await gateway.listen();
   void askBackend(gateway, settings);
-  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
   return '';
 }
 
@@ -4918,8 +4918,11 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
       gateway.log('error', 'not reloaded, the old configuration stays in force', { problems });
     }
   };
-  files.forEach(watch);
-  process.on('SIGHUP', reload);
+  // The log says that the gateway listens after this: a SIGHUP without a listener would end the process.
+  gateway.server.once('listening', () => {
+    files.forEach(watch);
+    process.on('SIGHUP', reload);
+  });
 }
 
 /** The files that the settings name. */
