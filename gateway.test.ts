@@ -6402,7 +6402,7 @@ test('--demo: every curl line that it prints does what it says, the token does n
   assert.equal((await askAsCurl(first)).status, 201);
   await until(() => output().includes('/v1/register'));
   const printed = output();
-  const hi = /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*# bearer\ncurl [^]*# and what it refuses/m;
+  const hi = /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*\ncurl .* by bearer[^]*# and what it refuses/m;
   assert.match(printed, hi);
   const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
   const codes: unknown[] = [];

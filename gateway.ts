@@ -32,10 +32,10 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 87 · ROUTES 103 · GATEWAY 248 · PIPELINE 197 ·
- *   TARGET 75 · CREDENTIALS 61 · ORIGINS 48 · ENDPOINTS 48 · RATE 19 · REQUEST BODY 193 · SENDS 149 · TEMPLATES 110 ·
- *   POLICY 70 · BODY SCAN 280 · RELAY 192 · SLOTS 139 · WEBSOCKETS 50 · MESSAGE READER 29 · RESPONSES 38 ·
- *   ADDRESSES 22 · LOG 57 · LOADING 138 · READERS 276 · DEMO 50 · COMMAND LINE 244 · EXPORTS 4
+ *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 87 · ROUTES 103 · GATEWAY 246 · PIPELINE 200 ·
+ *   TARGET 75 · CREDENTIALS 61 · ORIGINS 50 · ENDPOINTS 48 · RATE 19 · REQUEST BODY 190 · SENDS 149 · TEMPLATES 110 ·
+ *   POLICY 70 · BODY SCAN 280 · RELAY 193 · SLOTS 138 · WEBSOCKETS 50 · MESSAGE READER 29 · RESPONSES 38 ·
+ *   ADDRESSES 22 · LOG 57 · LOADING 138 · READERS 274 · DEMO 46 · COMMAND LINE 246 · EXPORTS 4
  *
  * @module
  */
@@ -298,7 +298,10 @@ const TOKEN_SETTINGS = {
   secret: [readSecret, 'plain, or sha256:<64 hex>'],
   secretFile: [readSecretFile, 'a file with it'],
   senders: [listOf(readNumber), 'accounts that it may use; any if absent'],
-  recipients: [listOf(readRecipient), 'whom it may write to, group.* any group; anybody if absent'],
+  recipients: [
+    listOf(recipientOr(', group.… or group.*')),
+    'whom it may write to, group.* any group; anybody if absent',
+  ],
   expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
   defaults: [readDefaults, 'number, recipients, text_mode of the sends made of webhooks'],
   message: [readTemplate, 'a Mustache template of their message'],
@@ -969,9 +972,8 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const problem = new Problem(code);
   if (current === undefined) {
     const { headers, body } = problemResponse(problem, randomUUID());
-    socket.write(
-      responseHead(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat().map(String)),
-    );
+    const pairs = Object.entries({ 'Connection': 'close', ...headers });
+    socket.write(responseHead(problem.status, pairs.flat().map(String)));
     return void close(body);
   }
   // Only the first request on the connection is refused. Those behind it get no response and are not acted on. Without
@@ -995,9 +997,8 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
  */
 function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError([
-      'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
-    ]);
+    const cure = 'AUTH_ANONYMOUS=true would let everybody in';
+    throw new ConfigError([`tokens: there were some and now there is none; ${cure}`]);
   }
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
@@ -1022,11 +1023,8 @@ const OPEN_WARNING = 'no tokens are configured: every request is let in without 
 function logRules(core: Core, message: string, more: object) {
   const { rules, now } = core;
   const expired = rules.all.filter((token) => token.expires <= now());
-  const warnings = [
-    ...(rules.anonymous ? [OPEN_WARNING] : []),
-    ...rules.warnings,
-    ...expired.map((token) => `the token "${token.name}" has expired`),
-  ];
+  const warnings = [...rules.warnings, ...expired.map((token) => `the token "${token.name}" has expired`)];
+  if (rules.anonymous) warnings.unshift(OPEN_WARNING);
   core.log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
@@ -1132,8 +1130,8 @@ const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
 };
 
 /**
- * One request with its response. The functions of all stages get it as `exchange`. It has one timer, because the gateway never
- * waits for client and backend at the same time.
+ * One request with its response. The functions of all stages get it as `exchange`. It has one timer, because the
+ * gateway never waits for client and backend at the same time.
  */
 class Exchange {
   readonly core: Core;
@@ -3548,7 +3546,11 @@ class BackendQueue {
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
       next.place.slot = 'held';
-      next.place.timer = setTimeout(() => this.#passTime(next), core.slotTimeoutMs);
+      next.place.timer = setTimeout(() => {
+        next.place.slot = 'overdue'; // it can be lent now
+        if (next.hasLeft) next.end(new Problem('client_left'));
+        else this.serve(core);
+      }, core.slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3593,13 +3595,6 @@ class BackendQueue {
   #admit(exchange: Exchange) {
     this.#waiting.splice(this.#waiting.indexOf(exchange), 1);
     exchange.wake?.();
-  }
-
-  /** The slot is overdue, and can be lent. A request whose client has left ends. */
-  #passTime(exchange: Exchange) {
-    exchange.place.slot = 'overdue';
-    if (exchange.hasLeft) exchange.end(new Problem('client_left'));
-    else this.serve(exchange.core);
   }
 
   #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string) {
@@ -4289,15 +4284,14 @@ function readNumber(value: unknown) {
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
-/** Reads a recipient. Lists are compared as written, so a number without its plus would never match. */
-function readRecipient(value: unknown) {
-  return value === 'group.*' ? value : recipientOr(', group.… or group.*')(value);
-}
-
-/** Makes a reader of single recipients. @param group ends the list of what is expected. */
-function recipientOr(group: string) {
-  const isRecipient = (text: string) => NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
-  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${group}`);
+/**
+ * Makes a reader of single recipients. They are compared as written: a number without its plus would never match.
+ * @param groups the groups that are expected, for the message. Only a `group.*` in it stands for any group.
+ */
+function recipientOr(groups: string) {
+  const isAny = (text: string) => text === 'group.*' && groups.includes(text);
+  const isRecipient = (text: string) => isAny(text) || NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${groups}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
@@ -4588,16 +4582,12 @@ async function runDemo(listen: string, print: (text: string) => void) {
   const others = `
 The token can stand in four more places, and a message can say from whom and to whom it goes.
 
-# bearer
 curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${between}}'
 
-# query
 curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${between}}'
 
-# path
 curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${between}}'
 
-# body
 curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${between}}'
 
 # and what it refuses: account setup
