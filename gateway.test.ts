@@ -1814,36 +1814,18 @@ const REFUSED_TARGETS = literal`
   /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
   /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
   /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
-/** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
-const NO_GROUP_IDS = [
-  ...['group.LS11c2VybmFtZT1ldmlsLjAx', 'LS11c2VybmFtZT1ldmlsLjAx/avatar', 'group.', 'group.*'],
-  ...[encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')), `group.${INTERNAL_ID}`, GROUP.slice('group.'.length)],
-  ...[otherBits(GROUP), GROUP.replace('=', ''), `${GROUP}%20`, `${GROUP}=`, GROUP.replace('g', 'G')],
-  `${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-];
-
 table('a target that programs read in different ways is 400, with a right token too, and the backend sees nothing', {
   allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'],
 })([
   '* bearer → 400 bad_target',
-  [
-    ...REFUSED_TARGETS.trim().split(/\s+/),
-    ...NO_GROUP_IDS.map((id) => `/v1/groups/${FROM}/${id}`),
-    'PUT /v1/attachments/-x',
-    // What does not begin like a target is refused by node's own parser, on Deno without a body.
-  ].map((row) => row.includes(' ') ? row : `GET ${row}${/^[/h]/i.test(row) ? '' : ' → 400'}`),
+  // What does not begin like a target is refused by node's own parser, on Deno without a body.
+  REFUSED_TARGETS.trim().split(/\s+/).map((target) => `GET ${target}${/^[/h]/i.test(target) ? '' : ' → 400'}`),
+  'PUT /v1/attachments/-x',
+  // Bytes that no target may have, and node's parser refuses most of them.
+  ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b'].map((byte) => `GET /v1/ab${byte}out → 400`),
 ]);
 
-test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
-    const response = await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), 400, JSON.stringify(byte));
-  }
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
-});
-
-/** Each target that passes, and what the backend gets for it. */
+/** Each target that passes, and what the backend gets for it. An attachment's id is random: one in 64 begins with "-". */
 const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
@@ -1859,6 +1841,7 @@ const PASSED_TARGETS = literal`
   /v1/receive/%2B15550100001                /v1/receive/+15550100001
   /v1/groups/${FROM}/${GROUP.replace('=', '%3D')} /v1/groups/${FROM}/${GROUP}
   /v1/attachments/-rf                       /v1/attachments/-rf
+  /v1/attachments/--help                    /v1/attachments/--help
   /v1/attachments/a%3Fb%23c%20d;e           /v1/attachments/a%3Fb%23c%20d;e
   /v1/attachments/%C3%BCber                 /v1/attachments/%C3%BCber
   /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
@@ -1867,13 +1850,7 @@ const PASSED_TARGETS = literal`
 table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })([
   '* bearer → passes',
   PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`),
-]);
-// An attachment's id is random letters of Signal's: one in 64 begins with "-".
-table('an attachment is fetched and deleted, whatever its id begins with', { allow: ['messaging'] })([
-  '* bearer → passes',
-  ['-', '--help', '-Ab_9', '_x-'].flatMap((id) =>
-    ['GET', 'DELETE'].map((method) => `${method} /v1/attachments/${id} → ${method} /v1/attachments/${id}`)
-  ),
+  'DELETE /v1/attachments/-Ab_9 → DELETE /v1/attachments/-Ab_9',
 ]);
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
@@ -1986,9 +1963,8 @@ table('every 401 is the same, whatever was wrong, and carries both challenges', 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
   const warning = 'no tokens are configured: every request is let in without a credential';
-  assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
-  const rows = `${AUTHED(SECRET)} → 201 | ${HELLO} ;; POST /v1/register/${FROM} → 403 setup_blocked`;
-  await checkRows(both, ['* bearer', rows]);
+  assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
+  await checkRows(both, `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
@@ -2011,7 +1987,7 @@ test('an unauthenticated client opens no connection to the backend, and no more 
 /** A send whose `auth` ends at that byte. */
 const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
   `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
-table('auth within the first 64 KiB is found, and one byte later it is not', {})`
+table('auth within the first 64 KiB is found, and one byte later it is not', {}, { stallTimeoutMs: 2000 })`
   * → 201
   ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
@@ -2041,16 +2017,6 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
 });
 
-test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t, {}, { now: () => 1_700_000_000_000 });
-  for (let i = 0; i < 200; i++) {
-    const { status } = await ask(both.gateway, signed(`Bearer guess-number-${i}-of-many`));
-    assert.equal(status, i < 30 ? 401 : 429, `guess ${i}`);
-  }
-  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
-  await checkRows(both, ['* bearer', 'GET /v1/about → 200']);
-});
-
 table('per token: rate, clients and allow replace the top-level ones whole', {
   ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
   ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
@@ -2075,13 +2041,9 @@ table('a thousand header fields hide nothing from the gateway', {})`
   {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
 
 // A regular expression was quadratic in the white space of an Authorization header.
-test('a long Authorization header is looked at in one pass', async (t) => {
-  const { gateway } = await startBoth(t);
-  for (let i = 0; i < 40; i++) {
-    const { status } = await ask(gateway, signed(`Bearer a${' '.repeat(15_000)}a`));
-    assert.ok([401, 429].includes(status), String(status));
-  }
-});
+table('a long Authorization header is looked at in one pass', {})(
+  Array<string>(30).fill(`Authorization: Bearer a${' '.repeat(15_000)}a → 401 unauthorized`),
+);
 
 section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
 
@@ -2415,13 +2377,9 @@ const ROUTES = Object.entries({
     GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,DELETE /v1/plugins/anything;
     GET /swagger/index.html; GET /swagger/doc.json`,
 }).flatMap(([group, routes]) =>
-  routes.split(';').flatMap((route) => {
+  routes.replace(/N/g, FROM).replace(/\/G/g, `/${GROUP}`).split(';').flatMap((route) => {
     const [methods = '', path = ''] = route.trim().split(' ');
-    return methods.split(',').map((method) => ({
-      group,
-      method,
-      path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
-    }));
+    return methods.split(',').map((method) => ({ group, method, path }));
   })
 );
 
@@ -2442,21 +2400,23 @@ for (const [word, groups] of Object.entries(IN_WORD)) {
     ${ROUTES.map((route) => rowOf(route, groups.split(' ').includes(route.group)))}`;
 }
 
-const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
-for (
-  const [allow, reached] of [
-    [[...WILDCARDS, 'messaging', 'send', 'info', 'receive'], /^$/],
-    [['* /v1/accounts/*'], /^\w+ \/v1\/accounts\//],
-    [['GET /swagger/*'], /^GET \/swagger\//],
-    [['GET /swagger/:file'], /^GET \/swagger\//],
-    [['GET /v1/accounts', 'GET /swagger/doc.json'], /^GET \/(v1\/accounts|swagger\/doc.json)$/],
-  ] as [string[], RegExp][]
-) {
-  const setup = ROUTES.filter(({ group }) => group === 'setup');
-  table(`no wildcard reaches setup; two segments do, and of swagger one: ${allow.at(-1)}`, { allow }, ANSWERING)`
-    * bearer
-    ${setup.map((route) => rowOf(route, reached.test(`${route.method} ${route.path}`)))}`;
-}
+/** What may be in an allowlist, and the setup routes that it opens. */
+const OPENED = {
+  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,send,info,receive':
+    /^$/,
+  '* /v1/accounts/*': /^\w+ \/v1\/accounts\//,
+  'GET /swagger/*': /^GET \/swagger\//,
+  'GET /swagger/:file': /^GET \/swagger\//,
+  'GET /v1/accounts,GET /swagger/doc.json': /^GET \/(v1\/accounts|swagger\/doc.json)$/,
+};
+table('no wildcard reaches setup; two segments do, and of swagger one', {}, ANSWERING)(
+  Object.entries(OPENED).flatMap(([allow, opened]) => [
+    `* bearer | @ ${JSON.stringify({ allow: allow.split(',') })}`,
+    ROUTES.filter(({ group }) => group === 'setup').map((route) =>
+      rowOf(route, opened.test(`${route.method} ${route.path}`))
+    ),
+  ]),
+);
 
 const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
 const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
@@ -2465,45 +2425,30 @@ table('a new upstream route below a setup prefix is setup, although no table kno
   ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
   POST /v1/accounts | {}`;
 
-/** Method, path, and the route in the log, if it is another than the path. */
 const NO_ENDPOINTS = `
-  POST / → route=/
-  POST /send → route=/send | "POST to /v2/send"
-  POST /api/v2/send → route=/*/v2/send
-  POST /api/v1/rpc → route=/*/v1/*
-  GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
-  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}`;
-const NO_METHODS = `
-  GET /v2/send → Allow: POST | route=/v2/send
-  PUT /v2/send?message=x → Allow: POST | route=/v2/send
-  HEAD /v1/about → Allow: GET | route=/v1/about
-  OPTIONS /v2/send → Allow: POST | route=/v2/send
+  * bearer → 404 unknown_endpoint | Allow:
+  POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/*/v2/send
+  POST /api/v1/rpc → route=/*/v1/* ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}
+  * bearer → 405 method_not_allowed
+  GET /v2/send → Allow: POST | route=/v2/send ;; PUT /v2/send?message=x → Allow: POST | route=/v2/send
+  HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
   PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/*`;
-/** To a token that may not use setup these are 403. */
-const OF_SETUP = `
+table('a token is told 404 of what is no endpoint, and 405 of a method that it lacks, with those that it has', {
+  allow: ['messaging', 'setup', 'GET /v1/new/*'],
+})`${NO_ENDPOINTS}
   PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
   PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
-  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*`;
-
-test('to who holds a token, what is no endpoint is 404, and a method that it lacks is 405 with those that it has', async (t) => {
-  const wide = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
-  const narrow = { backend: wide.backend, gateway: await startGateway(t, wide.backend, { allow: ['info'] }) };
-  for (const both of [wide, narrow]) {
-    await checkRows(both, ['* bearer → 404 unknown_endpoint | Allow:', NO_ENDPOINTS]);
-    await checkRows(both, ['* bearer → 405 method_not_allowed', NO_METHODS]);
-  }
-  await checkRows(wide, [
-    '* bearer → 404 unknown_endpoint | Allow:',
-    'GET /v1/new → route=/v1/*',
-    'POST /v1/new/x → route=/v1/*/*',
-    `GET /v1/accounts/${FROM} → route=/v1/accounts/*`,
-  ]);
-  await checkRows(wide, ['* bearer → 405 method_not_allowed', OF_SETUP]);
-  await checkRows(narrow, ['* bearer → 403 endpoint_not_allowed', 'GET /v1/attachments']);
-  // To others it is all the same, but the log knows the route.
-  const routes = [NO_ENDPOINTS, NO_METHODS, OF_SETUP].map((rows) => rows.replace(/→.*(?=route)/g, '→ '));
-  await checkRows(wide, ['* → 401', routes.map((rows) => rows.replace(/ \| "POST.*$/m, ''))]);
-});
+  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*
+  * bearer → 404 unknown_endpoint | Allow:
+  GET /v1/new → route=/v1/* ;; POST /v1/new/x → route=/v1/*/* ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+  # To others it is all the same, but the log knows the route.
+  * → 401 unauthorized | Allow:
+  GET /v1/new → route=/v1/* ;; POST / → route=/ ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+  PATCH /v1/groups/${FROM} → route=/v1/groups/* ;; OPTIONS /v1/plugins/mine → route=/v1/plugins/*`;
+table('a token that may use little is told the same of what is no endpoint', { allow: ['info'] })`${NO_ENDPOINTS}
+  * bearer → 403 endpoint_not_allowed
+  GET /v1/attachments`;
 
 /** A pattern in a token's allow, and requests. */
 const PATTERNS = `
@@ -2548,20 +2493,19 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
   assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
-table('attack: use a route that carries no account', CONFINED)`
-  * bearer → 403 endpoint_not_allowed
+// A wildcard counted as naming the route.
+table("attack: use a route that carries no account, or read all accounts' attachments", tokens({ senders: [FROM] }))`
+  * bearer | @ {"allow":["messaging","info"]} → 403 endpoint_not_allowed
+  * bearer | @ {"allow":["GET /v1/*","GET /*","GET /:a/:b/:c"]} → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
   GET /v1/search?numbers=%2B15550100009`;
-const ANY_PATTERN = { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] };
-table('attack: use a route that a pattern opens and nobody knows', ANY_PATTERN)`
-  * bearer → 403 endpoint_not_allowed
+table('attack: use a route that a pattern opens and nobody knows, with a token that has senders or recipients', {
+  allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
+})`
+  * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}"]} → 403 endpoint_not_allowed
+  * bearer | @ {"senders":["${FROM}"]} → 403 endpoint_not_allowed
+  * bearer | @ {"recipients":["${TO}"]} → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
-for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
-  const config = { allow: ['* /*', 'POST /v1/plugins/*'], ...tokens(rule) };
-  table(`attack: use a route that nobody knows with a token that has only ${Object.keys(rule)}`, config)`
-    * bearer → 403 endpoint_not_allowed
-    POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM}`;
-}
 table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
   * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
   * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
@@ -2578,12 +2522,6 @@ const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accoun
 table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
   * bearer → passes
   GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
-// A wildcard counted as naming the route.
-table("attack: read all accounts' attachments by a pattern that names nothing", {
-  ...tokens({ senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] }),
-})`
-  * bearer → 403 endpoint_not_allowed
-  GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
 /** A gateway on a clock that its test sets, and what comes of one request after the other to it. */
@@ -2612,20 +2550,20 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   const from = (client: string, ...wanted: string[]): Promise<void> =>
     asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
   // A flood must not fill the log of a small computer.
-  await from('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
-  await from('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  for (let i = 0; i < 100; i++) {
+    const wanted = i < 30 ? '401 unauthorized | level=warn' : '429 too_many_failures | level=debug | Retry-After: 2';
+    await asks(`bearer guess-number-${i}-of-many | X-Forwarded-For: 203.0.113.7`, wanted);
+  }
   await from('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
   await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
   clock.nowMs += 2000;
   await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (
-    const [members, last, other] of [
-      ...[['2001:db8::#', '2001:db8:0:0:ffff::1', '2001:db8:0:1::1']],
-      ...[['2001:db8::b:#:d:e:f', '2001:db8:0:b::', '2001:db8:b::'], ['::c:b:#:d:e:f', '0:0:c:b::', 'c:b::']],
-    ] as [string, string, string][]
-  ) {
+  const households = `2001:db8::# 2001:db8:0:0:ffff::1 2001:db8:0:1::1
+    2001:db8::b:#:d:e:f 2001:db8:0:b:: 2001:db8:b::
+    ::c:b:#:d:e:f 0:0:c:b:: c:b::`;
+  for (const [members = '', last = '', other = ''] of households.split(/\n */).map((line) => line.split(' '))) {
     for (let i = 0; i < 30; i++) await from(members.replace('#', i.toString(16)), '401 unauthorized');
     await from(last, '429 too_many_failures');
     await from(other, '401 unauthorized');
@@ -2643,23 +2581,16 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
     GET /v1/about/%2e%2e → 400
     'x' | Content-Encoding: gzip → 415
     OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`.trim().split(/\n */);
-  const flood = (client: string, some: string[]): Promise<void> =>
-    asks(
-      'none',
-      ...Array.from({ length: 40 }, (_, i) =>
-        `X-Forwarded-For: ${client.replace('#', i.toString(16))} | ${some[i % some.length]} | level=${
-          i < 30 ? 'warn' : 'debug'
-        }`),
-    );
-  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, [row]);
-  await flood('198.51.100.1', ['GET /v1/about → 403 client_not_allowed']);
-  const wrong = ['Authorization: Digest x', `bearer ${OTHER}`];
-  await flood('203.0.113.99', [...rows, ...wrong.map((row) => `${row} → 401`)]);
-  for (const [i, row] of wrong.entries()) {
-    const alone = [...Array<string>(30).fill('401 | level=warn'), '429 | level=debug'];
-    await asks(`X-Forwarded-For: 203.0.113.10${i} | ${row}`, ...alone);
-  }
-  await flood('2001:db8::#', rows.slice(0, 1)); // one household is one IPv6 /64
+  const flood = async (client: string, ...some: string[]): Promise<void> => {
+    for (let i = 0; i < 40; i++) {
+      const row = `${some[i % some.length]} | level=${i < 30 ? 'warn' : 'debug'}`;
+      await asks(`X-Forwarded-For: ${client.replace('#', i.toString(16))}`, row);
+    }
+  };
+  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, row);
+  await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
+  await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
+  await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
   assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
@@ -2672,7 +2603,8 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
-test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
+// A token was locked out for as long as the clock had been set back.
+test('RateLimiter: a bucket of so many, refilled evenly; a clock that is set back locks nobody out, however often one asks', () => {
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000, written: '' };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
@@ -2687,17 +2619,6 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
   limiter.take('b', rate, 20_000);
   for (let i = 0; i < 100; i++) assert.notEqual(limiter.take('b', { ...rate, count: 1 }, 19_000 + i), 0);
   assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
-});
-
-// A token was locked out for as long as the clock had been set back.
-test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
-  const { clock, asks } = await startClocked(t, { rate: '3/1m' });
-  await asks('bearer', '200', '200', '200');
-  clock.nowMs -= 3_600_000;
-  for (const status of ['429', '429', '429', '429', '200']) {
-    await asks('bearer', status);
-    clock.nowMs += 5000;
-  }
 });
 
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
