@@ -3015,15 +3015,15 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
 
 // They were dropped without a word, and the message went to the default person.
 const LOST = literal`
-  "recipients":[15550100003]; "recipients":15550100003; "recipients":["+15550100003",null]; "recipients":["+15550100003",1]
-  "recipients":[["+15550100003"]]; "recipients":[]; "recipients":[""]; "recipients":""; "recipients":{}; "recipients":true
-  "recipients":{"toString":1}; "Recipients":["+15550100003"]; "Recipients":""; "recipient\u017f":["+15550100003"]
+  "recipients":[15550100003]; "recipients":15550100003; "recipients":[]; "recipients":""; "recipients":{"toString":1}
+  "Recipients":["+15550100003"]; "Recipients":""; "recipient\u017f":["+15550100003"]; " recipients":["+15550100003"]
   "recipient":"+15550100003"; "recipient":""; "recipient":["+15550100003"]; "Recipient":"+15550100003"
   "recipients":["${TO}"],"recipient":"+15550100003"; "recipients":["${TO}"],"RECIPIENTS":["+15550100003"]
-  " recipients":["+15550100003"]; "recipients":"${INTERNAL_ID}"; "number":"15550100003"; "number":"+15550100003 "
-  "number":" "; "number":"x"; "Number":"+15550100003"; "NUMBER":2; "number ":"+15550100003"; "base64_attachments":[1]
-  "base64_attachments":{"a":"QUJD"}; "Base64_Attachments":["QUJD"]; "ba\u017fe64_attachments":"QUJD"
-  "link_preview":{"Base64_thumbnail":"QUJD"}; "link_preview":[]`.trim().split(/\n|; /);
+  "recipients":"${INTERNAL_ID}"; "number":"15550100003"; "number":"+15550100003 "; "number":" "; "number":"x"
+  "Number":"+15550100003"; "NUMBER":2; "number ":"+15550100003"; "base64_attachments":[1]; "Base64_Attachments":["QUJD"]
+  "ba\u017fe64_attachments":"QUJD"; "link_preview":{"Base64_thumbnail":"QUJD"}; "link_preview":[]`.trim().split(
+  /\n|; /,
+);
 // Of two JSON.parse takes the last, and null is none: the message would go to the default.
 const LOST_TWICE = literal`
   "recipients":["+15550100003"],"recipients":null; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
@@ -3344,11 +3344,9 @@ const KEPT: Handler = (req, res) => {
   const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];
   req.resume().on('end', () => res.writeHead(201, own).end('[]'));
 };
-table(
-  'the response to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers',
-  { ...BY_GET, cors: ['https://dash.example'] },
-  { handler: KEPT },
-)`
+table('the response to a GET may be kept by nobody, whatever the backend says, and loses none of its headers', {
+  ...{ ...BY_GET, cors: ['https://dash.example'] },
+}, { handler: KEPT })`
   * GET /v2/send?message=x | bearer | Origin: https://dash.example
   → 201 | Cache-Control: no-store, public, max-age=60 | Vary: Origin, Accept | Set-Cookie: a=1, b=2`;
 
@@ -3403,55 +3401,56 @@ table('attack: smuggle control characters through the query of a GET', BY_GET)`
   GET /v2/send?message=x&number=%0A ;; GET /v2/send?message%0A=x ;; GET /v2/send?message=x&text=%09
   GET /v1/about?message=x%0Ay ;; GET /v1/send?message=x%0Ay ;; GET /v2%0A/send?message=x`;
 
+/** So many sends of a token, of whose MiB the last byte is to come. */
+const hold = (to: Address, count: number, token: string, fill = 'x', isChunked = false) =>
+  Array.from({ length: count }, () => {
+    const req = beginSend(to, { 'authorization': `Bearer ${token}`, ...(!isChunked && { 'content-length': MIB }) });
+    req.on('error', () => {}).write(fill.repeat(MIB - 1));
+    return {
+      req,
+      response: once(req, 'response').then(([res]: http.IncomingMessage[]) => ({ req, res: res!.resume() })),
+    };
+  });
+/** The one of them that finds no room. */
+const firstRefused = async (gateway: Gateway, held: ReturnType<typeof hold>): Promise<http.ClientRequest> => {
+  const { req, res } = await Promise.race(held.map(({ response }) => response));
+  assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '10']);
+  assert.equal(requests(gateway).at(-1)!.code, 'busy');
+  return req;
+};
+
 test('what is held of bodies is 32 MiB for all connections together, and is given back on every path', async (t) => {
   const { gateway } = await startWebhook(t);
   const countOf = (status: number): number => requests(gateway).filter((line) => line.status === status).length;
   for (const [fill, end, status] of [['x', 'x', 499], ['x', '\xff', 400], ['{', '{{', 413], ['x', 'x', 201]] as const) {
-    const headers = { ...BEARER, ...(status !== 413 && { 'content-length': MIB }) };
-    const all = Array.from({ length: 33 }, () => beginSend(gateway, headers).on('error', () => {}));
-    const answers = all.map((req) =>
-      once(req, 'response').then(([res]: http.IncomingMessage[]) => ({ req, res: res!.resume() }))
-    );
-    for (const req of all) req.write(fill.repeat(MIB - 1));
-    // One of them finds no room; the others have it as soon as that one has given back its share.
-    const { req: refused, res } = await Promise.race(answers);
-    assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '10']);
-    assert.equal(requests(gateway).at(-1)!.code, 'busy');
+    const held = hold(gateway, 33, SECRET, fill, status === 413);
+    // The others have room as soon as that one has given back its share.
+    const refused = await firstRefused(gateway, held);
     // What is not held whole is not concerned.
     const json = await ask(gateway, { path: '/v1/send', body: { ...MESSAGE, more: 'x'.repeat(MIB) }, headers: BEARER });
     assert.equal(json.status, 201);
 
     const before = countOf(status);
-    const held = all.filter((req) => req !== refused);
-    for (const req of held) status === 499 ? req.destroy() : req.end(Buffer.from(end, 'latin1'));
+    for (const { req } of held) if (req !== refused) status === 499 ? req.destroy() : req.end(end, 'latin1');
     await until(() => countOf(status) === before + 32);
     refused.destroy();
-    await Promise.allSettled(answers);
+    await Promise.allSettled(held.map(({ response }) => response));
   }
 });
 
 // One webhook's token filled all of it, again and again, with bodies that did not end.
 test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
-  const { backend, gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
-  const begin = (token: string): http.ClientRequest => {
-    const req = beginSend(gateway, { 'authorization': `Bearer ${token}`, 'content-length': MIB });
-    req.on('error', () => {}).write('x'.repeat(MIB - 1));
-    return req;
-  };
-  const all = Array.from({ length: 17 }, () => begin(SECRET));
-  const answers = all.map((req) => once(req, 'response') as Promise<[http.IncomingMessage]>);
-  const [refused] = await Promise.race(answers);
-  assert.deepEqual([refused.statusCode, refused.headers['retry-after']], [503, '10']);
-  assert.deepEqual([requests(gateway).length, requests(gateway)[0].code], [1, 'busy']);
-  const other = begin(OTHER);
-  other.end('x');
-  const [{ statusCode }] = await once(other, 'response') as [http.IncomingMessage];
-  assert.equal(statusCode, 201);
-  assert.equal(backend.sent.length, 1);
-  for (const req of all) req.destroy();
+  const { gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
+  const held = hold(gateway, 17, SECRET);
+  await firstRefused(gateway, held);
+  assert.equal(requests(gateway).length, 1);
+  const [other] = hold(gateway, 1, OTHER);
+  other!.req.end('x');
+  assert.equal((await other!.response).res.statusCode, 201);
+  for (const { req } of held) req.destroy();
   await until(() => requests(gateway).length === 18);
   assert.equal((await ask(gateway, { body: 'x'.repeat(MIB), headers: BEARER })).status, 201, 'it is given back');
-  await Promise.allSettled(answers);
+  await Promise.allSettled(held.map(({ response }) => response));
 });
 
 const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 30 ? 61 : 1, 'x')}":1`);
@@ -3533,24 +3532,23 @@ test('a reload puts another template in force, and a bad one changes nothing', a
   }
 });
 
+const IS_NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
+const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it';
+/** Settings of a token, and what is said of them. */
+const BAD_SETTINGS = literal`
+  {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
+  {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
+  {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
+  {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
+  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}
+  {"defaults":{"constructor":1},"message":["{{x}}"]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
+  {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
+  {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
 test("what is wrong with a webhook's settings is said with its place", () => {
-  const noRecipient = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
-  const mistakes = literal`
-    {"defaults":[]} ⇒ defaults: must be an object with number, recipients, text_mode
-    {"defaults":"x"} ⇒ defaults: must be an object with number, recipients, text_mode
-    {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
-    {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
-    {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
-    {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
-    {"defaults":{"recipients":["${TO}","15550100002","-x"]}} ⇒ defaults.recipients[1]: "15550100002" ${noRecipient} ⇒ defaults.recipients[2]: "-x" ${noRecipient}
-    {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${noRecipient} ⇒ defaults.recipients[1]: 1 ${noRecipient}
-    {"defaults":{"constructor":1}} ⇒ defaults.constructor: is not a setting
-    {"message":""} ⇒ message: must be a template: text with {{names}} in it
-    {"message":" \n"} ⇒ message: must be a template: text with {{names}} in it
-    {"message":["{{x}}"]} ⇒ message: must be a template: text with {{names}} in it
-    {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
-    {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
-  for (const line of mistakes.trim().split('\n')) {
+  for (const line of BAD_SETTINGS.trim().split('\n')) {
     const [token = '', ...problems] = line.trim().split(' ⇒ ');
     const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
     assert.deepEqual(found, problems.map((problem) => `tokens.hook.${problem}`), token);
@@ -3576,19 +3574,13 @@ const inEachForm = (pairs: string): string[] => [
   Array.from(new URLSearchParams(pairs), ([name, value]) => `-- ${name} = ${value}`).join(' '),
   `GET /v2/send?${pairs}`,
 ];
+const SPELLED_ODDLY = 'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ');
 const BY_FORM = hook({ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS });
-table(
-  'attack: send from the default number what names two, or to the default person what another spelling names',
-  BY_FORM,
-)`
+table('attack: send from the default number what names two, or to the default person what is spelled oddly', BY_FORM)`
   * bearer → 400 bad_field
   ${inEachForm('message=hi&number=%2B15550100003&number=%2B15550100004')}
   ${inEachForm(`message=hi&number=%2B${FROM.slice(1)}&number=%2B${FROM.slice(1)}`)}
-  ${
-  'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ').flatMap((name) =>
-    inEachForm(`message=hi&${name}=%2B15550100003`)
-  )
-}
+  ${SPELLED_ODDLY.flatMap((name) => inEachForm(`message=hi&${name}=%2B15550100003`))}
   'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
   {"message":"hi","recipients\u0000":["+15550100003"]}
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
@@ -3604,10 +3596,7 @@ table('a line break of a textarea, CR LF, is a line feed in every field of a for
 const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
 const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
 const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
-table(
-  'attack: have a send, a form, or a form that a template reads, sent at once, though it asks for later',
-  BY_EITHER,
-)`
+table('attack: have a send, or a form that a template may read, sent at once, though it asks for later', BY_EITHER)`
   * ${LATER}
   ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
   ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
@@ -3622,9 +3611,7 @@ const LATER_AS_DATA = {
   allow: ['send', 'POST /v1/plugins/later'],
   ...tokens({}, reading('at {{send_at}}{{Send_At}}')),
 };
-table('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', {
-  ...LATER_AS_DATA,
-})`
+table('send_at is data for a template, nothing where it is null, and no concern of other routes', LATER_AS_DATA)`
   * bearer ${OTHER} → 201 | ${MEANT}
   {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
   'payload={"send_at":[5]}' → {"message":"at [5]"}
