@@ -3818,41 +3818,40 @@ table('attack: send to somebody else, in any place that the backend reads, or pa
   {"recipient":"${STRANGER}",${HELLO.slice(1)} ;; {${SAID},"recipient":"${STRANGER}"}
   POST /v1/send | {${SAID},"recipients":["${STRANGER}"]} ;; ${TYPING} | {"recipient":"${STRANGER}"}
   POST /v1/polls/${FROM} | {"recipient":"${STRANGER}","answers":["a"]}`;
+const NAMING = ['messaging', 'info', '* /v1/groups/*'];
+const NAMES_GROUPS = `@ ${JSON.stringify({ allow: NAMING })}`;
 // With a link to join it, anybody gets into a group, and reads what is sent there.
-table('attack: let a stranger into a group', CONFINED)`
+table('attack: let a stranger into a group, and put one into it by a token whose pattern names the route', CONFINED)`
   * bearer → 403 endpoint_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"}
   POST ${GROUPS} | {"name":"x","group_link":"enabled"} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
   PUT //v1/groups/${FROM}/${GROUP}/ | {"permissions":{"add_members":"every-member"}}
   POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
-  POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
-const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
-table('attack: put a stranger into a group, by a token whose pattern names the route', NAMED)`
-  * bearer → 403 recipient_not_allowed
+  POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}
+  * bearer | ${NAMES_GROUPS} → 403 recipient_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}","${STRANGER}"]}
-  POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]}
-  POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
-for (const [who, config] of Object.entries({ 'whose pattern names the route': NAMED, 'without recipients': {} })) {
-  table(`a token ${who} may change a group`, { allow: ['messaging'], ...config }, ANSWERING)`
-    * bearer → 200
-    POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
-    PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
-    DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
-}
+  POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
+table('a token without recipients may change a group, and one whose pattern names the route', {
+  ...{ ...CONFINED, tokens: { ...CONFINED.tokens!, other: { secret: OTHER } } },
+}, ANSWERING)`
+  * bearer ${OTHER} → 200
+  * bearer | ${NAMES_GROUPS} → 200
+  POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
+  PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+  DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
 
-const KINDS = {
-  'phone number': [STRANGER, STRANGER.slice(1), '+1 555 999 9999'],
-  'UUID': ['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'],
-  'user name': ['somebody.01', 'Group.01'],
-  'group': [GROUP],
-};
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
-for (const [kind, values] of Object.entries(KINDS)) {
-  table(`recipient_not_allowed says that the refused one was a ${kind}, and never which`, ONE_RECIPIENT)`
-    * bearer → 403 recipient_not_allowed | "one of these recipients: a ${kind} that is not on its list.","code""
-    ${values.map((value) => `{${SAID},"recipients":["${TO}","${value}"]}\n${TYPING} | {"recipient":"${value}"}`)}
-    ${kind === 'group' ? `DELETE ${GROUPS}/${GROUP}` : ''}`;
-}
+const sendTo = (name: string): string =>
+  `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
+table('recipient_not_allowed says of which kind the refused one was, and never which', ONE_RECIPIENT)`
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
+  ${[STRANGER, STRANGER.slice(1), '+1 555 999 9999'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
+  ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
+  ${['somebody.01', 'Group.01'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
+  ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP}`;
 
 const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
 // Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
@@ -3868,32 +3867,22 @@ const NO_GROUPS = [
   ...[INTERNAL_ID.replace('=', ''), otherBits(INTERNAL_ID)].map(groupOf),
 ];
 const ROUTES_TO =
-  'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls';
-for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
-  table(`attack: name a group that is none, by ${who}`, config)([
-    '* bearer → 400 bad_field',
-    ...NO_GROUPS.map((name) =>
-      `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}
-       POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`
-    ),
-    ...NO_GROUPS.slice(0, 3).flatMap((name) =>
-      ROUTES_TO.split(',').map((route) => `${route}/${FROM} | {"recipient":"${name}"}`)
-    ),
-  ]);
-}
-table('attack: name members that are no group and no person', { allow: ['messaging'] })([
-  '* bearer → 400 bad_field',
-  NO_GROUPS.flatMap((name) => [
-    `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`,
-    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`,
-  ]),
-]);
-table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })([
-  '* bearer → 400 bad_target',
-  [...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
-    .filter((id) => !/%(?:2f|2e|25)/i.test(id))
-    .map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`),
-]);
+  'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls'.split(',');
+table('attack: name a group that is none, as a recipient, a member or an admin', { allow: ['messaging'] })`
+  * bearer → 400 bad_field
+  ${NO_GROUPS.map((name) => `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`)}
+  ${NO_GROUPS.map((name) => `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`)}
+  * bearer → 400 bad_field
+  * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}","group.*"]} → 400 bad_field
+  ${NO_GROUPS.map((name) => `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}`)}
+  ${NO_GROUPS.map((name) => `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`)}
+  ${ROUTES_TO.flatMap((route) => NO_GROUPS.slice(0, 3).map((name) => `${route}/${FROM} | {"recipient":"${name}"}`))}`;
+const NO_IDS = [...NO_GROUPS, ...[INTERNAL_ID, GROUP.slice(6), 'LS11c2VybmFtZT1ldmlsLjAx', GROUP.replace('g', 'G')]]
+  .map(encodeURIComponent).filter((id) => !/%(?:2f|2e|25)/i.test(id));
+table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })`
+  * bearer → 400 bad_target
+  ${NO_IDS.map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`)}
+  ${NO_IDS.map((id) => `GET ${GROUPS}/${id}`)}`;
 // With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
 table('attack: smuggle an option through /v1/send', { allow: ['send'] })([
   '* POST /v1/send | bearer → 400 bad_field',
@@ -3908,25 +3897,26 @@ table('attack: write to a group by its path', ONE_RECIPIENT)`
   * bearer → 403 recipient_not_allowed
   POST ${GROUPS}/${GROUP}/join ;; DELETE ${GROUPS}/${GROUP}
   POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
-table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })([
-  '* bearer → 400 bad_field',
-  ...['--help', '-', '', '--config=/x', 'a\\u0000b', 'a\\nb', 'a\\u007fb', '\\u0085'].flatMap((value) => [
-    `{"number":"${value}","recipients":["${TO}"]}`,
-    `{${SAID},"recipients":["${TO}","${value}"]}`,
-    `${TYPING} | {"recipient":"${value}"}`,
-    `POST /v1/receipts/${FROM} | {"recipient":"${value}","recipients":["${TO}"]}`,
-    `POST ${GROUPS} | {"members":["${value}"]}`,
-    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${value}"]}`,
-    `POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","${value}"]}`,
-    `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["${value}"]}`,
-  ]),
-  `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}`,
-  `GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help`,
-  'GET /v1/search?numbers=',
-  'GET /v1/search?numb%65rs=-x',
-]);
+const IN_A_COMMAND = `
+  {"number":"VALUE","recipients":["${TO}"]} ;; {${SAID},"recipients":["${TO}","VALUE"]} ;; ${TYPING} | {"recipient":"VALUE"}
+  POST /v1/receipts/${FROM} | {"recipient":"VALUE","recipients":["${TO}"]}
+  POST ${GROUPS} | {"members":["VALUE"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["VALUE"]}
+  POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","VALUE"]}
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["VALUE"]}`;
+table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })`
+  * bearer → 400 bad_field
+  ${
+  literal`--help,-,,--config=/x,a\u0000b,a\nb,a\u007fb,\u0085`.split(',').map((value) =>
+    IN_A_COMMAND.replaceAll('VALUE', value)
+  )
+}
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}
+  GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help ;; GET /v1/search?numbers= ;; GET /v1/search?numb%65rs=-x`;
 
+/** A text's lines, or what two semicolons separate. */
+const listed = (...text: Parameters<typeof literal>): string[] => literal(...text).trim().split(/\n *| ;; /);
 const attachment = (data: string): string => `{"base64_attachments":["${data}"],${HELLO.slice(1)}`;
+const preview = (value: string): string => `{"link_preview":${value},${HELLO.slice(1)}`;
 const NO_NAMES = ['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\\\b', '..', '.', 'x\\u0000.png', '..\\\\x'];
 table("attack: write a file outside the backend's folder", {})([
   '* bearer → 400 bad_field',
@@ -3935,50 +3925,44 @@ table("attack: write a file outside the backend's folder", {})([
     `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
-  ...literal`
+  // BODY SCAN has the separators in the data.
+  listed`
     data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
-    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD
+    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD ;; data:x;filename=..,base64,QUJD
     data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
-    data:x;base64,AA;filename=../../x;base64,QUJD ;; data:x;base64,AA,filename=../../x,base64,QUJD
-    data:x;filename=..,base64,QUJD
-    data:x;filename=..xbase64,QUJD`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
+    data:x;filename=..xbase64,QUJD`.map(attachment),
   // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
-  ...literal`
+  listed`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="} ;; {"Base64_thumbnail":"QQ=="}
     {"base64_thumbnail":["QQ=="]} ;; {"ba\u017fe64_thumbnail":"QQ=="}
     {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
-    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split(/\n| ;; /).map((preview) =>
-    `${HELLO.slice(0, -1)},"link_preview":${preview.trim()}}`
-  ),
+    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.map(preview),
 ]);
 table('an attachment and a link preview with innocent names pass', {})([
   '* bearer → 201',
-  ...literal`
+  listed`
     QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
     data:;filename=.hidden;base64,QUJD ;; data:text/plain;filename=grüße @home (1).txt;base64,QUJD
     data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
     data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
-    data:image\/png;base64,Q\u002B\/D`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
-  ...literal`
-    null ;; {}
-    {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
-    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split(/\n| ;; /).map((preview) =>
-    `{"link_preview":${preview.trim()},${HELLO.slice(1)}`
-  ),
+    data:image\/png;base64,Q\u002B\/D`.map(attachment),
+  listed`
+    null ;; {} ;; {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}
+    {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}`
+    .map(preview),
 ]);
 // As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
 table("attack: reach a person by a group's name where groups are not meant", {
-  ...{ ...NAMED, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
+  ...{ allow: NAMING, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
 })`
   * bearer → 400 bad_field
   {${SAID},"recipients":["group.+4366412345678"]}
   POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1}
   POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1} | bearer ${OTHER}
-  POST /v1/send | {${SAID},"recipients":["${GROUP}"]}
+  POST /v1/send | {${SAID},"recipients":["${GROUP}"]} ;; POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
   POST /v1/send | {${SAID},"recipients":["group.4366412345678a"],"is_group":false}
-  POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
   POST ${GROUPS}/${GROUP}/members | {"members":["group.4366412345678="]}
   POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
 
