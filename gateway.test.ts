@@ -1894,14 +1894,13 @@ const rowWith = ({ path = '/v2/send', headers = {}, body = '' }: Ask, method = '
 for (const { name, form, ask: make } of FORMS) {
   const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
   const others = ['bearer', 'basic', 'query', 'path', 'body'].filter((other) => other !== form);
+  const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
   const query = name.startsWith('query as') ? '?x=1&y=2' : '';
   table(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, {
     ...ALL_FORMS,
   })`
     ${wrong} → 401 unauthorized | reason=unknown_token
-    @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${
-    form === 'body' ? 'no_credential' : 'form_not_accepted'
-  }
+    @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
     ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
 }
 
@@ -1954,9 +1953,8 @@ table('every 401 is the same, whatever was wrong, and carries both challenges', 
   basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
   Authorization: Token ${SECRET} → reason=unknown_scheme
   * ${THE_401} | reason=no_credential
-  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
-  AUTHED(SECRET)
-}`;
+  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
+  ${AUTHED(SECRET)}`;
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
@@ -1970,12 +1968,7 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
   const { socket, text } = open(t, both.gateway, head);
   const filler = Buffer.alloc(64 * 1024, 'x');
-  const more = (): void => {
-    while (!socket.destroyed && socket.write(filler));
-  };
-  socket.on('drain', more);
-  more();
-  await closed(socket);
+  while (!socket.destroyed) await new Promise((resolve) => socket.write(filler, resolve));
   assert.equal(statusOf(text()), 401, text());
   assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024, 'the bytes that were read');
   assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
@@ -1999,14 +1992,6 @@ table("attack: use somebody else's token in the body beside one that may not", t
   * ${HELLO} | bearer → 403 endpoint_not_allowed
   ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
-table('attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED)`
-  * 'x=1&recipients=${STRANGER}' | bearer → 400 bad_json
-  Content-Type: text/plain ;; Content-Type: application/x-www-form-urlencoded
-  Content-Type: multipart/form-data; boundary=x ;; Content-Type: application/xml ;; '\ufeff${HELLO}'
-  ${HELLO}${HELLO.replace(TO, STRANGER)} ;; '${HELLO}\n\u0000' ;; [${HELLO}]
-  '{"message":"\xff","number":"${FROM}"}' ;; {"x":${'['.repeat(5000)}${']'.repeat(5000)}}
-  {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
-
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000, written: '' }, 0) > 0;
@@ -2624,6 +2609,11 @@ const NO_OBJECT = literal`
   '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
 table('a body that is not a JSON object is 400, and a broken object is without a token too', {})`
   * bearer → 400 bad_json
+  * bearer | Content-Type: text/plain → 400 bad_json
+  * bearer | Content-Type: application/x-www-form-urlencoded → 400 bad_json
+  * bearer | Content-Type: multipart/form-data; boundary=x → 400 bad_json
+  'x=1&recipients=${STRANGER}' ;; '\ufeff${HELLO}' ;; ${HELLO}${HELLO.replace(TO, STRANGER)} ;; '${HELLO}\n\u0000'
+  * bearer → 400 bad_json
   # Without a body a send is broken too, but is told so in other words.
   ${NO_OBJECT.replace("''", '')}
   POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."
@@ -2631,7 +2621,7 @@ table('a body that is not a JSON object is 400, and a broken object is without a
   * none → 400 bad_json
   # One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
   { ;; '\n\t {"a' ;; {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; '{"a":"\xff"}'
-  {"a":${'['.repeat(64)}${']'.repeat(64)}}`;
+  {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
 table('what does not begin like an object, a text or a form, lacks a token: 401, of any size', {}, {
   stallTimeoutMs: 2000,
 })([
