@@ -1997,7 +1997,8 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000, written: '' }, 0) > 0;
   for (let i = 0; i < 50_000; i++) isKnown(i);
   for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
-  assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
+  // The one that was used last stays.
+  assert.deepEqual([40_000, 50_000, 40_000, 39_999, 0].map(isKnown), [true, false, true, false, false]);
 });
 
 table('per token: rate, clients and allow replace the top-level ones whole', {
@@ -2477,11 +2478,15 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
 });
 
 // A wildcard counted as naming the route.
-table("attack: use a route that carries no account, or read all accounts' attachments", tokens({ senders: [FROM] }))`
+table("attack: read all accounts' attachments by a route without an account; a pattern that names it opens it", {
+  ...tokens({ senders: [FROM] }),
+})`
   * bearer | @ {"allow":["messaging","info"]} → 403 endpoint_not_allowed
   * bearer | @ {"allow":["GET /v1/*","GET /*","GET /:a/:b/:c"]} → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
-  GET /v1/search?numbers=%2B15550100009`;
+  GET /v1/search?numbers=%2B15550100009
+  * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
+  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
 table('attack: use a route that a pattern opens and nobody knows, with a token that has senders or recipients', {
   allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
 })`
@@ -2489,22 +2494,17 @@ table('attack: use a route that a pattern opens and nobody knows, with a token t
   * bearer | @ {"senders":["${FROM}"]} → 403 endpoint_not_allowed
   * bearer | @ {"recipients":["${TO}"]} → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
-table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
+table('attack: reach setup by another spelling, or by the default of a token with a list of its own', {
+  ...{ allow: ['setup'], ...tokens({ allow: ['messaging', 'info', '* /*', '* /v1/*'] }) },
+})`
   * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
   * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
   /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
   /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
-  /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x`;
-table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
-  * bearer → 403 setup_blocked
-  POST /v1/register/${FROM} ;; GET /v1/accounts`;
-table('attack: use a spelling of a setup route that is no route', { allow: ['messaging', 'info'] })`
-  * bearer → 404 unknown_endpoint
+  /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x
+  # What is no route is none.
+  * bearer | @ {"allow":["messaging","info"]} → 404 unknown_endpoint
   POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
-const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
-table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
-  * bearer → passes
-  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
 /** A text's lines, or what two semicolons separate. */
@@ -2691,20 +2691,16 @@ test('a chunked body beyond the limit that is already on its way is cut off and 
 });
 
 const BIG_SEND = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
-const [EARLY_AUTH, LATE_AUTH] = [
-  `{"auth":"${SECRET}",${BIG_SEND.slice(1)}`,
-  `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`,
-];
-const ODDLY_WRITTEN = literal`'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${
-  literal`é😀\\u00e9\\n`.repeat(50_000)
-}"}'`;
+const LATE_AUTH = `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`;
+const ODD_TEXT = literal`é😀\\u00e9\\n`.repeat(50_000);
+const ODDLY_WRITTEN = `'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${ODD_TEXT}"}'`;
 table('small bodies arrive with their true length, large ones with the length that was announced, byte for byte', {})`
   * bearer → 201
   ${HELLO} | Transfer-Encoding: chunked → '${HELLO}' | > Content-Length: ${HELLO.length} | > Transfer-Encoding:
   ${BIG_SEND} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
   ${BIG_SEND} | Transfer-Encoding: chunked → '${BIG_SEND}' | > Content-Length: | > Transfer-Encoding: chunked
   ${ODDLY_WRITTEN} → ${ODDLY_WRITTEN}
-  none | ${EARLY_AUTH} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
+  none | {"auth":"${SECRET}",${BIG_SEND.slice(1)} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
   # Announced before it was known: spaces take the place of auth.
   ${LATE_AUTH} → ${BIG_SEND} | > Content-Length: ${LATE_AUTH.length}`;
 
@@ -2755,7 +2751,7 @@ test('Expect: 100-continue is answered when the body is wanted, to HTTP/1.1; a r
   for (const head of [right.replace(SECRET, OTHER), right.replace(/Bearer .*(?=\r)/, basic(`api:${SECRET}`))]) {
     const { text } = open(t, gateway, head);
     await until(() => text().endsWith('}\n'));
-    assert.equal(statusOf(text()), 401, text());
+    assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nconnection: close\r\n/i);
   }
   assert.equal(backend.connections, 0, 'the backend saw a connection');
   const { socket, text } = open(t, gateway, right);
@@ -2770,9 +2766,8 @@ test('Expect: 100-continue is answered when the body is wanted, to HTTP/1.1; a r
 
 // It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
 test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
-  const both = await startBoth(t, { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) }, {
-    stallTimeoutMs: 400,
-  });
+  const config = { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) };
+  const both = await startBoth(t, config, { stallTimeoutMs: 400 });
   await checkRows(both, [`bearer ${OTHER} → 200`]);
   const refusals = `wrong 401 65537; wrong 401 120000; wrong 401 2000000; wrong 401 200000 chunked
     ${OTHER} 429 70000; ${SECRET} 413 120000; ${SECRET} 413 2000000; ${SECRET} 400 200000 chunked`;
@@ -3249,8 +3244,7 @@ table('a text, a form or a webhook without a credential, with a wrong one, or wi
   POST /v2/send ;; Authorization: ;; bearer ${OTHER}
   * → 401 unauthorized | reason=no_credential
   'Backup done&auth=${SECRET}' ;; 'message=Backup done&auth=${SECRET}' | Content-Type: ${URLENCODED}
-  -- message = x -- auth = ${SECRET} ;; 'payload=${encodeURIComponent(AUTHED(SECRET))}'
-  'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
+  -- message = x -- auth = ${SECRET} ;; 'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
   -- data = ${AUTHED(SECRET)} → WWW-Authenticate: Basic realm="signal", Bearer
   {"auth":"${OTHER}","number":2,"recipients":"x"} → reason=unknown_token
   -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
@@ -3335,22 +3329,18 @@ table('attack: send by a GET that the allowlist does not spell, or with a token 
   GET /@auth=${SECRET}/v2/send?message=x`;
 table('attack: do by a token for GET /v2/send what it may not, or send nothing, or to nobody', BY_GET)`
   * bearer → 405 method_not_allowed
-  PUT /v2/send?message=x ;; PATCH /v2/send?message=x ;; DELETE /v2/send?message=x ;; OPTIONS /v2/send?message=x
-  GET /v1/send?message=x
+  PUT /v2/send ;; PATCH /v2/send ;; DELETE /v2/send ;; OPTIONS /v2/send ;; GET /v1/send?message=x
   * bearer → 403 endpoint_not_allowed
   ${HELLO} ;; 'hello' ;; POST /v1/send | ${HELLO} ;; GET /v1/about
-  * bearer → 403 sender_not_allowed
-  GET /v2/send?message=x&number=%2B15559999999
   * bearer → 403 recipient_not_allowed
   GET /v2/send?message=x&recipients=%2B15559999999 ;; GET /v2/send?message=x&recipients=+15559999999
   GET /v2/send?message=x&recipients=%2B15550100002&recipients=${GROUP}
   GET /v2/send?payload=%7B%22message%22%3A%22x%22%2C%22recipients%22%3A%22%2B15559999999%22%7D
+  GET /v2/send?message=x&number=%2B15559999999 → 403 sender_not_allowed
   * bearer → 400 bad_field
   GET /v2/send ;; GET /v2/send?message= ;; GET /v2/send?msg=x ;; GET /v2/send?message=x&recipients=
   GET /v2/send?message=x&Recipients=%2B15550100002 ;; GET /v2/send?message=x&recipient=%2B15550100002
-  GET /v2/send?message=x&number=1
-  * → 401 unauthorized
-  GET /v2/send?message=x ;; GET /v2/send?message=x&auth=${SECRET}
+  GET /v2/send?message=x&number=1 ;; none | GET /v2/send?message=x&auth=${SECRET} → 401 unauthorized
   * GET /v2/send?message=x | basic → 403 cross_site
   User-Agent: Mozilla/5.0 (X11; Linux x86_64) ;; Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors
   Sec-Fetch-Site: none | Sec-Purpose: prefetch`;
@@ -3454,24 +3444,15 @@ table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if
   `'${MIB_BODY} ' | Transfer-Encoding: chunked → 413 body_too_large`,
   `-- message = x -- f; filename="x" = ${'x'.repeat(MIB)} → 413 body_too_large`,
 ]);
-const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
-table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
+const READS_NOTHING = tokens({ ...reading('never'), allow: ['messaging', 'info'] }, {});
+table(
+  'only a POST to /v2/send is made a send: other requests of the token, and other tokens, pass as they are',
+  READS_NOTHING,
+)`
   * bearer
   GET /v1/about → 200 ;; POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
-  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
-table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
-  * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
-  bearer ${OTHER} → {"more":1} ;; bearer`;
-
-test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
-  const both = await startWebhook(t, reading('one {{x}}'));
-  for (const [message, text] of [['two {{x}}', 'two 1'], ['three {{x', 'two 1'], ['four {{x}}', 'four 1']] as const) {
-    const mistake = 'tokens.hook.message: line 1, column 7: a "{{" has no "}}"';
-    const problems = problemsOf(() => both.gateway.reload(hook(reading(message))));
-    assert.deepEqual(problems, message.endsWith('}}') ? [] : [mistake]);
-    await checkRows(both, [`* ${MADE}`, `{"x":1} → {"message":"${text}"}`]);
-  }
-});
+  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same
+  bearer ${OTHER} | {"more":1,${HELLO.slice(1)} → 201 | same`;
 
 const IS_NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
 const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it';
@@ -3592,8 +3573,7 @@ section('TEMPLATES'); // ──────────────────�
  * a third brace), and ~ for each section that is shown (# with true, ^ with false). There is no escaping for HTML here.
  */
 const MUSTACHE = literal`
-  no interpolation ¦ The {disk} is full}.\n ¦ The {disk} is full}.\n ¦ {}
-  basic interpolation ¦ Disk {{name}} is full.\n ¦ Disk sda is full.\n ¦ {"name":"sda"}
+  no interpolation and basic interpolation ¦ The {disk} {{name}} is full}.\n ¦ The {disk} sda is full}.\n ¦ {"name":"sda"}
   HTML is not escaped ¦ {{*x}} ¦ & " < > ' \u0060 = ¦ {"x":"& \" < > ' \u0060 ="}
   integer, decimal, null and missing ¦ {{*n}}|{{*d}}|{{*z}}|{{*m}} ¦ 42|2.5|| ¦ {"n":42,"d":2.50,"z":null}
   surrounding white space ¦ | {{*n}} | ¦ | -- | ¦ {"n":"--"}
@@ -3625,8 +3605,7 @@ const MUSTACHE = literal`
   inverted: doubled ¦ {{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":false,"two":"b"}
   section: nested, shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A B C D E | ¦ {"on":~}
   section: nested, not shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A  E | ¦ {"on":!~}
-  implicit iterator: texts and integers ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1) ¦ {"list":["a",1]}
-  implicit iterator: decimals ¦ {{#list}}({{.}}){{/list}} ¦ (1.1)(2.2) ¦ {"list":[1.10,2.20]}
+  implicit iterator: texts, integers and decimals ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1)(2.2) ¦ {"list":["a",1,2.20]}
   implicit iterator: lists ¦ {{#list}}({{#.}}{{.}}{{/.}}){{/list}} ¦ (12)(x) ¦ {"list":[[1,2],["x"]]}
   implicit iterator: root level ¦ {{#.}}({{n}}){{/.}} ¦ (a)(b) ¦ [{"n":"a"},{"n":"b"}]
   surrounding white space ¦  | {{~on}}\t|\t{{/on}} | \n ¦  | \t|\t | \n ¦ {"on":~}
@@ -3639,8 +3618,7 @@ const MUSTACHE = literal`
   standalone without newline ¦ #{{~on}}\n/\n  {{/on}} ¦ #\n/\n ¦ {"on":~}
   padding ¦ |{{~ on }}={{/\ton\n}}| ¦ |=| ¦ {"on":~}
   a tab after a standalone tag ¦ |\n{{~on}}\t\n|\n{{/on}}\t\n| ¦ |\n|\n| ¦ {"on":~}
-  comment: inline ¦ before{{! a remark! }}after, one {{! two }} three ¦ beforeafter, one  three ¦ {}
-  comment: multiline ¦ before{{!\n  a remark\n  of two lines\n}}after\n ¦ beforeafter\n ¦ {}
+  comment: inline and multiline ¦ a{{! a remark! }}b, one {{! two }} three{{!\n  a remark\n  of two lines\n}}c\n ¦ ab, one  threec\n ¦ {}
   comment: standalone ¦ One.\n{{! a remark }}\nTwo.\n  {{! a remark }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
   comment: standalone line endings ¦ |\r\n{{! a remark }}\r\n| ¦ |\r\n| ¦ {}
   comment: standalone without previous line ¦   {{! a remark }}\n! ¦ ! ¦ {}
@@ -3648,8 +3626,7 @@ const MUSTACHE = literal`
   comment: multiline standalone ¦ One.\n{{!\nof several lines\n}}\nTwo.\n  {{!\n    of several lines\n  }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
   comment: indented inline ¦   one {{! two }}\n ¦   one \n ¦ {}
   comment: variable name collision ¦ <{{! a }}|{{!a }}|{{!a}}> ¦ <||> ¦ {"! a":1,"!a":2,"a":3}
-  an object inserts its JSON ¦ {{a}} {{#b}}{{.}} {{/b}} ¦ {"x":[null,"ü"]} {"y":2} []  ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[]]}
-  true and false insert their names ¦ {{a}} {{b}} ¦ true false ¦ {"a":true,"b":false}
+  an object inserts its JSON, true and false their names ¦ {{a}} {{#b}}{{.}} {{/b}}{{c}} ¦ {"x":[null,"ü"]} {"y":2} [] true false ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[],true],"c":false}
   what is inserted is no template ¦ {{a}} {{#b}}{{.}}{{/b}} ¦ {{#b}}x{{/b}} {{a}} ¦ {"a":"{{#b}}x{{/b}}","b":"{{a}}"}
   what JavaScript adds to its values has no name ¦ [{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}] ¦ [] ¦ {"a":[1,2],"b":["text"]}
   and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}} ¦ ab ¦ {"__proto__":"a","constructor":{"prototype":"b"}}
