@@ -1981,9 +1981,6 @@ table('auth within the first 64 KiB is found, and one byte later it is not', {},
   * → 201
   ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
-table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
-  * ${HELLO} | bearer → 403 client_not_allowed
-  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
@@ -2000,13 +1997,14 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   assert.deepEqual([40_000, 50_000, 40_000, 39_999, 0].map(isKnown), [true, false, true, false, false]);
 });
 
-table('per token: rate, clients and allow replace the top-level ones whole', {
+table('per token: rate, clients and allow replace the top-level ones whole, whatever headers say of the client', {
   ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
   ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
 })`
   * POST /v2/send | ${HELLO} | bearer → 201
   bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
-  bearer ${OTHER} → 403 client_not_allowed`;
+  * ${HELLO} | bearer ${OTHER} → 403 client_not_allowed
+  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
   let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
@@ -3549,9 +3547,8 @@ const MUSTACHE = literal`
   no interpolation and basic interpolation ¦ The {disk} {{name}} is full}.\n ¦ The {disk} sda is full}.\n ¦ {"name":"sda"}
   HTML is not escaped ¦ {{*x}} ¦ & " < > ' \u0060 = ¦ {"x":"& \" < > ' \u0060 ="}
   integer, decimal, null and missing ¦ {{*n}}|{{*d}}|{{*z}}|{{*m}} ¦ 42|2.5|| ¦ {"n":42,"d":2.50,"z":null}
-  surrounding white space ¦ | {{*n}} | ¦ | -- | ¦ {"n":"--"}
   standalone interpolation ¦   {{*n}}\n ¦   --\n ¦ {"n":"--"}
-  padding ¦ |{{* n }}| ¦ |--| ¦ {"n":"--"}
+  surrounding white space and padding ¦ | {{*n}} |{{* n }}| ¦ | -- |--| ¦ {"n":"--"}
   dotted names ¦ {{*a.n}} = {{#a}}{{*n}}{{/a}} ¦ pi = pi ¦ {"a":{"n":"pi"}}
   implicit iterator, text ¦ <{{*.}}> ¦ <text> ¦ "text"
   implicit iterator, integer ¦ <{{*.}}> ¦ <85> ¦ 85
@@ -3568,8 +3565,7 @@ const MUSTACHE = literal`
   inverted: truthy ¦ <{{^t}}1{{/t}}{{^s}}2{{/s}}{{^o.t}}3{{/o.t}}{{^o}}4{{/o}}{{^l}}5{{/l}}> ¦ <> ¦ {"t":true,"s":"yes","o":{"t":true},"l":[{}]}
   inverted: falsey ¦ <{{^f}}1{{/f}}{{^n}}2{{/n}}{{^o.f}}3{{/o.f}}{{^l}}4{{/l}}> ¦ <1234> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
   inverted: what is missing ¦ <{{^c}}1{{/c}}{{^a.b.c}}2{{/a.b.c}}> ¦ <12> ¦ {"a":{}}
-  section: context ¦ {{#host}}on {{name}}{{/host}} ¦ on pi ¦ {"host":{"name":"pi"}}
-  section: parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
+  section: context and parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
   section: variable test ¦ {{#x}}{{.}} is {{x}}{{/x}} ¦ this is this ¦ {"x":"this"}
   section: list contexts ¦ {{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}} ¦ k7.K7p.K7q. ¦ {"as":[{"n":{"up":"K","low":"k"},"bs":[{"m":"7","cs":[{"l":"p"},{"l":"q"}]}]}]}
   section: deeply nested contexts ¦ {{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}\n{{#c}}\n{{three}}\n{{#d}}\n{{two}}{{four}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n ¦ 1\n12\n3\n24\n4551\n2\n ¦ {"a":{"one":1},"b":{"two":2},"c":{"three":3,"d":{"four":4,"five":5}}}
@@ -3591,19 +3587,17 @@ const MUSTACHE = literal`
   standalone without newline ¦ #{{~on}}\n/\n  {{/on}} ¦ #\n/\n ¦ {"on":~}
   padding ¦ |{{~ on }}={{/\ton\n}}| ¦ |=| ¦ {"on":~}
   a tab after a standalone tag ¦ |\n{{~on}}\t\n|\n{{/on}}\t\n| ¦ |\n|\n| ¦ {"on":~}
-  comment: inline and multiline ¦ a{{! a remark! }}b, one {{! two }} three{{!\n  a remark\n  of two lines\n}}c\n ¦ ab, one  threec\n ¦ {}
+  comment: inline, indented and multiline ¦ a{{! a remark! }}b\n  one {{! two }}\nthree{{!\n  a remark\n  of two lines\n}}c\n ¦ ab\n  one \nthreec\n ¦ {}
   comment: standalone ¦ One.\n{{! a remark }}\nTwo.\n  {{! a remark }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
   comment: standalone line endings ¦ |\r\n{{! a remark }}\r\n| ¦ |\r\n| ¦ {}
   comment: standalone without previous line ¦   {{! a remark }}\n! ¦ ! ¦ {}
   comment: standalone without newline ¦ !\n  {{! a remark }} ¦ !\n ¦ {}
   comment: multiline standalone ¦ One.\n{{!\nof several lines\n}}\nTwo.\n  {{!\n    of several lines\n  }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
-  comment: indented inline ¦   one {{! two }}\n ¦   one \n ¦ {}
   comment: variable name collision ¦ <{{! a }}|{{!a }}|{{!a}}> ¦ <||> ¦ {"! a":1,"!a":2,"a":3}
   an object inserts its JSON, true and false their names ¦ {{a}} {{#b}}{{.}} {{/b}}{{c}} ¦ {"x":[null,"ü"]} {"y":2} [] true false ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[],true],"c":false}
   what is inserted is no template ¦ {{a}} {{#b}}{{.}}{{/b}} ¦ {{#b}}x{{/b}} {{a}} ¦ {"a":"{{#b}}x{{/b}}","b":"{{a}}"}
   what JavaScript adds to its values has no name ¦ [{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}] ¦ [] ¦ {"a":[1,2],"b":["text"]}
-  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}} ¦ ab ¦ {"__proto__":"a","constructor":{"prototype":"b"}}
-  a length that is data ¦ {{length}}{{a.length}} ¦ 65 ¦ {"length":6,"a":{"length":5}}
+  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}{{length}}{{a.length}} ¦ ab65 ¦ {"__proto__":"a","constructor":{"prototype":"b"},"length":6,"a":{"length":5}}
   unusual names ¦ {{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}} ¦ 12345 ¦ {"a-b":1,"@c":2,":e":3,"ü":{"é":4},"a/b":5}`;
 
 test('a template inserts, repeats and leaves out as the Mustache specification has it', () => {
@@ -3768,7 +3762,7 @@ table('a token without recipients may change a group, and one whose pattern name
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
 const sendTo = (name: string): string =>
   `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
-table('recipient_not_allowed says of which kind the refused one was, and never which', ONE_RECIPIENT)`
+table('recipient_not_allowed says of which kind the refused one was, in a path too, and never which', ONE_RECIPIENT)`
   * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
   ${[STRANGER, STRANGER.slice(1), '+1 555 999 9999'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
@@ -3776,7 +3770,8 @@ table('recipient_not_allowed says of which kind the refused one was, and never w
   * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
   ${['somebody.01', 'Group.01'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
-  ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP}`;
+  ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
+  POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
 
 const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
 // Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
@@ -3817,10 +3812,6 @@ table("a group's internal_id as a recipient is 400, and the sentence says which 
   {${SAID},"recipients":["${INTERNAL_ID}"]}
   POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
   POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
-table('attack: write to a group by its path', ONE_RECIPIENT)`
-  * bearer → 403 recipient_not_allowed
-  POST ${GROUPS}/${GROUP}/join ;; DELETE ${GROUPS}/${GROUP}
-  POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
 const IN_A_COMMAND = `
   {"number":"VALUE","recipients":["${TO}"]} ;; {${SAID},"recipients":["${TO}","VALUE"]} ;; ${TYPING} | {"recipient":"VALUE"}
   POST /v1/receipts/${FROM} | {"recipient":"VALUE","recipients":["${TO}"]}
