@@ -32,10 +32,10 @@
  * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
  * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
  * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 85 · ROUTES 102 · GATEWAY 250 · PIPELINE 200 ·
- *   TARGET 77 · CREDENTIALS 62 · ORIGINS 50 · ENDPOINTS 50 · RATE 20 · REQUEST BODY 195 · SENDS 135 · TEMPLATES 115 ·
- *   POLICY 68 · BODY SCAN 282 · RELAY 208 · SLOTS 134 · WEBSOCKETS 50 · MESSAGE READER 30 · RESPONSES 40 ·
- *   ADDRESSES 23 · LOG 52 · LOADING 137 · READERS 275 · DEMO 48 · COMMAND LINE 245 · EXPORTS 5
+ *   PUBLIC TYPES 65 · SETTINGS 52 · FIXED LIMITS 40 · PROBLEMS 87 · ROUTES 103 · GATEWAY 248 · PIPELINE 197 ·
+ *   TARGET 75 · CREDENTIALS 61 · ORIGINS 48 · ENDPOINTS 48 · RATE 19 · REQUEST BODY 192 · SENDS 149 · TEMPLATES 110 ·
+ *   POLICY 70 · BODY SCAN 283 · RELAY 192 · SLOTS 139 · WEBSOCKETS 50 · MESSAGE READER 29 · RESPONSES 38 ·
+ *   ADDRESSES 22 · LOG 57 · LOADING 137 · READERS 277 · DEMO 46 · COMMAND LINE 248 · EXPORTS 4
  *
  * @module
  */
@@ -52,7 +52,7 @@ import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath } from 'node:url';
-import { parseArgs } from 'node:util';
+import { isDeepStrictEqual, parseArgs } from 'node:util';
 
 const VERSION = '2.0.0';
 
@@ -61,10 +61,6 @@ const VERSION = '2.0.0';
 /** The credential forms: where a client can put its token. */
 const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
 type Form = (typeof FORMS)[number];
-
-/** How the backend reads a message: literally, or with markup such as `**bold**`. */
-const TEXT_MODES = ['normal', 'styled'] as const;
-type TextMode = (typeof TEXT_MODES)[number];
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
@@ -200,9 +196,10 @@ interface TokenConfig {
   /**
    * Fields for a send that the body lacks. With `defaults` or `message`, a POST to /v2/send is not relayed as it is:
    * the gateway makes a new send of its body, which may be JSON, a form or text. A field of the body overrides its
-   * default, so confine the token with `senders` and `recipients`.
+   * default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled", the backend reads
+   * markup such as `**bold**` in a message.
    */
-  defaults?: { number?: string; recipients?: string[]; text_mode?: TextMode };
+  defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /** A Mustache template for the message, filled from the body. It overrides a `message` in the body. */
   message?: string;
 }
@@ -247,13 +244,12 @@ interface Gateway {
 // A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
 // rows, fields and docs/settings.md.
 
-/** The paths of a configuration's fields (`backend.url`). The rows of `SETTINGS` must be exactly these. */
-type PathOf<C> = {
-  [K in keyof C & string]-?: NonNullable<C[K]> extends Record<string, TokenConfig> | readonly string[] | string ? K
-    : `${K}.${keyof NonNullable<C[K]> & string}`;
-}[keyof C & string];
-type GatewayPath = PathOf<GatewayConfig>;
-type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
+/** The paths of the configuration's fields, such as `backend.url`. */
+type SettingPath = {
+  [K in keyof GatewayConfig]-?: K extends 'backend' | 'tls' | 'auth' | 'limits' | 'log'
+    ? `${K}.${keyof Required<GatewayConfig>[K] & string}`
+    : K;
+}[keyof GatewayConfig];
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -261,62 +257,68 @@ type SettingPath = GatewayPath | Exclude<keyof TokenConfig, 'methods'>;
  */
 type Reader<T> = (value: unknown) => T;
 
-/** `where` the setting may stand: at the top level, in a token, or in both. `env` and `fallback` are '' for none. */
-type Setting = readonly [env: string, where: 'top' | 'token' | 'both', Reader<unknown>, fallback: string, help: string];
+/** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
+type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
 const readMethods = listOf(wordOf(FORMS));
 
 /**
- * Every setting: the source of what is read, of `--help`, and of the table in docs/settings.md, which a test compares.
+ * The settings of the top level: the source of what is read, of `--help`, and of the table in docs/settings.md, which a
+ * test compares.
  */
 const SETTINGS = {
-  'backend.url': ['BACKEND_URL', 'top', readBackend, 'http://127.0.0.1:8080', 'may carry a path prefix, and userinfo'],
-  'backend.timeout': ['BACKEND_TIMEOUT', 'top', duration('150s'), '150s', 'until its response headers; 0 = none'],
-  'backend.parallel': ['BACKEND_PARALLEL', 'top', countFrom(0), '4', 'requests at it at one time; 0 = no limit'],
-  'backend.wait': ['BACKEND_WAIT', 'top', duration('30s'), '30s', 'how long a send waits while it restarts; 0 = none'],
-  'listen': ['LISTEN', 'top', readListen, '127.0.0.1:8880', 'host:port, :port (every interface) or unix:/path.sock'],
-  'tls.cert': ['TLS_CERT', 'top', readFile, '', 'a file with a certificate and its chain in PEM, for https'],
-  'tls.key': ['TLS_KEY', 'top', readFile, '', 'a file with the key of tls.cert in PEM'],
-  'auth.methods': ['AUTH_METHODS', 'both', readMethods, 'bearer,basic,body', 'of bearer, basic, query, path, body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', 'top', readBoolean, 'false', 'true lets everybody in if there is no token'],
-  'tokens': ['API_TOKENS', 'top', readTokens, '', 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', 'both', readAllow, 'send,info', 'of send, info, receive, messaging, setup, "GET /v1/groups/*"'],
-  'rate': ['RATE', 'both', readRate, '', 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', 'both', readAddresses, '', 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', 'top', readOrigins, '', 'origins whose pages may use the gateway and read its answers'],
-  'trustedProxies': ['TRUSTED_PROXIES', 'top', readAddresses, '', 'addresses whose X-Forwarded-For is believed'],
-  'limits.body': ['MAX_BODY', 'top', readSize, '150MiB', 'the largest request body; 413 beyond it'],
-  'limits.connections': ['MAX_CONNECTIONS', 'top', countFrom(1), '1024', 'connections at the same time'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', 'top', duration('10s'), '8s', 'how long running requests may finish'],
-  'log.level': ['LOG_LEVEL', 'top', wordOf(LEVELS), 'info', 'debug, info, warn or error'],
-  'log.format': ['LOG_FORMAT', 'top', wordOf(['text', 'json']), '', 'text or json; if absent, text on a terminal'],
-  'secret': ['', 'token', readSecret, '', 'plain, or sha256:<64 hex>'],
-  'secretFile': ['', 'token', readSecretFile, '', 'a file with it'],
-  'senders': ['', 'token', listOf(readNumber), '', 'accounts that it may use; any if absent'],
-  'recipients': ['', 'token', listOf(readRecipient), '', 'whom it may write to, group.* any group; anybody if absent'],
-  'expires': ['', 'token', readExpiry, '', 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  'defaults': ['', 'token', readDefaults, '', 'number, recipients, text_mode of the sends made of webhooks'],
-  'message': ['', 'token', readTemplate, '', 'a Mustache template of their message'],
-} as const satisfies Record<SettingPath, Setting>;
+  'backend.url': ['BACKEND_URL', readBackend, 'may carry a path prefix, and userinfo', 'http://127.0.0.1:8080'],
+  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'until its response headers; 0 = none', '150s'],
+  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'requests at it at one time; 0 = no limit', '4'],
+  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits while it restarts; 0 = none', '30s'],
+  'listen': ['LISTEN', readListen, 'host:port, :port (every interface) or unix:/path.sock', '127.0.0.1:8880'],
+  'tls.cert': ['TLS_CERT', readFile, 'a file with a certificate and its chain in PEM, for https'],
+  'tls.key': ['TLS_KEY', readFile, 'a file with the key of tls.cert in PEM'],
+  'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true lets everybody in if there is no token', 'false'],
+  'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, "GET /v1/groups/*"', 'send,info'],
+  'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
+  'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its answers'],
+  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'addresses whose X-Forwarded-For is believed'],
+  'limits.body': ['MAX_BODY', readSize, 'the largest request body; 413 beyond it', '150MiB'],
+  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'connections at the same time', '1024'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests may finish', '8s'],
+  'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
+  'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+} satisfies Record<SettingPath, Setting>;
 
-/** In the order of `--help`. The settings that only a token has come last. */
+/** The fields of a token: the reader, and the line in `--help`. The first four are settings of the top level too. */
+const TOKEN_SETTINGS = {
+  methods: [readMethods],
+  allow: [readAllow],
+  rate: [readRate],
+  clients: [readAddresses],
+  secret: [readSecret, 'plain, or sha256:<64 hex>'],
+  secretFile: [readSecretFile, 'a file with it'],
+  senders: [listOf(readNumber), 'accounts that it may use; any if absent'],
+  recipients: [listOf(readRecipient), 'whom it may write to, group.* any group; anybody if absent'],
+  expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
+  defaults: [readDefaults, 'number, recipients, text_mode of the sends made of webhooks'],
+  message: [readTemplate, 'a Mustache template of their message'],
+} satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
+
+/** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-const GATEWAY_ROWS = SETTING_ROWS.filter(([, [, where]]) => where !== 'token');
 
 /** The readers of a token's fields, by the field's name. */
-const TOKEN_READERS = Object.fromEntries(
-  SETTING_ROWS.flatMap(([path, [, where, read]]) => where === 'top' ? [] : [[path.split('.').at(-1)!, read]]),
-);
+const TOKEN_READERS = Object.fromEntries(Object.entries(TOKEN_SETTINGS).map(([name, [read]]) => [name, read]));
 
 /** All settings, read and checked, by path. */
-type Settings = { [P in GatewayPath]: SettingValue<(typeof SETTINGS)[P]> } & {
+type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
   /** Settings that are valid but may be unintended. */
   'warnings': readonly string[];
 };
 
 /** The result of a row's reader, or undefined if the row has no default. */
-type SettingValue<S extends Setting> = ReturnType<S[2]> | (S[3] extends '' ? undefined : never);
+type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
 type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
@@ -347,10 +349,10 @@ const PIPELINE_LIMIT = 8;
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
  * poller makes more. Also how many unauthenticated requests of an address are logged above debug level.
  */
-const FAILURE_RATE: Rate = { count: 30, perMs: 60_000, written: '30/1m' };
+const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
 /** How often a warning is logged that an unauthenticated client can trigger. It must not fill the disk. */
-const WARNING_RATE: Rate = { count: 1, perMs: 60_000, written: '1/1m' };
+const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
  * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
@@ -495,41 +497,45 @@ const PROBLEMS = {
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
   busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
-} as const satisfies Record<string, readonly [status: number, sentence: string]>;
+} satisfies Record<string, [status: number, sentence: string]>;
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** `detail` replaces the sentence in the response. `reason` goes into the log. `allow` lists the methods for a 405. */
-type ProblemDetails = { detail?: string; reason?: string; retryAfterMs?: number; allow?: string[]; cause?: unknown };
+/** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
+type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
 
 /** Ends a request with an error response. */
 class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
+  readonly reason: string | undefined;
   readonly details: ProblemDetails;
 
-  constructor(code: ProblemCode, details: ProblemDetails = {}) {
+  /** @param reason for the log alone. */
+  constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     const { stackTraceLimit } = Error;
     // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
     Error.stackTraceLimit = 0;
-    super(details.detail ?? sentence, { cause: details.cause });
+    super(details.detail ?? sentence);
     Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
-    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS, ...details } : details;
+    this.reason = reason;
+    this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS } : details;
   }
 }
 
 /** @param why completes "The request target is not acceptable: …". */
-function badTarget(why: string): Problem {
-  return new Problem('bad_target', { detail: `The request target is not acceptable: ${why}.` });
-}
+const badTarget = (why: string) =>
+  new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
+
+/** @param detail the whole sentence. */
+const badJson = (detail: string) => new Problem('bad_json', undefined, { detail });
 
 /** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
-function badField(key: string, why: string): Problem {
-  return new Problem('bad_field', { detail: `The field "${key}" ${why}.` });
-}
+const badField = (key: string, why: string) =>
+  new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
 
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -599,8 +605,8 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
  * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
- * refuses the request without a JSON body; that of a DELETE names the recipient. The first match wins, so a
- * literal segment stands before a parameter, as in the backend's own router.
+ * refuses the request without a JSON body; the body of a DELETE names the recipient. The first match wins, so a literal
+ * segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
   info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
@@ -655,13 +661,13 @@ const ROUTES = Object.entries({
     'GET /v1/contacts/:number/:uuid',
     'GET /v1/contacts/:number/:uuid/avatar',
     'POST /v1/contacts/:number/sync',
-    '* /v1/plugins/*',
+    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*',
     'GET /swagger/*',
   ],
 }).flatMap(([group, lines]) =>
   lines.flatMap((line) => {
     const [methods = '', template = ''] = line.split(' ');
-    return (methods === '*' ? METHODS : methods.split(',')).map((method) => ({
+    return methods.split(',').map((method) => ({
       group: group as Group,
       method: method.replace('{}', ''),
       template,
@@ -675,7 +681,7 @@ const ROUTES = Object.entries({
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
-function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>): boolean {
+function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>) {
   return method === 'GET' && route === SEND_ROUTE;
 }
 
@@ -694,22 +700,23 @@ function prefixOf(segments: readonly string[]): string {
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * Checks for path parameters, with the message for a bad value. The backend decodes `:number` once more (`%252B` is a
- * plus to it) and makes both parameters arguments of signal-cli, where `--username=…` would be an option.
+ * The mistake in a value for a path parameter. The backend decodes `:number` once more (`%252B` is a plus to it) and
+ * makes both parameters arguments of signal-cli, where `--username=…` would be an option.
  */
-const PARAMETERS = new Map<string, readonly [check: (value: string) => boolean, expected: string]>([
-  [':number', [(value) => NUMBER.test(value), 'the account in the path must be "+" and 5 to 15 digits']],
-  [':groupid', [isGroupId, 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"']],
-]);
+function mistakeInParameter(name: string, value: string): string | undefined {
+  if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
+  if (name !== ':groupid' || isGroupId(value)) return undefined;
+  return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
+}
 
-/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. Some routes accept others. */
-function isGroupId(value: string): boolean {
+/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. (Some routes accept others.) */
+function isGroupId(value: string) {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
-  return isInternalId(internalId) && value === `group.${Buffer.from(internalId).toString('base64')}`;
+  return isInternalId(internalId) && value === `group.${btoa(internalId)}`;
 }
 
 /** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
-function isInternalId(value: string): boolean {
+function isInternalId(value: string) {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
@@ -721,14 +728,14 @@ type Pattern = Pick<Route, 'method' | 'parts'>;
 type Allow = ReturnType<typeof readAllow>;
 
 /** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
-function partsMatch(parts: readonly string[], segments: readonly string[]): boolean {
+function partsMatch(parts: readonly string[], segments: readonly string[]) {
   const isOpen = parts.at(-1) === '*';
   if (isOpen ? segments.length < parts.length : segments.length !== parts.length) return false;
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
 /** Whether a part matches only itself. */
-function isLiteral(part: string): boolean {
+function isLiteral(part: string) {
   return part !== '*' && !part.startsWith(':');
 }
 
@@ -821,7 +828,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
     res.once('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
   };
-  server.on('request', (req, res) => onRequest(req, res));
+  server.on('request', onRequest);
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
@@ -947,11 +954,13 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  if (rawPacket?.[0] === 0x16) { // RFC 8446 5.1: a handshake
-    warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
-  } else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
-    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
-  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  let warning = reason.startsWith('HPE_') && `the HTTP parser refuses a request: ${code}`;
+  if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warning = 'a client speaks plain HTTP or the like, and this port speaks TLS';
+  }
+  const isHandshake = rawPacket?.[0] === 0x16; // RFC 8446 5.1
+  if (isHandshake) warning = 'a client speaks TLS, and this port speaks plain HTTP';
+  if (warning) warnRarely(core, warning, fields);
   else core.log('debug', 'client error', fields);
 
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
@@ -990,9 +999,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
     ]);
   }
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
-  const needsRestart: string[] = START_ONLY.filter((path) =>
-    JSON.stringify(settings[path]) !== JSON.stringify(kept[path])
-  );
+  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
   const backend = core.rules['backend.url'];
   const isSame = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its queue and a known outage are kept.
@@ -1077,7 +1084,7 @@ async function closeGateway(server: http.Server, core: Core) {
   }
   const { shutdown } = core.rules;
   const deadlines = [
-    setTimeout(() => endRunning(core), shutdown - Math.min(shutdown / 2, LAST_WORDS_MS)),
+    setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core),
     setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
   ];
   await closed;
@@ -1221,8 +1228,7 @@ class Exchange {
    * until the slot is overdue.
    */
   leave() {
-    const { timer, isOverdue } = this.place;
-    if (this.stage !== 'sent' || !timer || isOverdue) return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || this.place.slot !== 'held') return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -1239,7 +1245,7 @@ class Exchange {
   /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
     clearTimeout(this.#timer);
-    const onTimeout = () => act(new Problem(code, { reason: 'timeout' }));
+    const onTimeout = () => act(new Problem(code, 'timeout'));
     this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
   }
 
@@ -1349,7 +1355,7 @@ function claimConnection({ core: { connections }, rules, req }: Exchange, { name
   // With fewer connections than that, there is nothing to count.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
-    if (others.length + 1 > limit) throw new Problem('busy', { reason: 'half_of_connections' });
+    if (others.length + 1 > limit) throw new Problem('busy', 'half_of_connections');
   }
   const connection = connections.get(transportSocket(req.socket));
   if (connection) connection.token = name;
@@ -1373,7 +1379,7 @@ function respondHealth(x: Exchange) {
  */
 function refuse(x: Exchange, thrown: unknown) {
   const error = x.endedBy ?? thrown; // a client that has left meanwhile is logged as that
-  const problem = error instanceof Problem ? error : new Problem('internal_error', { cause: error });
+  const problem = error instanceof Problem ? error : new Problem('internal_error');
   x.report.problem = problem;
   x.report.status = problem.status;
   if (problem !== error) {
@@ -1392,9 +1398,9 @@ function refuse(x: Exchange, thrown: unknown) {
  */
 function logExchange(x: Exchange) {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = x;
-  const { code, details = {} } = problem ?? {};
-  const origin = details.reason === 'no_credential' ? unlistedOrigin(x) : undefined;
-  const reason = origin ? 'origin_not_listed' : details.reason;
+  const { code, reason: said } = problem ?? {};
+  const origin = said === 'no_credential' ? unlistedOrigin(x) : undefined;
+  const reason = origin ? 'origin_not_listed' : said;
   const [method, token, form] = [x.req.method, x.token?.name, x.credential?.form];
   const ms = Math.round(core.now() - x.startedMs);
   // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
@@ -1431,9 +1437,9 @@ interface Target {
   readonly method: string;
   /** Decoded, none empty, without the `@auth` segment. */
   readonly segments: readonly string[];
-  /** The raw query without its `@auth` parameter. */
+  /** The query without its `@auth` parameter, still encoded. */
   readonly query: string;
-  /** The same, decoded. */
+  /** The parameters of that query, decoded. */
   readonly parameters: readonly (readonly [name: string, value: string])[];
   /** Undefined if the backend has no such route. */
   readonly route: Route | undefined;
@@ -1444,7 +1450,7 @@ interface Target {
 }
 
 /** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
-const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.length > 2 * HEADERS_LIMIT;
+const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
  * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
@@ -1454,7 +1460,7 @@ const isTooLong = ({ rawHeaders }: IncomingMessage): boolean => rawHeaders.lengt
  */
 function checkHead(req: IncomingMessage) {
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
-  if (!isKnown) throw new Problem('bad_request', { reason: `http_${req.httpVersion}` });
+  if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
   if (isTooLong(req)) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
@@ -1467,7 +1473,7 @@ function parseTarget(method: string, raw: string): Target {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [path = '', ...rest] = raw.split('?');
+  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
@@ -1482,19 +1488,31 @@ function parseTarget(method: string, raw: string): Target {
     (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
   );
   segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+  return { method, segments, route, pathSecret, ...parseQuery(query, isSendByGet({ method, route })) };
+}
 
-  const raws = rest.join('?').split('&').filter(Boolean);
-  const pairs = raws.map((pair) => parsePair(pair, isSendByGet({ method, route })));
-  const others = pairs.filter(({ name }) => name !== '@auth');
-  return {
-    method,
-    segments,
-    query: others.map((pair) => pair.raw).join('&'),
-    parameters: others.map(({ name, value }) => [name, value] as const),
-    route,
-    pathSecret,
-    querySecret: takeSecret(pairs.filter(({ name }) => name === '@auth').map(({ value }) => value)),
-  };
+/**
+ * Parses a query as the backend does, which reads `+` as a space.
+ * @param isOfSend whether a parameter `message` may have several lines.
+ */
+function parseQuery(query: string, isOfSend: boolean) {
+  const kept: string[] = [];
+  const parameters: [string, string][] = [];
+  const secrets: string[] = [];
+  // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
+  // the query as it was checked.
+  const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
+  for (const pair of encoded.split('&').filter(Boolean)) {
+    const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+    const name = decodePart(left);
+    const value = decodePart(right, isOfSend && name === 'message');
+    if (name === '@auth') secrets.push(value);
+    else {
+      kept.push(pair);
+      parameters.push([name, value]);
+    }
+  }
+  return { query: kept.join('&'), parameters, querySecret: takeSecret(secrets) };
 }
 
 /**
@@ -1503,8 +1521,8 @@ function parseTarget(method: string, raw: string): Target {
  * @throws {Problem} bad_target.
  */
 function checkSegment(segment: string, part = '') {
-  const [check, expected] = PARAMETERS.get(part) ?? [];
-  if (check?.(segment) === false) throw badTarget(expected!);
+  const mistake = mistakeInParameter(part, segment);
+  if (mistake) throw badTarget(mistake);
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
   if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
   // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
@@ -1530,27 +1548,11 @@ function decodePart(text: string, isText = false): string {
   return decoded;
 }
 
-/**
- * Parses one `name=value` of a query as the backend does, which reads `+` as a space.
- * @param isOfSend whether a parameter `message` may have several lines.
- */
-function parsePair(pair: string, isOfSend: boolean): { raw: string; name: string; value: string } {
-  const [, encoded = '', value = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
-  const name = decodePart(encoded);
-  return {
-    // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-    // the query as it was checked.
-    raw: pair.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`),
-    name,
-    value: decodePart(value, isOfSend && name === 'message'),
-  };
-}
-
 /** The literal segments of all routes. The log may show them, whatever the path. */
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
 /** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
-function maskPath(segments: readonly string[]): string {
+function maskPath(segments: readonly string[]) {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
 
@@ -1561,10 +1563,8 @@ function maskPath(segments: readonly string[]): string {
 /** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined if the credential cannot be read. It counts as wrong then, not as absent. */
+  /** Undefined for another user name than `api`, or another scheme. The credential counts as wrong, not as absent. */
   readonly secret: string | undefined;
-  /** Why it cannot be read, for the log: people send a good token with another user name or scheme. */
-  readonly fault?: string | undefined;
 }
 
 /** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
@@ -1577,7 +1577,7 @@ interface Token {
   readonly recipients: ReadonlySet<string> | undefined;
   readonly rate: Rate | undefined;
   readonly clients: AddressList | undefined;
-  /** In milliseconds since the epoch; Infinity if never. Asked at every request, so it needs no reload. */
+  /** In milliseconds since the epoch; Infinity if never. Checked at every request, so no reload is needed. */
   readonly expires: number;
   readonly defaults: SendDefaults | undefined;
   readonly message: Template | undefined;
@@ -1598,14 +1598,14 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
 }
 
 /** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
-function takeSecret(found: string[]): string | undefined {
+function takeSecret(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
 
 /** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
 function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
-  const isNamed = (field: string): boolean => field.length === name.length && field.toLowerCase() === name;
+  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
@@ -1615,15 +1615,14 @@ function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
  * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value) ?? [];
+  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that nobody takes it for the token's name.
-    const [, password] = /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString()) ?? [];
-    return { form: 'basic', secret: password, fault: password === undefined ? 'wrong_user' : undefined };
+    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString())?.[1] };
   }
   // node:http gives header bytes as Latin-1; a secret is UTF-8.
-  if (scheme.toLowerCase() === 'bearer') return { form: 'bearer', secret: Buffer.from(rest, 'latin1').toString() };
-  return { form: 'bearer', secret: undefined, fault: 'unknown_scheme' };
+  const isBearer = scheme.toLowerCase() === 'bearer';
+  return { form: 'bearer', secret: isBearer ? Buffer.from(rest, 'latin1').toString() : undefined };
 }
 
 /**
@@ -1636,22 +1635,25 @@ function parseAuthorization(value: string): Credential {
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) return new Problem('unauthorized', { reason: 'no_credential' });
-  const token = credential.secret === undefined ? undefined : rules.tokens.get(digestOf(credential.secret));
-  const expired = token !== undefined && token.expires <= core.now();
-  if (token && !expired && token.methods.has(credential.form)) return token;
-  const reason = !token ? credential.fault ?? 'unknown_token' : expired ? 'expired_token' : 'form_not_accepted';
+  if (credential === undefined) return new Problem('unauthorized', 'no_credential');
+  const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
+  let reason = 'unknown_token';
+  if (token) {
+    if (token.expires <= core.now()) reason = 'expired_token';
+    else if (token.methods.has(credential.form)) return token;
+    else reason = 'form_not_accepted';
+  } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  return retryAfterMs > 0
-    ? new Problem('too_many_failures', { reason, retryAfterMs })
-    : new Problem('unauthorized', { reason });
+  if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
+  return new Problem('unauthorized', reason);
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string): string {
   if (isIP(address) !== 6) return address;
-  const [left = [], right = []] = address.split('::').map((part) => part.split(':').filter(Boolean));
-  return [...left, ...Array<string>(8 - left.length - right.length).fill('0'), ...right].slice(0, 4).join(':');
+  const given = address.split(':').filter(Boolean).length;
+  const full = address.replace('::', `:${'0:'.repeat(8 - given)}`);
+  return full.split(':').filter(Boolean).slice(0, 4).join(':');
 }
 
 // #endregion
@@ -1665,7 +1667,7 @@ function failureKey(address: string): string {
  * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
  * password that the browser remembers is not the page's.
  */
-function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>): Record<string, string> | false {
+function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
   const { origin = '' } = req.headers;
   return cors.has(origin) && {
     'Access-Control-Allow-Origin': origin,
@@ -1716,32 +1718,30 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': site, 'user-agent': agent } = req.headers;
+  const { origin = '', 'sec-fetch-site': stated, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
-  const host = String((isProxied && req.headers['x-forwarded-host']) || (req.headers.host ?? ''));
+  const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
-    return new Problem('cross_site', { reason: 'public_host', detail });
+    return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
-  // handshake. With a GET over plain http it sends no Origin either.
-  const isOwn = site === undefined ? origin.split('://')[1] === host : site === 'same-origin';
-  if (isOwn || rules.cors.has(origin)) return undefined;
-  // Programs send neither header, so they pass. A browser sends "none" if a person typed the address. Attack: it also
-  // sends "none" if another site redirects a typed address, and Chromium does if the speculation rules of any page ask
-  // for a prefetch. So a browser's GET that acts is refused. A browser without Sec-Fetch-Site is recognised by its
-  // User-Agent, which no page can remove.
-  const isNone = site === undefined ? origin === '' : site === 'none';
+  // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
+  const site = stated ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
+  // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
+  // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
+  // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = site !== undefined || agent?.startsWith('Mozilla/') === true;
-  return isNone && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
+  const isBrowsing = stated !== undefined || agent?.startsWith('Mozilla/');
+  return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
 /**
  * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
  * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
  */
-function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
+function isLocalName(host: string, cors: ReadonlySet<string>) {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
   return isIP(name) !== 0 ||
     /^[^.]*$|\.(?:localhost|local|lan|home|localdomain|intranet|internal|home\.arpa|test)$/.test(name) ||
@@ -1759,62 +1759,60 @@ function isLocalName(host: string, cors: ReadonlySet<string>): boolean {
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
-  const { allow, senders, recipients } = token;
-  const { method, route, segments, parameters } = target;
+  const { senders, recipients } = token;
+  const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
-  const grant = findGrant(allow, target);
-  if (grant === undefined || (isSendByGet(target) && !makesSends(token))) return refusalOfRoute(allow, target);
+  const grant = findGrant(token, target);
+  if (grant === undefined) return refusalOfRoute(token.allow, target);
 
   // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
-  const isKnown = route !== undefined && route.parts.at(-1) !== '*';
-  if (!isKnown && (senders || recipients)) return closedEndpoint('unknown_route_for_confined_token');
+  const isKnown = route && route.parts.at(-1) !== '*';
+  if (!isKnown && (senders || recipients)) {
+    return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
+  }
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
   // send has its account in the body.)
   const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
-  if (senders && isOfAll && grant !== 'named') return closedEndpoint('route_without_account');
+  if (senders && isOfAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
-  const isGroupChange = recipients !== undefined && GROUP_CHANGE.test(`${method} ${route?.template}`);
-  if (isGroupChange && grant !== 'named') return closedEndpoint('group_change_not_named');
+  const isGroupChange = recipients && GROUP_CHANGE.test(`${method} ${route?.template}`);
+  if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
 
   // The numbers of a search become arguments of signal-cli, like those in a body.
-  const numbers = parameters.filter(([name]) => name === 'numbers');
-  const mistake = numbers.map(([, number]) => mistakeInArgument(number)).find(Boolean);
-  if (mistake) return badField('numbers', mistake);
+  for (const [name, value] of target.parameters) {
+    const mistake = name === 'numbers' && mistakeInArgument(value);
+    if (mistake) return badField(name, mistake);
+  }
   // A token that may not send to a group may not change it either.
-  const group = method === 'GET' ? undefined : segments[route?.parts.indexOf(':groupid') ?? -1];
-  return group === undefined ? undefined : refusalOfRecipient(token, group);
-}
-
-/** @param reason for the log alone. */
-function closedEndpoint(reason: string): Problem {
-  return new Problem('endpoint_not_allowed', { reason });
+  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /** The routes that make a group, or change its members or how one joins it. */
 const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
- * Whether an allowlist opens a target. The target is `named` if a pattern spells its first two segments, and `covered`
- * if only a group or a wildcard opens it.
+ * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
+ * `covered` if only a group or a wildcard opens it.
  */
-function findGrant(allow: Allow, target: Target): 'named' | 'covered' | undefined {
+function findGrant(token: Token, target: Target): 'named' | 'covered' | undefined {
+  const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
-  if (isSendByGet(target)) return allow.written.includes('GET /v2/send') ? 'named' : undefined;
-  const matches = allow.patterns.filter(({ method, parts }) =>
+  if (isSendByGet(target)) return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  const matches = patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
     // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
     parts.every((part, i) =>
-      !part.startsWith(':') ||
-      (!isLiteral(route?.parts[i] ?? part) && PARAMETERS.get(part)?.[0](segments[i]!) !== false)
+      !part.startsWith(':') || !(isLiteral(route?.parts[i] ?? part) || mistakeInParameter(part, segments[i]!))
     )
   );
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
-  if (route && allow.groups.has(route.group)) return 'covered';
+  if (route && groups.has(route.group)) return 'covered';
   // No wildcard opens setup.
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
@@ -1825,9 +1823,8 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
   const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
-  return methods.length > 0
-    ? new Problem('method_not_allowed', { allow: [...new Set(methods)] })
-    : new Problem('unknown_endpoint');
+  if (methods.length === 0) return new Problem('unknown_endpoint');
+  return new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] });
 }
 
 // #endregion
@@ -1845,16 +1842,16 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, rate: Rate, nowMs: number): number {
-    const known = this.#fullAtMs.get(key) ?? nowMs;
+  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
     // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
     // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
     // would find the bucket empty.
-    const fullAtMs = Math.min(Math.max(known, nowMs), nowMs + rate.perMs);
-    const waitMs = fullAtMs + rate.perMs / rate.count - nowMs - rate.perMs;
+    const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
+    const nextMs = fullAtMs + perMs / count;
+    const waitMs = nextMs - nowMs - perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
     this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
-    this.#fullAtMs.set(key, isTaken ? fullAtMs + rate.perMs / rate.count : fullAtMs);
+    this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
@@ -1863,7 +1860,7 @@ class RateLimiter {
 /** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', { retryAfterMs });
+  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
 }
 
 // #endregion
@@ -1888,14 +1885,14 @@ function hasBody({ headers }: IncomingMessage): boolean {
 class RequestBody {
   readonly #x: Exchange;
   readonly #reader: MessageReader;
-  readonly #declaredBytes: number | undefined;
-  readonly #lingerMs: number;
+  readonly #declaredBytes: number | undefined; // undefined for a chunked body
+  readonly #lingerMs: number; // how long a refused client may be silent
+  #limitBytes: number; // the most that the body may have
   readonly #startedMs = performance.now();
-  readonly #keepAlive: boolean;
+  readonly #keepAlive: boolean; // whether the connection may be kept once the body is complete
   #owedBytes = PACE_BYTES; // must come within #leftMs of reading
   #leftMs: number;
-  #head: Uint8Array[] = []; // as it came
-  #passed: Uint8Array[] = []; // the same without `auth`
+  #head: Uint8Array[] = []; // what was read, until it is passed on or streams
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1905,15 +1902,15 @@ class RequestBody {
     this.#reader = new MessageReader(x, req, 'client_left');
     this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
+    this.#limitBytes = x.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#keepAlive = res.shouldKeepAlive;
-    const { 'content-length': length, expect } = req.headers;
-    this.#declaredBytes = length === undefined ? undefined : Number(length);
+    this.#declaredBytes = Number(req.headers['content-length']) || undefined;
     // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
     // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Told so, the
     // client sends no further request on this connection, which would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
-    if (!this.#isComplete && (isLong || expect !== undefined)) res.shouldKeepAlive = false;
+    if (!this.#isComplete && (isLong || req.headers.expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1923,19 +1920,9 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#x.rules.forms.has('body')) return undefined;
-    try {
-      const { auth } = await this.#scanHead();
-      return auth === undefined ? undefined : { form: 'body', secret: auth };
-    } catch (error) {
-      if (!this.#isNoObject(error)) throw error;
-      return undefined;
-    }
-  }
-
-  /** Whether a scan failed because the body is not JSON at all: a text or a form of another kind of client. */
-  #isNoObject(error: unknown): error is Problem {
-    const isBadJson = error instanceof Problem && error.code === 'bad_json';
-    return isBadJson && !/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString('latin1'));
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem || scan.auth === undefined) return undefined;
+    return { form: 'body', secret: scan.auth };
   }
 
   /**
@@ -1944,29 +1931,29 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
   async open(target: Target, check: (field: Field) => void): Promise<Content> {
-    this.#checkLength(this.#x.rules['limits.body']);
-    const scan = await this.#scanHead().catch((error: unknown) => {
-      if (target.route !== SEND_ROUTE || !this.#isNoObject(error)) throw error;
-      throw new Problem('bad_json', {
-        detail: `${error.message} A text or a form is taken with a token that has "defaults" or "message".`,
-      });
-    });
+    this.#checkLength(this.#declaredBytes);
+    const scan = await this.#scanHead();
+    if (scan instanceof Problem) {
+      if (target.route !== SEND_ROUTE) throw scan;
+      throw badJson(`${scan.message} A text or a form is taken with a token that has "defaults" or "message".`);
+    }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    const isEmpty = this.#x.report.bytesIn === 0;
-    if (isEmpty && target.route?.needsBody) {
-      throw new Problem('bad_json', { detail: 'A JSON object is needed as the body, with Content-Length or chunked.' });
+    if (this.#x.report.bytesIn === 0) {
+      if (!target.route?.needsBody) return undefined;
+      throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
     // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
     // because the gateway would drop the rest unread.
-    const isBodiless = target.method === 'GET';
-    if (isBodiless && !this.#isComplete) throw new Problem('body_too_large');
-    if (isEmpty || isBodiless) return undefined;
+    if (target.method === 'GET') {
+      if (this.#isComplete) return undefined;
+      throw new Problem('body_too_large');
+    }
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : this.#passed);
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
-    scan.keepLength = this.#declaredBytes !== undefined;
-    const length = this.#declaredBytes === undefined ? undefined : this.#declaredBytes - scan.cutBytes;
+    const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
+    scan.keepLength = length !== undefined;
     this.#head = [];
     return { chunks: () => this.#chunks(scan, check), length };
   }
@@ -1977,9 +1964,13 @@ class RequestBody {
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
-    const smallerBytes = Math.min(limitBytes, this.#x.rules['limits.body']);
-    this.#checkLength(smallerBytes);
-    await this.#readHead((chunk) => this.#countHeld(chunk), Infinity, smallerBytes);
+    this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
+    this.#checkLength(this.#declaredBytes);
+    this.#countHeld();
+    while (!this.#isComplete) {
+      gatherChunk(this.#head, await this.#next());
+      this.#countHeld();
+    }
     return Buffer.concat(this.#head.splice(0));
   }
 
@@ -1988,15 +1979,19 @@ class RequestBody {
    * them.
    * @throws {Problem} busy.
    */
-  #countHeld({ length }: Uint8Array) {
-    const { core: { running }, rules, token } = this.#x;
-    this.#x.heldBytes += length;
-    const sum = (all: Exchange[]): number => all.reduce((bytes, { heldBytes }) => bytes + heldBytes, 0);
-    const limitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
-    const own = running.filter((x) => x.token?.name === token?.name);
-    if (sum(running) <= HELD_LIMIT_BYTES && sum(own) <= limitBytes) return;
+  #countHeld() {
+    const x = this.#x;
+    x.heldBytes = x.report.bytesIn;
+    let allBytes = 0;
+    let ownBytes = 0;
+    for (const { heldBytes, token } of x.core.running) {
+      allBytes += heldBytes;
+      if (token?.name === x.token?.name) ownBytes += heldBytes;
+    }
+    const ownLimitBytes = x.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
-    this.#x.heldBytes = 0;
+    x.heldBytes = 0;
     throw new Problem('busy');
   }
 
@@ -2006,21 +2001,18 @@ class RequestBody {
    * read.
    */
   async endResponse() {
-    const { req, res } = this.#x;
-    let { rest } = this.#x;
+    const { req, res, rest, stage } = this.#x;
     this.#head = [];
     this.#x.stopTimer();
-    if (this.#x.stage === 'tunnel') return;
+    if (stage === 'tunnel') return;
     // A small body mostly came in one packet with the head, and is here by now.
     if (!this.#isComplete) await undefined;
-    if (!this.#isComplete && req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
-    if (!this.#isComplete) {
-      if (rest !== undefined) res.write(rest);
-      rest = undefined;
-      await this.#discardRest();
-    }
+    if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
+    if (this.#isComplete) return void res.end(rest);
+    if (rest !== undefined) res.write(rest);
+    await this.#discardRest();
     if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end(rest);
+    else res.end();
   }
 
   /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
@@ -2033,15 +2025,15 @@ class RequestBody {
     // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#x.report.bytesIn;
-    await new Promise<void>((resolve) => {
+    await new Promise((resolve) => {
       const wait = () => {
-        const leftMs = Math.max(0, Math.min(patienceMs, deadlineMs - performance.now()));
-        this.#x.waitFor(leftMs, 'request_timeout', () => resolve());
+        const leftMs = Math.min(patienceMs, deadlineMs - performance.now());
+        this.#x.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
       };
       wait();
       req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
-      req.on('data', (chunk: Buffer) => {
-        leftBytes -= chunk.length;
+      req.on('data', ({ length }: Buffer) => {
+        leftBytes -= length;
         if (leftBytes < 0) req.pause();
         wait();
       }).resume();
@@ -2050,35 +2042,34 @@ class RequestBody {
     this.#x.stopTimer();
   }
 
-  /** Refuses a declared length that is too large, before a byte is read. @throws {Problem} body_too_large. */
-  #checkLength(limitBytes: number) {
-    if ((this.#declaredBytes ?? 0) > limitBytes) throw new Problem('body_too_large');
-  }
-
-  /** Reads and scans the head, once, for the credential and for all fields that are checked. */
-  async #scanHead(): Promise<BodyScan> {
-    if (this.#scan) return this.#scan;
-    const scan = this.#scan = new BodyScan(this.#x.target?.route?.group === 'send' ? 'send' : 'all');
-    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
-    scan.defers = this.#x.token === undefined;
-    await this.#readHead((chunk) => scan.write(chunk).forEach((piece) => gatherChunk(this.#passed, piece)));
-    if (this.#isComplete && this.#x.report.bytesIn > 0) this.#passed.push(...scan.end());
-    return scan;
+  /** Checks the declared length before a byte is read, and then the bytes read. @throws {Problem} body_too_large. */
+  #checkLength(bytes = 0) {
+    if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
   /**
-   * Reads the head, or the rest of it.
-   * @param take gets the whole head in chunks.
-   * @param upToBytes the length of the head; Infinity for the whole body.
+   * Reads and scans the head, once, for the credential and for all fields that are checked.
+   * @returns the scan; or the problem, if the body does not even begin like an object: it is a text or a form.
+   * @throws {Problem} as readCredential.
    */
-  async #readHead(take: (chunk: Uint8Array) => void, upToBytes = HEAD_LIMIT_BYTES, limitBytes?: number) {
-    if (!this.#isComplete && this.#head.length === 0) this.#begin();
-    this.#head.forEach(take);
-    while (!this.#isComplete && this.#x.report.bytesIn < upToBytes) {
-      const chunk = await this.#next(limitBytes, upToBytes - this.#x.report.bytesIn);
-      if (chunk === undefined) return;
-      gatherChunk(this.#head, chunk);
-      take(chunk);
+  async #scanHead() {
+    if (this.#scan) return this.#scan;
+    const { target, token, report } = this.#x;
+    const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
+    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
+    scan.defers = token === undefined;
+    try {
+      while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
+        const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
+        gatherChunk(this.#head, chunk);
+        scan.write(chunk);
+      }
+      if (this.#isComplete && report.bytesIn > 0) scan.end();
+      return scan;
+    } catch (error) {
+      if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
+      if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString())) throw error;
+      return error;
     }
   }
 
@@ -2090,30 +2081,30 @@ class RequestBody {
     const { req, res } = this.#x;
     const encoding = req.headers['content-encoding'] ?? 'identity';
     if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
-    if (/^100-continue$/i.test(req.headers.expect ?? '') && req.httpVersion === '1.1') res.writeContinue();
+    if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
   }
 
   /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
    * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
    * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
-   * @returns undefined at the end.
-   * @param limitBytes the most that the body may have.
    * @param roomBytes the most that the chunk may have.
-   * @throws {Problem} request_timeout, client_left, body_too_large, and what ended the exchange.
+   * @returns an empty chunk at the end of a body whose length was not declared.
+   * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
-  async #next(limitBytes = this.#x.rules['limits.body'], roomBytes?: number): Promise<Uint8Array | undefined> {
+  async #next(roomBytes?: number) {
     const { core: { stallTimeoutMs }, token, report, res } = this.#x;
+    if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes);
+    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
-    this.#owedBytes -= chunk?.length ?? 0;
+    this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
-    report.bytesIn += chunk?.length ?? 0;
-    if (report.bytesIn > limitBytes) throw new Problem('body_too_large');
-    if (chunk === undefined || report.bytesIn === this.#declaredBytes) {
+    report.bytesIn += chunk.length;
+    this.#checkLength(report.bytesIn);
+    if (chunk.length === 0 || report.bytesIn === this.#declaredBytes) {
       this.#isComplete = true;
       res.shouldKeepAlive = this.#keepAlive;
     }
@@ -2121,25 +2112,25 @@ class RequestBody {
   }
 
   /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void): AsyncGenerator<Uint8Array> {
-    for (const piece of this.#passed) yield piece;
-    this.#passed = [];
+  async *#chunks(scan: BodyScan, check: (field: Field) => void) {
+    yield* scan.takePassed();
     while (!this.#isComplete) {
-      let pieces: Uint8Array[];
       try {
         const chunk = await this.#next();
         collectSoon(chunk);
-        pieces = chunk === undefined ? [] : scan.write(chunk);
-        if (this.#isComplete) pieces.push(...scan.end());
+        scan.write(chunk);
+        if (this.#isComplete) scan.end();
         scan.takeFields().forEach(check);
-        if (this.#isComplete) await this.#x.queue.enter(this.#x, true); // before the last byte
+        if (this.#isComplete) {
+          await this.#x.queue.enter(this.#x, true);
+          this.#x.moveTo('sent'); // the last byte goes out now
+        }
         this.#x.waitFor(this.#x.rules['backend.timeout'], 'backend_timeout');
       } catch (error) { // a field that fails late ends the exchange
         this.#x.end(error as Problem);
         throw error;
       }
-      if (this.#isComplete) this.#x.moveTo('sent'); // the last byte goes out now
-      for (const piece of pieces) yield piece;
+      yield* scan.takePassed();
     }
   }
 }
@@ -2155,40 +2146,50 @@ class RequestBody {
 /** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
 
+/** A JSON object, such as a payload or a send. */
+type JsonObject = Record<string, unknown>;
+
+/** A field of a form, or a parameter of a query. */
+type Pair = readonly [name: string, value: string];
+
 /** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
-const SEND_FIELDS = new Set(
+const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
-    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' '),
-);
+    'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
 /**
- * Matches the names of these fields in any spelling. A payload with an unknown spelling is refused. If the gateway
- * dropped the field instead, the message would go to the default recipients, too early or without its picture. jQuery,
- * PHP and axios write a list into a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped
- * for HTML. secured-signal-api reads "@recipients" in a query.
+ * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
+ * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into
+ * a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api
+ * reads "@recipients" in a query.
  */
-const ODD = '(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\\[.*\\]|\\.\\d[^]*)?';
-const NEVER_DROPPED = new RegExp(`^[\\s\\p{Cc}]*${ODD}[\\s\\p{Cc}]*$`, 'iu');
+const NEVER_DROPPED =
+  /^[\s\p{Cc}]*(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\[.*\]|\.\d[^]*)?[\s\p{Cc}]*$/iu;
 
 /** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 
-/** The field of the body form. A credential, valid or not, must not get into the text. */
+/** The name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = /^auth$/iu;
 
-/** A body that begins like this is read as JSON, and refused if it is not JSON: it is not meant as text. */
+/** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** A pair as form encoders write it: by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
-const ENCODED_PAIR = /^[\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*$/;
+/** Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
+const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
-/** ECMA-48: colours (CSI), a title or a link (OSC), or another character set (as `tput sgr0` writes it). */
-// deno-lint-ignore no-control-regex
-const TERMINAL_SEQUENCE = /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]/g;
+/**
+ * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
+ * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. CR LF becomes a
+ * line feed, because every CR is removed.
+ */
+const NOT_TEXT =
+  // deno-lint-ignore no-control-regex
+  /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** Whether the gateway makes a send of each body that this token posts to /v2/send. The body has no say in it. */
+/** Whether the gateway makes a send of each body that this token posts to /v2/send, whatever the body is. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
@@ -2201,14 +2202,19 @@ function makesSends({ defaults, message }: Token): boolean {
  *   lost.
  */
 async function readSend(x: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
-  const [token, target] = [x.token!, x.target!];
-  const isByGet = isSendByGet(target);
-  const [lost] = target.parameters.find(([name]) => !isByGet && NEVER_DROPPED.test(name)) ?? [];
-  if (lost !== undefined) throw badField(lost, 'is in the query, of which nothing is read with a POST');
-  if (isByGet) x.res.shouldKeepAlive = false;
-  const payload = isByGet
-    ? readFields(target.parameters)
-    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), x.req.headers['content-type']);
+  const token = x.token!;
+  const target = x.target!;
+  let payload: JsonObject;
+  if (isSendByGet(target)) {
+    x.res.shouldKeepAlive = false;
+    payload = readFields(target.parameters);
+  } else {
+    for (const [name] of target.parameters) {
+      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, of which nothing is read with a POST');
+    }
+    const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
+    payload = readPayload(token, bytes, x.req.headers['content-type']);
+  }
   return checkSend(makeSend(token, payload), check);
 }
 
@@ -2217,15 +2223,16 @@ async function readSend(x: Exchange, body: RequestBody, check: (field: Field) =>
  * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
-function readPayload(token: Token, body: Buffer, contentType = ''): Record<string, unknown> {
+function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) throw new Problem('bad_json', { detail: 'The body is no JSON, no form and no text in UTF-8.' });
-  const form = text.trim(); // files have a byte order mark or a line feed
+  if (!isUtf8(body)) throw badJson('The body is no JSON, no form and no text in UTF-8.');
+  const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
-  return readFields(isForm ? new URLSearchParams(form) : [['message', cleanText(text)]]);
+  if (isForm) return readFields(new URLSearchParams(form));
+  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]]);
 }
 
 /**
@@ -2233,12 +2240,16 @@ function readPayload(token: Token, body: Buffer, contentType = ''): Record<strin
  * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
-function readJson(json: Buffer): Record<string, unknown> {
+function readJson(json: Buffer): JsonObject {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
-  for (const { key } of repeatedKeys(text)) if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
-  const payload = JSON.parse(text) as Record<string, unknown>;
-  for (const key of Object.keys(payload)) if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  for (const { key } of repeatedKeys(text)) {
+    if (NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+  }
+  const payload = JSON.parse(text) as JsonObject;
+  for (const key of Object.keys(payload)) {
+    if (CREDENTIAL_NAME.test(key)) delete payload[key];
+  }
   return payload;
 }
 
@@ -2260,12 +2271,12 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
-function readMultipart(body: Buffer, contentType: string): [name: string, value: string][] {
+function readMultipart(body: Buffer, contentType: string): Pair[] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
-  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\r\n--${boundary}`);
-  const isWhole = before.trim() === '' && /^--\s*$/.test(parts.pop() ?? '');
-  // Some programs see a boundary after a lone line feed too.
-  if (!isWhole || parts.some((part) => part.includes(`\n--${boundary}`))) failMultipart();
+  // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
+  // feed, and each piece must end with CR.
+  const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\n--${boundary}`);
+  if (!/^\s*\r$/.test(before) || !/^--\s*$/.test(parts.pop() ?? '')) failMultipart();
   return parts.map(readPart);
 }
 
@@ -2273,21 +2284,24 @@ function readMultipart(body: Buffer, contentType: string): [name: string, value:
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
-function readPart(part: string): [name: string, value: string] {
-  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)$/.exec(part) ?? [];
-  const [head, bytes] = [Buffer.from(latin1, 'latin1').toString(), Buffer.from(content, 'latin1')];
-  const headers = head.split('\r\n').map((line) => (PART_LINE.exec(line) ?? failMultipart())[1]!.toLowerCase());
-  const [, name = '', file] = (DISPOSITION.exec(head) ?? failMultipart()).map((text) => text?.replaceAll('"', ''));
-  if (new Set(headers).size < headers.length || (file === undefined && !isUtf8(bytes))) failMultipart();
-  if (file === undefined) return [name, bytes.toString()];
+function readPart(part: string): Pair {
+  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
+  const head = Buffer.from(latin1, 'latin1').toString();
+  const bytes = Buffer.from(content, 'latin1');
+  const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
+  if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
+  const found = DISPOSITION.exec(head) ?? failMultipart();
+  const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
+  if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
-  const fileName = file.split(/[/\\]/).at(-1)!.replace(/[;,\p{Cc}]/gu, '_');
-  const uri = `data:${type};${fileName && `filename=${fileName};`}base64,${bytes.toString('base64')}`;
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', bytes.length === 0 ? '' : uri];
+  const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
+  const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
+  const uri = content && meta + bytes.toString('base64');
+  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', uri];
 }
 
 function failMultipart(): never {
-  throw new Problem('bad_json', { detail: 'The body is not a multipart form as browsers and "curl -F" write one.' });
+  throw badJson('The body is not a multipart form as browsers and "curl -F" write one.');
 }
 
 /**
@@ -2297,57 +2311,53 @@ function failMultipart(): never {
 function isHtmlForm({ message: template }: Token, text: string): boolean {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
   const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
-  return isKnown(/^([^=\s]*)=/.exec(text)?.[1] ?? '') ||
-    (text.split('&').every((pair) => ENCODED_PAIR.test(pair)) && [...new URLSearchParams(text).keys()].some(isKnown));
-}
-
-/** A text without terminal sequences and control characters. CR LF becomes a line feed, because every CR is removed. */
-function cleanText(text: string): string {
-  const clean = text.replace(TERMINAL_SEQUENCE, '').replace(/(?![\n\t])\p{Cc}/gu, '');
-  return Buffer.byteLength(clean) > RENDER_LIMIT_BYTES ? cutText(clean) : clean;
+  const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
+  if (isKnown(first)) return true;
+  return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
 }
 
 /**
  * The payload of a form: its fields, or the JSON that its only field holds.
  * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
  */
-function readFields(pairs: Iterable<readonly [name: string, value: string]>): Record<string, unknown> {
-  const fields = new Map<string, string[]>();
+function readFields(pairs: Iterable<Pair>): JsonObject {
+  const fields: Record<string, string | string[]> = Object.create(null); // here `__proto__` is a name like others
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
-    const text = value.replaceAll('\r\n', '\n');
-    const restored = name === 'number' || name === 'recipients' ? text.replace(/^ (?=\d{5,15}$)/, '+') : text;
-    const values = fields.get(name);
-    if (name === 'number' && values) throw badField(name, 'may be given only once');
     if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
-    if (values) values.push(restored);
-    else fields.set(name, [restored]);
+    const known = fields[name];
+    if (name === 'number' && known) throw badField(name, 'may be given only once');
+    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
+    let text = value.replaceAll('\r\n', '\n');
+    if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
+    if (known === undefined) fields[name] = text;
+    else if (Array.isArray(known)) known.push(text);
+    else fields[name] = [known, text];
   }
-  const members = Object.fromEntries(Array.from(fields, ([name, all]) => [name, all.length > 1 ? all : all[0]!]));
   // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
-  const json = fields.size === 1 ? members.payload ?? members.data : undefined;
-  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : members;
+  const json = Object.keys(fields).length === 1 ? fields.payload ?? fields.data : undefined;
+  return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : fields;
 }
 
 /**
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: Record<string, unknown>): Record<string, unknown> {
-  const send: Record<string, unknown> = { ...defaults, ...sendFields(payload, template !== undefined) };
+function makeSend({ defaults, message: template }: Token, payload: JsonObject): JsonObject {
+  const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const show = (key: string): string => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…'));
-  const keys = Object.keys(payload).slice(0, 31).map((key, i) => i < 30 ? show(key) : '…').join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys}.`;
+  const keys = Object.keys(payload).slice(0, 31).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
+  if (keys.length > 30) keys[30] = '…';
+  const shown = keys.join(', ') || 'none';
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
   const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', { detail, reason: missing.map((name) => `no_${name}`).join(',') });
+  throw new Problem('bad_field', `no_${missing.join(',no_')}`, { detail });
 }
 
 /**
@@ -2355,13 +2365,13 @@ function makeSend({ defaults, message: template }: Token, payload: Record<string
  * @param isData whether the token has a template: then `send_at` is data for it.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: Record<string, unknown>, isData: boolean): Record<string, unknown> {
-  const fields: Record<string, unknown> = {};
+function sendFields(payload: JsonObject, isData: boolean): JsonObject {
+  const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    const isEmpty = value === null || (key === 'recipient' && value === '' && !isBlank(payload.recipients));
-    if (isEmpty || (isData && SEND_AT.test(key))) continue;
-    const isOne = typeof value === 'string' && /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.has(key)) fields[key] = isOne ? [value] : value;
+    if (value === null || (isData && SEND_AT.test(key))) continue;
+    if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+    const isList = /^(?:recipients|base64_attachments)$/.test(key);
+    if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2370,7 +2380,7 @@ function sendFields(payload: Record<string, unknown>, isData: boolean): Record<s
   return fields;
 }
 
-/** Whether a value is missing, a text of white space or an empty list. */
+/** Whether a value is missing, empty, only white space or an empty list. */
 function isBlank(value: unknown = ''): boolean {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
@@ -2394,17 +2404,18 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
 // are inserted and never parsed as a template.
 
 /**
- * A tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name ` alerts `.
- * A `{{` without an end matches alone, to be reported.
+ * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
+ * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if it is
+ * blank; it is not part of the match.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?/g;
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
-/** `.`, or parts joined by dots, without white space and braces. A leading dot looks in the innermost context only. */
+/** `.`, or parts joined by dots, without white space and braces. A leading dot means the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
 /** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
-  /** As the template has it, with its braces. */
+  /** The tag as written, with its braces. */
   readonly text: string;
   /** Where in the template it stands. */
   readonly at: number;
@@ -2422,13 +2433,39 @@ class Template {
   readonly names = new Set<string>();
   readonly #whole: Tag;
 
-  /** @throws {SyntaxError} whose message begins with the line and the column in the template. */
+  /**
+   * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
+   * @throws {SyntaxError} whose message begins with the line and the column in the template.
+   */
   constructor(text: string) {
-    this.#whole = parseTemplate(text, this.names);
+    this.#whole = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
+    const open = [this.#whole];
+    let from = 0;
+    for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
+      // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+      const [indent] = /(?<![^\n])[ \t]*$/.exec(text.slice(0, at)) ?? [];
+      const isAlone = /[#^/!]/.test(sigil) && indent !== undefined && lineEnd !== undefined;
+      const { nodes } = open.at(-1)!;
+      nodes.push(text.slice(from, isAlone ? at - indent.length : at));
+      from = at + whole.length + (isAlone ? lineEnd.length : 0);
+      if (sigil === '!') continue;
+      const name = (triple ?? inner).trim();
+      const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
+      const mistake = mistakeInTag(tag, open);
+      if (mistake) failTemplate(text, at, mistake);
+      if (sigil === '/') open.pop();
+      else nodes.push(tag);
+      if (/[#^]/.test(sigil)) open.push(tag);
+      const first = tag.path.find(Boolean);
+      if (first) this.names.add(first);
+    }
+    const last = open.at(-1)!;
+    last.nodes.push(text.slice(from));
+    if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
   }
 
   /**
-   * The text for some data, cut with an ellipsis if the text becomes too long or takes too many steps.
+   * The text for some data. If it becomes too long or takes too many steps, it is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown): string {
@@ -2448,9 +2485,11 @@ class Template {
       }
     };
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
-      leftSteps -= contexts.length + tag.path.length; // the most that `lookUp` can take
-      const value = lookUp(contexts, tag.path);
-      // A section is rendered for each element of a list, once for another value, and not for an empty, false or 0 one.
+      leftSteps -= contexts.length + tag.path.length; // the most lookups that follow here
+      // The first part of a name is looked up from the innermost context outwards, and any other in the one before it.
+      const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
+      const value = tag.path.reduce(memberOf, owner);
+      // A section is rendered for each element of a list, and once for any other value but null, '', false and 0.
       const items = Array.isArray(value) ? value : value ? [value] : [];
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
       if (tag.sigil !== '#') return write(toText(value));
@@ -2461,20 +2500,18 @@ class Template {
       }
     };
     renderNodes(this.#whole, [data]);
-    return isSpent() ? cutText(text) : text;
+    return cutText(text, isSpent());
   }
 }
 
-/** Looks up the first part of a name from the innermost context outwards, and each other part in the one before it. */
-function lookUp(contexts: readonly unknown[], path: readonly string[]): unknown {
-  const owner = contexts.findLast((context) => path[0] === '' || memberOf(context, path[0]!) !== undefined);
-  return path.reduce((value, name) => name === '' ? value : memberOf(value, name), owner);
-}
-
-/** An own member. Members that JavaScript adds have no name: neither `constructor`, nor the length of a list. */
+/**
+ * A member that the data has. Members that JavaScript adds are not enumerable, and have no name here: neither
+ * `constructor`, nor the length of a list. The empty name is that of the value itself.
+ */
 function memberOf(value: unknown, name: string): unknown {
-  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return undefined;
-  return Array.isArray(value) && name === 'length' ? undefined : (value as Record<string, unknown>)[name];
+  if (name === '') return value;
+  const isOwn = typeof value === 'object' && value !== null && Object.prototype.propertyIsEnumerable.call(value, name);
+  return isOwn ? (value as JsonObject)[name] : undefined;
 }
 
 /** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
@@ -2482,55 +2519,22 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text between characters, so that it fits the limit with an ellipsis. */
-function cutText(text: string): string {
-  const ellipsis = '…';
-  return wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - Buffer.byteLength(ellipsis))) + ellipsis;
+/** Cuts a text that is too long between two characters, and adds an ellipsis, which has three bytes. */
+function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
+  return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
 
-/**
- * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
- * @param names gets the first part of each name.
- * @throws {SyntaxError} with line and column.
- */
-function parseTemplate(text: string, names: Set<string>): Tag {
-  const open: Tag[] = [{ text, at: 0, sigil: '', name: '', path: [], nodes: [] }];
-  let from = 0;
-  for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', index: at } of text.matchAll(TAG)) {
-    if (whole === '{{') failTemplate(text, at, 'a "{{" has no "}}"');
-    // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
-    const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
-    const [lineEnd] = /^[ \t]*(?:\r?\n|$)/.exec(text.slice(at + whole.length)) ?? [];
-    const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
-    const { nodes } = open.at(-1)!;
-    nodes.push(text.slice(from, isAlone ? at - indent.length : at));
-    from = at + whole.length + (isAlone ? lineEnd.length : 0);
-    if (sigil === '!') continue;
-    const name = (triple ?? inner).trim();
-    const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
-    const mistake = mistakeInTag(tag, open);
-    if (mistake !== undefined) failTemplate(text, at, mistake);
-    if (sigil === '/') open.pop();
-    else nodes.push(tag);
-    if (/[#^]/.test(sigil)) open.push(tag);
-    const first = tag.path[0] || tag.path[1];
-    if (first) names.add(first);
-  }
-  const last = open.at(-1)!;
-  last.nodes.push(text.slice(from));
-  if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
-  return last;
-}
-
-/** Why a tag cannot stand where it does, if so. */
+/** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
 function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+  if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
-  const isTooDeep = /[#^]/.test(sigil) && open.length > NESTING_LIMIT;
-  if (isTooDeep) return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  if (/[#^]/.test(sigil) && open.length > NESTING_LIMIT) {
+    return `sections are nested more than ${NESTING_LIMIT} levels deep`;
+  }
   const section = open.at(-1)!;
   if (sigil !== '/' || name === section.name) return undefined;
   if (open.length === 1) return `${shown} closes a section that is not open`;
@@ -2550,7 +2554,7 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
-/** A mistake in a template is told at start, with its line and column, and not when the first alert comes. */
+/** Reads a template. A mistake in it is reported when the gateway starts, and not when the first alert comes. */
 function readTemplate(value: unknown): Template {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
   return attempt(() => new Template(value), (error) => error.message);
@@ -2561,27 +2565,31 @@ function readTemplate(value: unknown): Template {
 // #region POLICY
 
 /**
- * The keys of a body that the gateway checks, because the backend acts on them. They count at the top level, or
- * `within` the object of another key. With `list`, the value is an array of strings. An `argument` may also be a number
- * (the votes of a poll).
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
+ * string.
  */
-const BODY_KEYS = {
-  auth: { list: false, role: 'credential' },
-  number: { list: false, role: 'sender' },
-  recipient: { list: false, role: 'recipient' }, // undocumented in /v2/send: the backend adds it to recipients
-  recipients: { list: true, role: 'recipient' },
-  members: { list: true, role: 'member' }, // a member of a group can be written to, and reads the group
-  admins: { list: true, role: 'member' },
-  answers: { list: true, role: 'argument' }, // of a poll
-  selected_answers: { list: true, role: 'argument' },
-  base64_attachment: { list: false, role: 'attachment' },
-  base64_attachments: { list: true, role: 'attachment' },
-  link_preview: { list: false, role: 'object' },
-  base64_thumbnail: { list: false, role: 'attachment', within: 'link_preview' }, // stored like an attachment
-  send_at: { list: false, role: 'schedule' }, // secured-signal-api holds a send until then; the backend ignores it
-} as const satisfies Record<string, { list: boolean; role: string; within?: string }>;
+const STRING_KEYS = {
+  auth: 'credential',
+  number: 'sender',
+  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
+  base64_attachment: 'attachment',
+  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
+  link_preview: 'object', // the only value that is an object
+  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
+} as const;
 
-type BodyKey = keyof typeof BODY_KEYS;
+/** The same for keys whose value is a list of strings. An `argument` in a list may also be a number. */
+const LIST_KEYS = {
+  recipients: 'recipient',
+  members: 'member', // a member of a group can be written to, and reads the group
+  admins: 'member',
+  answers: 'argument', // of a poll
+  selected_answers: 'argument', // the votes
+  base64_attachments: 'attachment',
+} as const;
+
+const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
+type BodyKey = keyof typeof KEY_ROLES;
 
 /** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
 interface Field {
@@ -2598,21 +2606,20 @@ const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
 function checkField(token: Token, { route }: Target, { key, value }: Field) {
-  const { role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   const isSend = route?.group === 'send';
-  if (value === undefined) {
-    if (!token.senders || !isSend) return;
+  if (value === undefined && isSend && token.senders) {
     throw badField(key, 'must say from which account to send, for this token may not use all');
   }
-  if (key === 'recipient' && value === '' && isSend) return; // the backend ignores it
+  // The backend ignores an empty `recipient`.
+  if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
   const isRecipient = role === 'recipient' || role === 'member';
   const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
-  const mistake = role === 'attachment'
-    ? mistakeInAttachment(value)
-    : mistakeInArgument(value) ?? (isRecipient ? mistakeInRecipient(value, isPerson) : undefined);
+  const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
+  const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
   if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
-  const refusal = isRecipient ? refusalOfRecipient(token, value) : undefined;
+  const refusal = isRecipient && refusalOfRecipient(token, value);
   if (refusal) throw refusal;
 }
 
@@ -2648,7 +2655,7 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
-  return new Problem('recipient_not_allowed', { detail });
+  return new Problem('recipient_not_allowed', undefined, { detail });
 }
 
 /** What the backend takes a recipient for. */
@@ -2674,26 +2681,26 @@ const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
-/** For each byte, whether a number, `true`, `false` or `null` may contain it. */
-const IN_BARE = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-z.E+-]/.test(String.fromCharCode(byte))));
-
 /**
- * Two tables of the bytes that are special in a string: for each byte, whether it is special, and for each pair of
- * bytes, whether one of them is. They are many times faster than a regular expression.
+ * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
+ * many times faster than one with the pattern.
  */
-function specialTable(special: RegExp): readonly [bytes: Uint8Array, pairs: Uint8Array] {
-  const bytes = Uint8Array.from({ length: 256 }, (_, byte) => Number(special.test(String.fromCharCode(byte))));
-  return [bytes, Uint8Array.from({ length: 65_536 }, (_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!)];
+function pairTable(pattern: RegExp): Uint8Array {
+  const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
+  return new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
 }
 
-// A quote ends a string, a backslash begins an escape, and JSON allows no control character in a string. Commas and
-// semicolons separate the metadata of an attachment.
-const SPECIAL = specialTable(/["\\]|[^ -\xff]/);
-const SPECIAL_IN_ATTACHMENT = specialTable(/["\\,;]|[^ -\xff]/);
+// The bytes at which a run of plain bytes in a string ends. A quote ends the string, a backslash begins an escape, and
+// JSON allows no control character in a string. Commas and semicolons separate the metadata of an attachment.
+const SPECIAL = pairTable(/["\\]|[^ -\xff]/);
+const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
+
+/** The bytes that cannot stand in a number, `true`, `false` or `null`. */
+const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
 /** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
-const SEND_KEYS = new Map<string, { role: string; within?: BodyKey }>(Object.entries(BODY_KEYS));
-const KEYS = { send: SEND_KEYS, all: new Map([...SEND_KEYS].filter(([key]) => key !== 'send_at')), none: new Map() };
+const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
+const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
 
 /** An open object or array. The outermost scope is the document itself. */
 interface Scope {
@@ -2708,8 +2715,8 @@ interface Scope {
  * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
  * chunks.
  *
- * The caller may pass on the bytes that `write` returns once it has checked the fields of `takeFields`. Only `end`
- * returns the closing brace, so that the backend never gets a complete document that was refused.
+ * The caller checks the fields of `takeFields` before it passes on the bytes of `takePassed`. Only `end` adds the
+ * closing brace to them, so that the backend never gets a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
@@ -2738,7 +2745,7 @@ class BodyScan {
    */
   defers = false;
 
-  readonly #keys: typeof SEND_KEYS;
+  readonly #keys: ReadonlySet<unknown>;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
@@ -2755,7 +2762,7 @@ class BodyScan {
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
   #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
-  #out: Uint8Array[] = [];
+  readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
   #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
   #heldFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
@@ -2779,40 +2786,35 @@ class BodyScan {
     return this.#fields.splice(0);
   }
 
-  /**
-   * Reads a chunk.
-   * @returns the bytes that may be passed on: parts of this chunk and of earlier ones.
-   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
-   */
-  write(chunk: Uint8Array): Uint8Array[] {
+  /** The bytes passed on since the last call. They are parts of the chunks. */
+  takePassed(): Uint8Array[] {
+    return this.#out.splice(0);
+  }
+
+  /** Reads a chunk. @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards. */
+  write(chunk: Uint8Array) {
     this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
     const whole = wholeCharacters(bytes);
-    // The whole chunk in one native call. A character may span two or more chunks.
+    // One native call checks the whole chunk. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
     this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
     this.#from = 0;
-    this.#out = [];
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#pass(chunk.length);
     this.#offset += chunk.length;
-    return this.#out;
   }
 
-  /**
-   * Ends the document.
-   * @returns the closing brace, to be passed on after the last fields were checked.
-   * @throws {Problem} bad_json if the document is not complete.
-   */
-  end(): Uint8Array[] {
+  /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
+  end() {
     if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
-    if (this.#keys !== KEYS.none && !this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
-    return [Buffer.from('}')];
+    if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
+    this.#out.push(Buffer.from('}'));
   }
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
-    throw new Problem('bad_json', { detail: `The body is not a JSON object: ${why}, at byte ${this.#offset + i}.` });
+    throw badJson(`The body is not a JSON object: ${why}, at byte ${this.#offset + i}.`);
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
@@ -2859,7 +2861,7 @@ class BodyScan {
   // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
   /** Skips white space; gives any other byte to `#expected`. */
-  #readStructure(i: number): number {
+  #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
     // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
@@ -2917,8 +2919,9 @@ class BodyScan {
     if (depth === 0) this.#fail(i, 'something follows its end');
     if (char === ',') {
       this.#expected = this.#readMember;
-      if (depth === 1) this.#hold(i);
-      if (depth > 1 || this.#anyMember) return;
+      if (depth > 1) return;
+      this.#hold(i);
+      if (this.#anyMember) return;
       this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
@@ -2928,7 +2931,7 @@ class BodyScan {
     if (depth > 1) return;
     this.#release();
     this.#pass(i);
-    this.#from = i + 1; // only `end` returns the closing brace
+    this.#from = i + 1; // only `end` passes the closing brace on
   }
 
   /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
@@ -2950,8 +2953,8 @@ class BodyScan {
   //   a number, a word   one byte more than BARE_LIMIT_BYTES, so that a longer one is refused
 
   /** A method, because V8 calls a private getter more slowly. */
-  #isInAttachment(): boolean {
-    return this.#scope.key !== undefined && BODY_KEYS[this.#scope.key].role === 'attachment';
+  #isInAttachment() {
+    return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
   #openString(isKey: boolean) {
@@ -2964,10 +2967,10 @@ class BodyScan {
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
-  #readString(i: number): number {
+  #readString(i: number) {
     const chunk = this.#chunk;
     const text = this.#text;
-    const end = findSpecial(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
+    const end = findByte(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
     // Exactly up to the limit, so that the result does not depend on the chunks.
     if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
     if (end === chunk.length) return end;
@@ -2987,7 +2990,7 @@ class BodyScan {
   }
 
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
-  #readEscape(i: number): number {
+  #readEscape(i: number) {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
@@ -3023,27 +3026,26 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. From here on a top-level member may be passed on, unless the key is `auth`. */
+  /** Notes a key that matters. From here on a held member is passed on, unless the key is `auth`. */
   #endKey(name: string) {
     // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    const rule = this.#keys.get(key);
-    // At the top level, the outer scope has no key, and the rule no `within`.
-    if (rule && rule.within === this.#scope.outer!.key) {
+    // One key counts only within another one's object. At the top level, the outer scope has no key.
+    const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
+    if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
       if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
-    if (this.#scope.depth > 1 || this.#scope.key === 'auth') return;
+    if (this.#scope.key === 'auth') return;
     this.#release();
     this.#anyMember = true;
   }
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
-  #readBare(i: number): number {
-    let end = i;
-    while (end < this.#chunk.length && IN_BARE[this.#chunk[end]!]) end++;
+  #readBare(i: number) {
+    const end = findByte(this.#chunk, i, AFTER_BARE);
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
@@ -3055,15 +3057,12 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So if the list has more
- * than 32 chunks, and the last is at least as large as the one before, these two are merged; and so on. Each byte is
- * copied only a few times.
+ * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So once the list has more
+ * than 32 chunks, small ones are joined, up to 1 KiB.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
-  chunks.push(chunk);
-  while (chunks.length > 32 && chunks.at(-2)!.length <= chunks.at(-1)!.length) {
-    chunks.push(Buffer.concat(chunks.splice(-2)));
-  }
+  const isSmall = chunks.length > 32 && chunks.at(-1)!.length + chunk.length <= 1024;
+  chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
 /** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
@@ -3078,8 +3077,9 @@ function wholeCharacters(bytes: Buffer): Buffer {
  * these, only `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
-  const { list, role } = BODY_KEYS[key];
+  const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
+  const list = key in LIST_KEYS;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
   // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
   // #readBare refuses them. Clients send `"base64_attachments": null` for none.
@@ -3087,25 +3087,23 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
   return isRight ? undefined : `must be ${type}`;
 }
 
-/** Where the next special byte is, from `i` on, or else the length of the chunk. */
-function findSpecial(chunk: Buffer, i: number, [bytes, pairs]: typeof SPECIAL): number {
-  // A plain loop first: most strings are short, and a view for each escape would cost more than the loop. The loop ends
-  // at an even address, because a view of pairs has to begin there.
+/** Finds the first byte from `i` on that is in the table. Returns the length of the chunk if there is none. */
+function findByte(chunk: Buffer, i: number, pairs: Uint8Array): number {
+  // First byte by byte: most strings are short, and a view for each escape would cost more than this loop. A byte is
+  // looked up as a pair with itself. The loop ends at an even address, because a view of pairs has to begin at one.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
-  while (i < near && !bytes[chunk[i]!]) i++;
+  while (i < near && !pairs[0x101 * chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Sixteen bytes per test, in eight pairs: a large attachment spends its time in this loop. The table is symmetric, so
-  // that the byte order of the processor does not matter.
+  // Then four pairs at once: a large attachment spends its time in this loop. The order of the bytes in a pair does not
+  // matter, so neither does the byte order of the processor.
   const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  const last = two.length - 4;
   let at = 0;
   while (
-    at + 8 <= two.length &&
-    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]! |
-        pairs[two[at + 4]!]! | pairs[two[at + 5]!]! | pairs[two[at + 6]!]! | pairs[two[at + 7]!]!) === 0
-  ) at += 8;
-  i += 2 * at;
-  while (i < chunk.length && !bytes[chunk[i]!]) i++;
-  return i;
+    at <= last &&
+    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]!) === 0
+  ) at += 4;
+  return findByte(chunk, i + 2 * at, pairs); // the byte or the end is at most eight bytes away
 }
 
 // #endregion
@@ -3128,14 +3126,6 @@ const NOT_OUTBOUND = new Set([
   ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
 ]);
 
-/** The head of the backend's response, and the way to read the rest. */
-interface BackendResponse {
-  readonly incoming: IncomingMessage;
-  readonly reader: MessageReader;
-  /** The backend's side of the WebSocket, if the backend accepted the upgrade. */
-  readonly upgraded: Side | undefined;
-}
-
 /**
  * Sends the request to the backend, once, and its response to the client.
  * @param upgrade the client's side, if the request opens a WebSocket.
@@ -3143,37 +3133,32 @@ interface BackendResponse {
  */
 async function relay(x: Exchange, target: Target, content: Content, upgrade?: Side) {
   const early = upgrade && listenEarly(x, upgrade);
-  const group = target.route?.group;
-  let response: BackendResponse | undefined;
+  let incoming: IncomingMessage | undefined;
   try {
-    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    x.queue.join(x, group !== 'info' && group !== 'receive', group === 'send' ? x.rules['backend.wait'] : 0);
-    response = await sendWhenUp(x, target, content, upgrade !== undefined);
+    incoming = await sendWhenUp(x, target, content, upgrade !== undefined);
     if (x.endedBy) throw x.endedBy;
-    const { incoming, upgraded } = response;
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(x, headers));
-    x.report.status = incoming.statusCode!;
-    if (upgrade && early && upgraded) return openTunnel(x, headers, [upgrade[0], early()], upgraded);
-    x.respond(x.report.status, headers, undefined, incoming.statusMessage);
-    await relayBody(x, response.reader, length);
+    if (early && incoming.statusCode === 101) return openTunnel(x, headers, early(), incoming.socket);
+    x.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    await relayBody(x, incoming, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     // The connection of a response that breaks off is not used again.
     // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
-    if (response?.incoming.readableEnded === false) (response.upgraded?.[0] ?? response.incoming.socket).destroy();
+    if (incoming?.readableEnded === false) incoming.socket.destroy();
     throw backendProblem(error);
   }
 }
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
 function backendPath(backend: Backend, target: Target): string {
-  // Does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
-  const encode = (segment: string): string =>
-    encodeURIComponent(segment).replace(/%(?:24|26|2B|2C|3A|3B|3D|40)/g, decodeURIComponent);
-  return `${backend.prefix}/${target.segments.map(encode).join('/')}${target.query && '?'}${target.query}`;
+  // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
+  // Nor does it encode `/`, `?` and `#`, which would end the segment.
+  const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
+  return `${backend.prefix}/${path}${target.query && '?'}${target.query}`;
 }
 
 /**
@@ -3192,14 +3177,14 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
-    const isOurs = NOT_OUTBOUND.has(name) || name.startsWith('x-forwarded-') || name.startsWith('x-original-') ||
-      (isMadeSend && name.startsWith('content-')); // true of the client's body only
+    const isOurs = NOT_OUTBOUND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+      (isMadeSend && name.startsWith('content-')); // these describe the client's body
     if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
   headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
-  const proto = (req.socket as Partial<TLSSocket>).encrypted === true ? 'https' : 'http';
+  const proto = (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
@@ -3220,11 +3205,10 @@ const NO_NAMES: ReadonlySet<string> = new Set();
  */
 function holdsSecret(value: string, secrets: readonly string[]): boolean {
   if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = !value.includes('%')
-    ? value
-    : value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
-  const decoded = (plain.match(/[\w+/-]{22,}/g) ?? []).map((run) => Buffer.from(run, 'base64').toString('latin1'));
-  return [value, plain, ...decoded].some((text) => secrets.some((secret) => text.includes(secret)));
+  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
+  const decoded = plain.replace(/[\w+/-]{22,}/g, (run) => Buffer.from(run, 'base64').toString('latin1'));
+  const text = [value, plain, decoded].join('\n');
+  return secrets.some((secret) => text.includes(secret));
 }
 
 /**
@@ -3232,10 +3216,12 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<BackendResponse> {
+async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgrade: boolean): Promise<IncomingMessage> {
+  const isLarge = content !== undefined && 'chunks' in content;
+  x.queue.join(x);
   try {
     for (;;) {
-      await x.queue.enter(x, !isLarge(content)); // a large body acquires its slot before its last byte
+      await x.queue.enter(x, !isLarge); // a large body acquires its slot before its last byte
       try {
         return await connectAndSend(x, target, content, isUpgrade);
       } catch (error) {
@@ -3249,57 +3235,51 @@ async function sendWhenUp(x: Exchange, target: Target, content: Content, isUpgra
   }
 }
 
-/** Whether a body is larger than the head, so that it streams. */
-function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
-  return content !== undefined && 'chunks' in content;
-}
-
 /**
  * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
  * @returns the response, when its head is here.
  * @throws {Problem} backend_unreachable if no connection came about.
  */
 function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const { 'backend.url': backend, 'backend.timeout': backendTimeoutMs } = x.rules;
+  const backend = x.rules['backend.url'];
   const { method } = target;
   const isTls = backend.options.protocol === 'https:';
   const headers = [...outboundHeaders(x), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise<BackendResponse>((resolve, reject) => {
+  return new Promise<IncomingMessage>((resolve, reject) => {
     if (x.endedBy) return reject(x.endedBy);
     x.moveTo('sending');
     const path = backendPath(backend, target);
     const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
     x.underway = outgoing;
-    let response: BackendResponse | undefined;
-    const onHead = (incoming: IncomingMessage, upgraded?: Side) => {
-      response = { incoming, reader: new MessageReader(x, incoming, 'bad_backend_answer'), upgraded };
+    const onHead = (incoming: IncomingMessage) => {
       // Nobody needs the body; the log says what became of the request.
-      if (x.hasLeft) x.end(new Problem('client_left', { reason: `answered_${incoming.statusCode}` }));
+      if (x.hasLeft) x.end(new Problem('client_left', `answered_${incoming.statusCode}`));
       x.moveTo('answered');
-      resolve(response);
+      resolve(incoming);
     };
     outgoing.on('response', (incoming) => {
       // A response may end before the request does: nobody reads the rest of the request then.
       incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
+      // A body without a length that ends by a reset would look complete.
+      outgoing.on('error', () => incoming.complete || x.end(new Problem('bad_backend_answer', 'aborted')));
       onHead(incoming);
     });
-    outgoing.on('upgrade', (incoming, ...side) => onHead(incoming, side));
-    outgoing.on('error', (error) => {
-      // A body without a length that ends by a reset would look complete.
-      if (response && !response.incoming.complete) response.reader.isBroken = true;
-      // Without a connection nothing can have been sent.
-      reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('upgrade', (incoming, socket, head) => {
+      socket.unshift(head); // openTunnel reads it
+      onHead(incoming);
     });
-    outgoing.on('close', () => response || outgoing.emit('error', new Error('closed')));
+    // Without a connection nothing can have been sent. After the response has come, this does nothing.
+    const fail = (error?: Error) => reject(x.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
+    outgoing.on('error', fail).on('close', fail);
     const onConnect = () => {
       x.queue.connected(x);
       writeRequest(x, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
     };
     outgoing.on('socket', (socket) => {
-      socket.off('data', destroyThis); // see readBackend
+      socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, backendTimeoutMs);
+      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, x.rules['backend.timeout']);
       x.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
@@ -3310,7 +3290,7 @@ function connectAndSend(x: Exchange, target: Target, content: Content, isUpgrade
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(x: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  if (!isLarge(content)) {
+  if (content === undefined || !('chunks' in content)) {
     await x.queue.enter(x, true); // the request that tried whether the backend is up has no slot yet
     x.waitFor(x.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -3336,57 +3316,56 @@ function lengthHeaders(method: string, content: Content): string[] {
  * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
  * response for those of another, or lose its credential on a redirect.
  * @param protocol the protocol that the client has asked for.
- * @returns the headers for the client, without those for this hop and those that the backend has no say in; and the
- *   length of the body, if it is known.
+ * @returns the headers for the client, without those for this hop and those that only the gateway may set; and the
+ *   length of the body, Infinity if it is not known.
  * @throws {Problem} bad_backend_answer.
  */
-function readResponseHead({ statusCode: status = 0, rawHeaders: headers }: IncomingMessage, protocol?: string) {
+function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: IncomingMessage, protocol?: string) {
+  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
+  const named = connectionNames(headers.connection);
   const passed: string[] = [];
-  const own: Record<string, string> = {}; // for this hop, or about the body
-  for (let i = 0; i < headers.length; i += 2) {
-    const name = headers[i]!.toLowerCase();
-    if (NOT_INBOUND.has(name) || name.startsWith('content-')) own[name] = headers[i + 1]!;
+  for (let i = 0; i < rawHeaders.length; i += 2) {
+    const name = rawHeaders[i]!.toLowerCase();
     // Only `cors` says which origins may read a response: some proxies before a backend say "*".
-    const isOurs = NOT_INBOUND.has(name) || name.startsWith('access-control-');
-    if (!isOurs) passed.push(headers[i]!, headers[i + 1]!);
+    const isOurs = NOT_INBOUND.has(name) || named.has(name) || name.startsWith('access-control-');
+    if (!isOurs) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
   }
-  const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = own;
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
-    (own['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
+    (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const lies = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
-  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', { reason });
-  const named = connectionNames(own.connection);
-  return {
-    headers: named.size === 0 ? passed : passed.filter((_, i) => !named.has(passed[i - i % 2]!.toLowerCase())),
-    length: isBodiless || status === 304 ? 0 : length === undefined ? undefined : Number(length),
-  };
+  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', reason);
+  return { headers: passed, length: isBodiless || status === 304 ? 0 : Number(length ?? Infinity) };
 }
 
-/** Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too. */
-async function relayBody(x: Exchange, reader: MessageReader, length: number | undefined) {
+/**
+ * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
+ * @param length Infinity if it is not known.
+ */
+async function relayBody(x: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = x;
+  const reader = new MessageReader(x, incoming, 'bad_backend_answer');
   let room: (() => Promise<void>) | undefined;
-  while (report.bytesOut !== length) {
+  while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
-    if (chunk === undefined && length === undefined) return;
-    report.bytesOut += chunk?.length ?? 0;
-    if (chunk === undefined || report.bytesOut > (length ?? Infinity)) {
-      throw new Problem('bad_backend_answer', { reason: 'bad_length' });
-    }
+    if (chunk === undefined) break;
+    report.bytesOut += chunk.length;
+    if (report.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (report.bytesOut === length) x.rest = chunk;
-    if (x.rest !== undefined || res.write(chunk)) continue;
-    x.waitFor(core.stallTimeoutMs, 'client_left');
-    await (room ??= x.changesOf(res, ['drain', 'close']))();
-    if (x.endedBy) throw x.endedBy;
+    else if (!res.write(chunk)) {
+      x.waitFor(core.stallTimeoutMs, 'client_left');
+      await (room ??= x.changesOf(res, ['drain', 'close']))();
+    }
   }
+  const isWhole = length === Infinity || report.bytesOut === length;
+  if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
 }
 
 /**
@@ -3394,7 +3373,7 @@ async function relayBody(x: Exchange, reader: MessageReader, length: number | un
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
 function collectSoon(chunk: Uint8Array | undefined) {
-  if (chunk === undefined || chunk.length < COLLECT_FROM_BYTES) return;
+  if (!chunk || chunk.length < COLLECT_FROM_BYTES) return;
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
@@ -3403,8 +3382,9 @@ function collectSoon(chunk: Uint8Array | undefined) {
  * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
-  const { code: reason = 'failed' } = error as NodeJS.ErrnoException; // one word, without an address or a path
-  return error instanceof Problem ? error : new Problem(code, { reason, cause: error });
+  if (error instanceof Problem) return error;
+  const reason = (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed'; // without an address or a path
+  return new Problem(code, reason);
 }
 
 // #endregion
@@ -3413,28 +3393,27 @@ function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'
 
 /** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
 class Place {
+  /** False for the groups `info` and `receive`. */
   needsSlot = false;
   /** When the request was ready to be sent, by performance.now(). The queue has this order. */
   readyMs = 0;
-  /** Until when it waits for a backend that is down; `readyMs` if it does not. */
-  untilMs = 0;
+  /** How long the request waits for a backend that is down. */
+  waitMs = 0;
   isConnected = false;
-  /** Set while the request waits for a slot. */
-  wantsSlot = false;
-  /** Set while it holds one. */
+  /** Whether the request waits for a slot or holds one. After `slotTimeoutMs` the slot is overdue. */
+  slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
+  /** Runs until the slot is overdue. */
   timer: NodeJS.Timeout | undefined;
-  /** It has held its slot for `slotTimeoutMs`. */
-  isOverdue = false;
 }
 
-/** From a refused connection until one comes about. */
+/** The backend is down: from a refused connection until a connection succeeds. */
 interface Outage {
-  reason: string;
-  /** The one request that tries to connect. */
-  trier: Exchange | undefined;
-  /** How long nobody tries after a try has failed. */
+  /** Why the last try failed. */
+  problem: Problem;
+  /** The one request that tries to connect, or the pause after a failed try. Undefined: a try is due. */
+  trier: Exchange | 'pause' | undefined;
+  /** How long the next pause will be. */
   pauseMs: number;
-  pause: NodeJS.Timeout | undefined;
 }
 
 /**
@@ -3459,79 +3438,93 @@ interface Outage {
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
-  readonly #holders: Exchange[] = [];
-  readonly #waiting: Exchange[] = [];
+  #holders: Exchange[] = [];
+  /** The requests that wait for a slot, or for the backend, in the order in which they were ready to be sent. */
+  #waiting: Exchange[] = [];
   /** By the name of the token, when it last got a slot. */
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  /** Begins; every request that joins must release. @param waitMs how long it waits for a backend that is down. */
-  join(x: Exchange, needsSlot: boolean, waitMs: number) {
-    const readyMs = performance.now();
-    const untilMs = readyMs + Math.min(waitMs, x.rules['backend.timeout']);
-    Object.assign(x.place, { needsSlot, readyMs, untilMs });
+  /** Must come before `enter`. A request that has joined must release. */
+  join({ place, target, rules }: Exchange) {
+    const group = target?.route?.group;
+    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
+    place.needsSlot = group !== 'info' && group !== 'receive';
+    place.readyMs = performance.now();
+    if (group === 'send') place.waitMs = Math.min(rules['backend.wait'], rules['backend.timeout']);
   }
 
   /**
-   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. A request that tries whether the
-   * backend is up goes on without one.
+   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. The request that tries whether
+   * the backend is up goes on without a slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(x: Exchange, wantsSlot: boolean) {
-    const place = x.place;
-    const isLimited = x.core.rules['backend.parallel'] < Infinity;
-    place.wantsSlot = wantsSlot && place.needsSlot && isLimited && !place.timer;
-    if (x.stage === 'answered' || (!place.wantsSlot && !this.#isInLine(x))) return;
-    this.#waiting.splice(this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs) + 1, 0, x);
-    this.serve(x.core);
-    if (!this.#waiting.includes(x)) return;
-    // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
-    if (this.#isInLine(x)) x.stopTimer();
-    else x.waitFor(x.rules['backend.timeout'], 'busy');
-    await x.standBy();
+    const { core, place } = x;
+    if (x.stage === 'answered') return;
+    const isLimited = core.rules['backend.parallel'] < Infinity;
+    if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
+    if (place.slot !== 'wanted' && !this.#isInLine(x)) return;
+    do {
+      const before = this.#waiting.findLastIndex((y) => y.place.readyMs <= place.readyMs);
+      this.#waiting.splice(before + 1, 0, x);
+      this.serve(core);
+      if (!this.#waiting.includes(x)) return;
+      // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
+      if (this.#isInLine(x)) x.stopTimer();
+      else x.waitFor(x.rules['backend.timeout'], 'busy');
+      await x.standBy();
+      // Admitted without a slot, and not to try: the backend is up again. Now the request waits for its slot.
+    } while (place.slot === 'wanted' && this.#outage?.trier !== x);
   }
 
-  /** A connection came about: the backend is up. */
+  /** The request has a connection: the backend is up. */
   connected(x: Exchange) {
     x.place.isConnected = true;
     if (!this.#outage) return;
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    clearTimeout(this.#outage.pause);
+    const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(x, 'the backend can be connected to again', [x, ...line].filter(waits));
-    for (const y of line) y.place.wantsSlot ? y.waitFor(y.rules['backend.timeout'], 'busy') : this.#admit(y);
-    queueMicrotask(() => this.serve(x.core)); // when x, which was ready before them, has entered again
+    // They enter again when the present call has returned. In it x, which was ready before them, enters first.
+    for (const y of line) this.#admit(y);
   }
 
   /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
   refused(x: Exchange, problem: Problem) {
-    const { reason = '' } = problem.details;
-    const isNews = this.#outage === undefined;
-    const outage = this.#outage ??= { reason, trier: x, pauseMs: RETRY_PAUSE_MS / 2, pause: undefined };
-    outage.reason = reason;
-    if (outage.trier === x) {
-      outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
-      outage.pause = setTimeout(() => {
-        outage.pause = undefined;
-        this.serve(x.core);
-      }, outage.pauseMs).unref();
+    const isLate = ({ place }: Exchange) => place.readyMs + place.waitMs <= performance.now();
+    const line = this.#unconnected();
+    if (!this.#outage) {
+      this.#outage = { problem, trier: x, pauseMs: RETRY_PAUSE_MS };
+      const waiting = [x, ...line].filter((y) => !isLate(y));
+      this.#log(x, 'no connection to the backend: sends wait for it', waiting, problem.reason);
     }
-    const isLate = ({ place }: Exchange): boolean => place.untilMs <= performance.now();
-    const line = this.#waiting.filter((y) => this.#isInLine(y));
-    for (const y of line) isLate(y) ? y.end(problem) : y.stopTimer();
+    const outage = this.#outage;
+    outage.problem = problem;
+    if (outage.trier === x) this.#pause(outage, x.core);
+    for (const y of line) {
+      y.stopTimer();
+      if (isLate(y)) y.end(problem);
+    }
     this.release(x);
-    const waiting = [x, ...line].filter((y) => !isLate(y));
-    if (isNews) this.#log(x, 'no connection to the backend: sends wait for it', waiting, reason);
     if (isLate(x)) throw problem;
+  }
+
+  /** Lets nobody try for a while. */
+  #pause(outage: Outage, core: Core) {
+    outage.trier = 'pause';
+    setTimeout(() => {
+      outage.trier = undefined;
+      this.serve(core);
+    }, outage.pauseMs).unref();
+    outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
   }
 
   /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
   release(x: Exchange) {
-    const place = x.place;
-    clearTimeout(place.timer);
-    place.timer = undefined;
-    place.isOverdue = false;
-    for (const list of [this.#holders, this.#waiting]) if (list.includes(x)) list.splice(list.indexOf(x), 1);
+    clearTimeout(x.place.timer);
+    x.place.slot = 'none';
+    this.#holders = this.#holders.filter((y) => y !== x);
+    this.#waiting = this.#waiting.filter((y) => y !== x);
     if (this.#outage?.trier === x) this.#outage.trier = undefined;
     x.wake?.(); // an upload may wait for a slot that it needs no longer
     this.serve(x.core);
@@ -3540,15 +3533,16 @@ class BackendQueue {
   /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
   serve(core: Core) {
     if (this.#outage) this.#serveLine(this.#outage);
-    const { rules: { 'backend.parallel': slots }, slotTimeoutMs } = core;
+    const slots = core.rules['backend.parallel'];
     while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place.isOverdue).slice(0, slots);
-      if (this.#holders.length - lent.length >= slots) return;
-      const next = this.#next(core, lent);
+      const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
+      const held = this.#holders.filter((x) => !lent.includes(x));
+      const next = held.length < slots ? this.#next(core.rules, held) : undefined;
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
-      next.place.timer = setTimeout(() => this.#passTime(next), slotTimeoutMs);
+      next.place.slot = 'held';
+      next.place.timer = setTimeout(() => this.#passTime(next), core.slotTimeoutMs);
       this.#admit(next);
     }
   }
@@ -3556,18 +3550,15 @@ class BackendQueue {
   /**
    * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
    * Where there are several tokens and several slots, no token holds all of them.
-   * @param lent the requests whose slots do not count, because they are lent.
+   * @param holders the requests whose slots are not lent.
    */
-  #next({ rules: { 'backend.parallel': slots, tokens } }: Core, lent: Exchange[]): Exchange | undefined {
-    const isAble = (x: Exchange): boolean => x.place.wantsSlot && !this.#isInLine(x);
-    if (tokens.size < 2) return this.#waiting.find(isAble);
-    const held = this.#holders.flatMap((x) => lent.includes(x) ? [] : [x.token!.name]);
-    const most = Math.max(1, slots - 1);
-    const full = new Set(held.filter((name) => held.filter((other) => other === name).length >= most));
-    const lastMs = ({ token }: Exchange): number => this.#lastSlotMs.get(token!.name) ?? 0;
-    return this.#waiting
-      .filter((x) => isAble(x) && !full.has(x.token!.name))
-      .reduce<Exchange | undefined>((first, x) => first && lastMs(first) <= lastMs(x) ? first : x, undefined);
+  #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
+    const candidates = this.#waiting.filter((x) => x.place.slot === 'wanted' && !this.#isInLine(x));
+    if (tokens.size < 2) return candidates[0];
+    const limit = Math.max(1, slots - 1);
+    const hasRoom = (x: Exchange) => holders.filter(({ token }) => token!.name === x.token!.name).length < limit;
+    const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
+    return candidates.filter(hasRoom).sort((x, y) => lastMs(x) - lastMs(y))[0];
   }
 
   /**
@@ -3575,14 +3566,17 @@ class BackendQueue {
    * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
    */
   #serveLine(outage: Outage) {
-    const line = this.#waiting.filter((x) => this.#isInLine(x));
-    if (!outage.trier && !outage.pause) {
+    const line = this.#unconnected();
+    if (!outage.trier) {
       outage.trier = line.find(waits) ?? line[0];
       if (outage.trier) this.#admit(outage.trier);
     }
-    for (const x of line) {
-      if (!waits(x) && x !== outage.trier) x.end(new Problem('backend_unreachable', { reason: outage.reason }));
-    }
+    for (const x of line) if (!waits(x) && x !== outage.trier) x.end(outage.problem);
+  }
+
+  /** The waiting requests that have no connection. While the backend is down, they are the line. */
+  #unconnected(): Exchange[] {
+    return this.#waiting.filter(({ place }) => !place.isConnected);
   }
 
   /** Whether the request is in line: the backend is down, and the request has no connection. */
@@ -3597,7 +3591,7 @@ class BackendQueue {
 
   /** The slot is overdue, and can be lent. A request whose client has left ends. */
   #passTime(x: Exchange) {
-    x.place.isOverdue = true;
+    x.place.slot = 'overdue';
     if (x.hasLeft) x.end(new Problem('client_left'));
     else this.serve(x.core);
   }
@@ -3609,7 +3603,7 @@ class BackendQueue {
 
 /** Whether the request may wait for a backend that is down: it is a send, and `backend.wait` is not 0. */
 function waits({ place }: Exchange): boolean {
-  return place.untilMs > place.readyMs;
+  return place.waitMs > 0;
 }
 
 // #endregion
@@ -3623,10 +3617,10 @@ type Side = readonly [socket: Duplex, head: Buffer];
 
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
- * @returns a function that stops the reading and returns what the client has sent. A client must send nothing before
- *   the handshake is complete (RFC 6455 4.1).
+ * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
+ *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
+function listenEarly(x: Exchange, [socket, head]: Side): () => Duplex {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -3635,7 +3629,8 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
   socket.on('data', onData).on('end', onLeave).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', onLeave).off('close', onLeave);
-    return Buffer.concat(early);
+    socket.unshift(Buffer.concat(early));
+    return socket;
   };
 }
 
@@ -3643,20 +3638,18 @@ function listenEarly(x: Exchange, [socket, head]: Side): () => Buffer {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind. One log line at the end has the reason and the number of bytes.
  */
-function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Side, [backend, backendHead]: Side) {
+function openTunnel(x: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
   const { core, requestId, client, token } = x;
-  let [bytesIn, bytesOut, reason] = [head.length, 0, 'ended'];
+  let bytesIn = 0;
+  let bytesOut = 0;
+  let reason = 'ended';
   const close = (why: string) => {
     reason = why;
     socket.destroy();
     backend.destroy();
   };
-  const toClient = (chunk: Buffer) => {
-    bytesOut += chunk.length;
-    socket.write(chunk);
-    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
-  };
   x.moveTo('tunnel');
+  x.report.status = 101;
   x.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(x, close);
@@ -3668,11 +3661,13 @@ function openTunnel(x: Exchange, headers: readonly string[], [socket, head]: Sid
     side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
   }
   // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
-  backend.on('data', toClient);
+  backend.on('data', (chunk: Buffer) => {
+    bytesOut += chunk.length;
+    socket.write(chunk);
+    if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
+  });
   for (const event of ['end', 'close']) backend.once(event, () => socket.end());
-  socket.on('data', ({ length }: Buffer) => (bytesIn += length));
-  if (backendHead.length > 0) toClient(backendHead);
-  if (head.length > 0) backend.write(head);
+  socket.on('data', (chunk: Buffer) => (bytesIn += chunk.length));
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
@@ -3695,8 +3690,6 @@ class MessageReader {
   readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
-  /** Set where the message broke off, although node:http calls it complete. */
-  isBroken = false;
 
   /** @param broken the problem if the message breaks off. */
   constructor(x: Exchange, message: IncomingMessage, broken: ProblemCode) {
@@ -3720,8 +3713,8 @@ class MessageReader {
       const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
       if (chunk !== null) return chunk;
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
-      if (isEnded && !this.isBroken) return undefined;
-      if (message.destroyed || this.isBroken) throw new Problem(this.#broken, { reason: 'aborted' });
+      if (isEnded) return undefined;
+      if (message.destroyed) throw new Problem(this.#broken, 'aborted');
       // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
       if (isFirst) await undefined;
       else {
@@ -3753,7 +3746,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
       'X-Request-Id': requestId,
       ...(status === 401 && { 'WWW-Authenticate': challenges }),
       ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs !== undefined && { 'Retry-After': Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
+      ...(retryAfterMs && { 'Retry-After': Math.ceil(retryAfterMs / 1000) }),
     },
   };
 }
@@ -3772,12 +3765,12 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
   if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
-  const own = new Map<string, string>();
-  for (let i = 0; i < passed.length; i += 2) own.set(passed[i]!.toLowerCase(), passed[i + 1]!);
+  // Of several fields with one name the last counts.
+  const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   added.push('X-Content-Type-Options', 'nosniff');
   // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-  if (isMadeSend || !own.has('cache-control')) added.push('Cache-Control', 'no-store');
-  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(own.get('content-type') ?? '');
+  if (isMadeSend || valueOf('cache-control') === undefined) added.push('Cache-Control', 'no-store');
+  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(valueOf('content-type') ?? '');
   if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   return added;
 }
@@ -3787,7 +3780,7 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
  * header only when they open a page.
  */
 function isBrowser({ headers }: IncomingMessage): boolean {
-  return headers['sec-fetch-mode'] !== undefined || headers['upgrade-insecure-requests'] !== undefined ||
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
     headers['user-agent']?.startsWith('Mozilla/') === true;
 }
 
@@ -3796,8 +3789,9 @@ function isBrowser({ headers }: IncomingMessage): boolean {
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
 function responseHead(status: number, fields: readonly string[]): Buffer {
-  const lines = fields.map((text, i) => text + (i % 2 === 0 ? ': ' : '\r\n'));
-  return Buffer.from(`HTTP/1.1 ${status} ${http.STATUS_CODES[status] ?? ''}\r\n${lines.join('')}\r\n`, 'latin1');
+  let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
+  for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
+  return Buffer.from(`${head}\r\n`, 'latin1');
 }
 
 // #endregion
@@ -3814,11 +3808,12 @@ type AddressList = ReturnType<typeof readAddresses>;
 function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): string {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (trusted === undefined) return address;
-  const hops = [req.headers['x-forwarded-for'] ?? []].flat().join(',').split(',');
-  while (hops.length > 0 && addressAllowed(trusted, address)) {
-    const hop = normalizeAddress(hops.pop()?.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
-    if (!isIP(hop)) break; // the address of the last trusted proxy counts then
-    address = hop;
+  const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
+  for (const hop of hops.reverse()) {
+    const next = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    // If a trusted proxy names no address, its own address counts.
+    if (!addressAllowed(trusted, address) || !isIP(next)) break;
+    address = next;
   }
   return address;
 }
@@ -3833,9 +3828,9 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form: IPv4-mapped IPv6 is IPv4, and a unix socket's peer, which has none, is this machine. */
-function normalizeAddress(address: string | undefined): string {
-  return (address ?? '127.0.0.1').replace(/^::ffff:(?=\d+\.)/i, '').replace(/%.*$/, '');
+/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A unix socket's peer, which has none, is local. */
+function normalizeAddress(address = '127.0.0.1'): string {
+  return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
 
 // #endregion
@@ -3850,10 +3845,13 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
-  let [pending, unreadBytes, dropped] = ['', 0, 0];
+  let pending = '';
+  let unreadBytes = 0;
+  let dropped = 0;
   const flush = () => {
     if (pending === '') return;
-    const [text, bytes] = [pending, Buffer.byteLength(pending)];
+    const text = pending;
+    const bytes = Buffer.byteLength(text);
     pending = '';
     unreadBytes += bytes;
     // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
@@ -3865,7 +3863,7 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
       dropped = 0;
     });
   };
-  const write = options.log ?? ((line: string) => {
+  const write = options.log ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
     // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
     if (pending === '') setImmediate(flush);
@@ -3882,16 +3880,20 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
 function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== '');
-  const quote = (text: string): string => /^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text);
-  const pairs = given.map(([name, value]) => `${name}=${quote(String(value))}`);
-  return [time, level.padEnd(5), message, ...pairs].join(' ');
+  let line = `${time} ${level.padEnd(5)} ${message}`;
+  for (const [name, value] of Object.entries(fields)) {
+    if (value === undefined || value === '') continue;
+    const text = String(value);
+    line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
+  }
+  return line;
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object) {
   // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) === 0) core.log('warn', message, fields);
+  const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
+  if (waitMs === 0) core.log('warn', message, fields);
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
@@ -3902,9 +3904,9 @@ let written = Promise.resolve();
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}) {
   if (deno === undefined) return void process.stdout.write(text, done);
-  const bytes = Buffer.from(text);
+  let rest = Buffer.from(text);
   written = written.then(async () => {
-    for (let at = 0; at < bytes.length;) at += await deno.stdout.write(bytes.subarray(at));
+    while (rest.length > 0) rest = rest.subarray(await deno.stdout.write(rest));
   }).then(done, done);
 }
 
@@ -3982,7 +3984,7 @@ function noteFile(sources: Sources, file: string) {
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
-  const readers = GATEWAY_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
+  const readers = SETTING_ROWS.filter(([path]) => path.startsWith(prefix)).map(([path]) => {
     const [key = '', inner] = path.slice(prefix.length).split('.');
     const note = (value: unknown) => sources.note(path, value, path);
     // Only a program can give undefined, and it means that the member is absent.
@@ -4055,7 +4057,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   if (words !== undefined && file !== undefined) sources.add(at, 'is set, and API_TOKENS too; use one of them');
   const lines = file && sources.collect(at, () => readFile(file).text.replace(/^\s*#.*$/gm, ''));
   sources.note('tokens', lines, at);
-  for (const [path, [name]] of GATEWAY_ROWS) sources.note(path, env[name], name);
+  for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
   for (const name of Object.keys(env)) {
     // One letter off, and without digits. Other programs' names can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
@@ -4073,8 +4075,8 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources): Settings {
   const { given, found, warnings } = sources;
   const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
-  const read = GATEWAY_ROWS.map(([path, [, , read, fallback]]) => {
-    const { value, at } = given.get(path) ?? { value: fallback || undefined, at: path };
+  const read = SETTING_ROWS.map(([path, [, read, , fallback]]) => {
+    const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return [path, value === undefined ? undefined : sources.collect(at, () => read(value))];
   });
   const { tokens = [], ...others } = Object.fromEntries(read);
@@ -4291,7 +4293,8 @@ function recipientOr(group: string): Reader<string> {
 function readDefaults(value: unknown): SendDefaults {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown): string[] => [...listOf(recipientOr(' or group.…'))(list)];
-  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode: wordOf(TEXT_MODES) }, value);
+  const text_mode = wordOf(['normal', 'styled'] as const);
+  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
 function destroyThis(this: Socket) {
@@ -4676,8 +4679,8 @@ function parseCommandLine(args: string[]) {
 
 /** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
 function usage(): string {
-  const rows = GATEWAY_ROWS.map(([path, [env, , , fallback, help]]) =>
-    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback && `[${fallback}]`}`.trimEnd() + `\n      ${help}`
+  const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
+    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
@@ -4702,7 +4705,7 @@ ${rows.join('\n')}
 A token in the file has these, and may have methods, allow, rate and clients of
 its own, which replace the top-level ones:
 
-${SETTING_ROWS.slice(GATEWAY_ROWS.length).map(([name, [, , , , help]]) => `  ${name.padEnd(12)}${help}`).join('\n')}
+${Object.entries(TOKEN_SETTINGS).flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
 
 The groups of allow:
 
@@ -4765,9 +4768,9 @@ function describeToken(token: Token, nowMs: number): string {
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one, with the literals of route
- * and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number` make
- * `GET /v1/groups/+10000`.
+ * Whether a token lets any request through with an allowlist of one pattern. For each route it tries one, with the
+ * literals of route and pattern and with examples for the rest: `GET /v1/groups/*` and the route `/v1/groups/:number`
+ * make `GET /v1/groups/+10000`.
  */
 function canMatch(token: Token, allow: Allow): boolean {
   const pattern = allow.patterns[0]!;
@@ -4778,7 +4781,7 @@ function canMatch(token: Token, allow: Allow): boolean {
     });
     try {
       const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
-      return target.route && findGrant(allow, target) && (makesSends(token) || !isSendByGet(target));
+      return target.route && findGrant({ ...token, allow }, target);
     } catch {
       return false;
     }
