@@ -1825,7 +1825,7 @@ table('a target that programs read in different ways is 400, with a right token 
   ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b'].map((byte) => `GET /v1/ab${byte}out → 400`),
 ]);
 
-/** Each target that passes, and what the backend gets for it. An attachment's id is random: one in 64 begins with "-". */
+/** Targets that pass, and what the backend gets for them. One in 64 ids of attachments begins with "-". */
 const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
@@ -3514,7 +3514,7 @@ const HONEST = literal`
   x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ application/octet-stream;filename=a%22b ¦ curl, with a type and a header
   ----WebKitFormBoundary7MA4YWxkTrZu0gW ¦ name="recipients" ¦ name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ browsers
   ===1795320007953=== ¦ name="recipients"\r\nContent-Type: text/plain; charset=UTF-8 ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary ¦ image/png;filename=ü ¦ Node, and Java as in tutorials
-  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android as in tutorials
+  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
   IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
   b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
