@@ -2884,7 +2884,7 @@ test('while a send waits that was made of a body, nothing but the send is in mem
 // Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
 test('a client that stops or sends single bytes gets 408 when the time for its body is up; a refused one is let go by then', async (t) => {
   const headers = await startBoth(t, {}, { headersTimeoutMs: 100 });
-  const { backend, gateway } = await startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 400 });
+  const { backend, gateway } = await startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 200 });
   const [text, more] = ['{"message":"', 'x'.repeat(100_000)];
   const health = post('', 60_000).replace('POST /v2/send', 'GET /healthz');
   const unknown = post('', 60_000).replace(/Authorization.*\r\n/, '');
