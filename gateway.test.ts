@@ -1585,36 +1585,18 @@ const REFUSED_TARGETS = literal`
   /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
   /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
   /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
-/** As `:groupid` in a path: "--username=evil.01", an internal id, one base64 less, unused bits, spaces. */
-const NO_GROUP_IDS = [
-  ...['group.LS11c2VybmFtZT1ldmlsLjAx', 'LS11c2VybmFtZT1ldmlsLjAx/avatar', 'group.', 'group.*'],
-  ...[encodeURIComponent(INTERNAL_ID.replaceAll('/', '_')), `group.${INTERNAL_ID}`, GROUP.slice('group.'.length)],
-  ...[otherBits(GROUP), GROUP.replace('=', ''), `${GROUP}%20`, `${GROUP}=`, GROUP.replace('g', 'G')],
-  `${GROUP.slice(0, -4)}%3D${GROUP.slice(-4)}`,
-];
-
 table('a target that programs read in different ways is 400, with a right token too, and the backend sees nothing', {
   allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'],
 })([
   '* bearer → 400 bad_target',
-  [
-    ...REFUSED_TARGETS.trim().split(/\s+/),
-    ...NO_GROUP_IDS.map((id) => `/v1/groups/${FROM}/${id}`),
-    'PUT /v1/attachments/-x',
-    // What does not begin like a target is refused by node's own parser, on Deno without a body.
-  ].map((row) => row.includes(' ') ? row : `GET ${row}${/^[/h]/i.test(row) ? '' : ' → 400'}`),
+  // What does not begin like a target is refused by node's own parser, on Deno without a body.
+  REFUSED_TARGETS.trim().split(/\s+/).map((target) => `GET ${target}${/^[/h]/i.test(target) ? '' : ' → 400'}`),
+  'PUT /v1/attachments/-x',
+  // Bytes that no target may have, and node's parser refuses most of them.
+  ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b'].map((byte) => `GET /v1/ab${byte}out → 400`),
 ]);
 
-test('a target with TAB, space, DEL or a byte above ASCII is 400, and the backend sees nothing', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  for (const byte of ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b']) {
-    const response = await rawRequest(gateway, `/v1/ab${byte}out`, { headers: [`Authorization: Bearer ${SECRET}`] });
-    assert.equal(statusOf(response), 400, JSON.stringify(byte));
-  }
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
-});
-
-/** Each target that passes, and what the backend gets for it. */
+/** Targets that pass, and what the backend gets for them. One in 64 ids of attachments begins with "-". */
 const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
@@ -1630,22 +1612,16 @@ const PASSED_TARGETS = literal`
   /v1/receive/%2B15550100001                /v1/receive/+15550100001
   /v1/groups/${FROM}/${GROUP.replace('=', '%3D')} /v1/groups/${FROM}/${GROUP}
   /v1/attachments/-rf                       /v1/attachments/-rf
+  /v1/attachments/--help                    /v1/attachments/--help
   /v1/attachments/a%3Fb%23c%20d;e           /v1/attachments/a%3Fb%23c%20d;e
   /v1/attachments/%C3%BCber                 /v1/attachments/%C3%BCber
   /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
   /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
   .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
-table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })([
-  '* bearer → passes',
-  PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`),
-]);
-// An attachment's id is random letters of Signal's: one in 64 begins with "-".
-table('an attachment is fetched and deleted, whatever its id begins with', { allow: ['messaging'] })([
-  '* bearer → passes',
-  ['-', '--help', '-Ab_9', '_x-'].flatMap((id) =>
-    ['GET', 'DELETE'].map((method) => `${method} /v1/attachments/${id} → ${method} /v1/attachments/${id}`)
-  ),
-]);
+table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })`
+  * bearer → passes
+  ${PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`)}
+  DELETE /v1/attachments/-Ab_9 → DELETE /v1/attachments/-Ab_9`;
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
@@ -1688,23 +1664,20 @@ const rowWith = ({ path = '/v2/send', headers = {}, body = '' }: Ask, method = '
 for (const { name, form, ask: make } of FORMS) {
   const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
   const others = ['bearer', 'basic', 'query', 'path', 'body'].filter((other) => other !== form);
+  const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
   const query = name.startsWith('query as') ? '?x=1&y=2' : '';
   table(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, {
     ...ALL_FORMS,
   })`
     ${wrong} → 401 unauthorized | reason=unknown_token
-    @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${
-    form === 'body' ? 'no_credential' : 'form_not_accepted'
-  }
+    @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
     ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
 }
 
-table('query and path are off unless they are named', {})`
+table('query and path are off unless named; a token may name forms of its own', tokens({}, { methods: ['path'] }))`
   * POST /v2/send | ${HELLO} → 401 unauthorized
-  POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send`;
-table('a token that names a form accepts it, whatever the default is', tokens({ methods: ['path'] }, {}))`
-  * → 401 unauthorized
-  GET /@auth=${SECRET}/v1/about → 200 ;; bearer ;; GET /@auth=${OTHER}/v1/about`;
+  POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send ;; POST /@auth=${OTHER}/v2/send → 201
+  bearer ${OTHER} ;; bearer → 201`;
 table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
@@ -1750,16 +1723,14 @@ table('every 401 is the same, whatever was wrong, and carries both challenges', 
   basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
   Authorization: Token ${SECRET} → reason=unknown_scheme
   * ${THE_401} | reason=no_credential
-  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO} ;; ${
-  AUTHED(SECRET)
-}`;
+  GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
+  ${AUTHED(SECRET)}`;
 
 test('without tokens, requests need no credential, and all else still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
   const warning = 'no tokens are configured: every request is let in without a credential';
-  assert.equal(JSON.parse(both.gateway.log[0]!).warning, warning);
-  const rows = `${AUTHED(SECRET)} → 201 | ${HELLO} ;; POST /v1/register/${FROM} → 403 setup_blocked`;
-  await checkRows(both, ['* bearer', rows]);
+  assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
+  await checkRows(both, `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`);
 });
 
 test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
@@ -1767,12 +1738,7 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
   const { socket, text } = open(t, both.gateway, head);
   const filler = Buffer.alloc(64 * 1024, 'x');
-  const more = (): void => {
-    while (!socket.destroyed && socket.write(filler));
-  };
-  socket.on('drain', more);
-  more();
-  await closed(socket);
+  while (!socket.destroyed) await new Promise((resolve) => socket.write(filler, resolve));
   assert.equal(statusOf(text()), 401, text());
   assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024, 'the bytes that were read');
   assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
@@ -1782,13 +1748,10 @@ test('an unauthenticated client opens no connection to the backend, and no more 
 /** A send whose `auth` ends at that byte. */
 const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
   `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
-table('auth within the first 64 KiB is found, and one byte later it is not', {})`
+table('auth within the first 64 KiB is found, and one byte later it is not', {}, { stallTimeoutMs: 2000 })`
   * → 201
   ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
-table('attack: use a token from elsewhere', { clients: ['127.0.0.1'], ...tokens({ clients: ['192.0.2.0/24'] }) })`
-  * ${HELLO} | bearer → 403 client_not_allowed
-  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
@@ -1796,39 +1759,23 @@ table("attack: use somebody else's token in the body beside one that may not", t
   * ${HELLO} | bearer → 403 endpoint_not_allowed
   ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
-table('attack: hide behind a Content-Type, a byte-order mark, a second document or bytes that are no text', CONFINED)`
-  * 'x=1&recipients=${STRANGER}' | bearer → 400 bad_json
-  Content-Type: text/plain ;; Content-Type: application/x-www-form-urlencoded
-  Content-Type: multipart/form-data; boundary=x ;; Content-Type: application/xml ;; '\ufeff${HELLO}'
-  ${HELLO}${HELLO.replace(TO, STRANGER)} ;; '${HELLO}\n\u0000' ;; [${HELLO}]
-  '{"message":"\xff","number":"${FROM}"}' ;; {"x":${'['.repeat(5000)}${']'.repeat(5000)}}
-  {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
-
 test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
   const limiter = new RateLimiter();
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000 }, 0) > 0;
   for (let i = 0; i < 50_000; i++) isKnown(i);
   for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
-  assert.deepEqual([isKnown(39_999), isKnown(0)], [false, false]);
+  // The one that was used last stays.
+  assert.deepEqual([40_000, 50_000, 40_000, 39_999, 0].map(isKnown), [true, false, true, false, false]);
 });
 
-test('attack: wrong credentials for ever, from one address, lock nobody out', async (t) => {
-  const both = await startBoth(t, {}, { now: () => 1_700_000_000_000 });
-  for (let i = 0; i < 200; i++) {
-    const { status } = await ask(both.gateway, signed(`Bearer guess-number-${i}-of-many`));
-    assert.equal(status, i < 30 ? 401 : 429, `guess ${i}`);
-  }
-  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
-  await checkRows(both, ['* bearer', 'GET /v1/about → 200']);
-});
-
-table('per token: rate, clients and allow replace the top-level ones whole', {
+table('per token: rate, clients and allow replace the top-level ones whole, whatever headers say of the client', {
   ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
   ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
 })`
   * POST /v2/send | ${HELLO} | bearer → 201
   bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
-  bearer ${OTHER} → 403 client_not_allowed`;
+  * ${HELLO} | bearer ${OTHER} → 403 client_not_allowed
+  POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 
 test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
   let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
@@ -1846,13 +1793,9 @@ table('a thousand header fields hide nothing from the gateway', {})`
   {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
 
 // A regular expression was quadratic in the white space of an Authorization header.
-test('a long Authorization header is looked at in one pass', async (t) => {
-  const { gateway } = await startBoth(t);
-  for (let i = 0; i < 40; i++) {
-    const { status } = await ask(gateway, signed(`Bearer a${' '.repeat(15_000)}a`));
-    assert.ok([401, 429].includes(status), String(status));
-  }
-});
+table('a long Authorization header is looked at in one pass', {})(
+  Array<string>(30).fill(`Authorization: Bearer a${' '.repeat(15_000)}a → 401 unauthorized`),
+);
 
 section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
 
@@ -2186,13 +2129,9 @@ const ROUTES = Object.entries({
     GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,DELETE /v1/plugins/anything;
     GET /swagger/index.html; GET /swagger/doc.json`,
 }).flatMap(([group, routes]) =>
-  routes.split(';').flatMap((route) => {
+  routes.replace(/N/g, FROM).replace(/\/G/g, `/${GROUP}`).split(';').flatMap((route) => {
     const [methods = '', path = ''] = route.trim().split(' ');
-    return methods.split(',').map((method) => ({
-      group,
-      method,
-      path: path.replace('N', FROM).replace('/G', `/${GROUP}`),
-    }));
+    return methods.split(',').map((method) => ({ group, method, path }));
   })
 );
 
@@ -2200,33 +2139,28 @@ const ROUTES = Object.entries({
 const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
 const ANSWERING = { handler: ANY_ROUTE };
 
-/** The request of a route, as a row that a token may send or is refused. */
-function rowOf({ group, method, path }: typeof ROUTES[number], isAllowed: boolean): string {
-  const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
-  return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${isAllowed ? `200 | ${method} ${path}` : refusal}`;
-}
-
-const IN_WORD = { send: 'send', info: 'info', receive: 'receive', messaging: 'send receive messaging', setup: 'setup' };
-for (const [word, groups] of Object.entries(IN_WORD)) {
-  table(`allow "${word}" lets through its routes of the backend and no other`, { allow: [word] }, ANSWERING)`
-    * bearer
-    ${ROUTES.map((route) => rowOf(route, groups.split(' ').includes(route.group)))}`;
-}
-
-const WILDCARDS = '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*'.split(',');
-for (
-  const [allow, reached] of [
-    [[...WILDCARDS, 'messaging', 'send', 'info', 'receive'], /^$/],
-    [['* /v1/accounts/*'], /^\w+ \/v1\/accounts\//],
-    [['GET /swagger/*'], /^GET \/swagger\//],
-    [['GET /swagger/:file'], /^GET \/swagger\//],
-    [['GET /v1/accounts', 'GET /swagger/doc.json'], /^GET \/(v1\/accounts|swagger\/doc.json)$/],
-  ] as [string[], RegExp][]
-) {
-  const setup = ROUTES.filter(({ group }) => group === 'setup');
-  table(`no wildcard reaches setup; two segments do, and of swagger one: ${allow.at(-1)}`, { allow }, ANSWERING)`
-    * bearer
-    ${setup.map((route) => rowOf(route, reached.test(`${route.method} ${route.path}`)))}`;
+/** Entries of allow, and the routes that they open: their group, method and path. */
+const OPENED = {
+  'send': /^send/,
+  'info': /^info/,
+  'receive': /^receive/,
+  'messaging': /^(send|receive|messaging)/,
+  'setup': /^setup/,
+  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
+  '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
+  'GET /swagger/*': /GET \/swagger\//,
+  'GET /swagger/:file': /GET \/swagger\//,
+  'GET /v1/accounts,GET /swagger/doc.json': /GET \/(v1\/accounts|swagger\/doc.json)$/,
+};
+for (const [allow, opened] of Object.entries(OPENED)) {
+  table(`allow opens only its routes, and no wildcard opens setup: ${allow}`, { allow: allow.split(',') }, ANSWERING)([
+    '* bearer',
+    ROUTES.map(({ group, method, path }) => {
+      const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+      const result = opened.test(`${group} ${method} ${path}`) ? `200 | ${method} ${path}` : refusal;
+      return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${result}`;
+    }),
+  ]);
 }
 
 const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
@@ -2236,45 +2170,30 @@ table('a new upstream route below a setup prefix is setup, although no table kno
   ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
   POST /v1/accounts | {}`;
 
-/** Method, path, and the route in the log, if it is another than the path. */
 const NO_ENDPOINTS = `
-  POST / → route=/
-  POST /send → route=/send | "POST to /v2/send"
-  POST /api/v2/send → route=/*/v2/send
-  POST /api/v1/rpc → route=/*/v1/*
-  GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
-  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}`;
-const NO_METHODS = `
-  GET /v2/send → Allow: POST | route=/v2/send
-  PUT /v2/send?message=x → Allow: POST | route=/v2/send
-  HEAD /v1/about → Allow: GET | route=/v1/about
-  OPTIONS /v2/send → Allow: POST | route=/v2/send
+  * bearer → 404 unknown_endpoint | Allow:
+  POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/*/v2/send
+  POST /api/v1/rpc → route=/*/v1/* ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}
+  * bearer → 405 method_not_allowed
+  GET /v2/send → Allow: POST | route=/v2/send ;; PUT /v2/send?message=x → Allow: POST | route=/v2/send
+  HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
   PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/*`;
-/** To a token that may not use setup these are 403. */
-const OF_SETUP = `
+table('with a token, no endpoint is 404, and no method of an endpoint 405 with those that it has; without one, 401', {
+  allow: ['messaging', 'setup', 'GET /v1/new/*'],
+})`${NO_ENDPOINTS}
   PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
   PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
-  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*`;
-
-test('to who holds a token, what is no endpoint is 404, and a method that it lacks is 405 with those that it has', async (t) => {
-  const wide = await startBoth(t, { allow: ['messaging', 'setup', 'GET /v1/new/*'] });
-  const narrow = { backend: wide.backend, gateway: await startGateway(t, wide.backend, { allow: ['info'] }) };
-  for (const both of [wide, narrow]) {
-    await checkRows(both, ['* bearer → 404 unknown_endpoint | Allow:', NO_ENDPOINTS]);
-    await checkRows(both, ['* bearer → 405 method_not_allowed', NO_METHODS]);
-  }
-  await checkRows(wide, [
-    '* bearer → 404 unknown_endpoint | Allow:',
-    'GET /v1/new → route=/v1/*',
-    'POST /v1/new/x → route=/v1/*/*',
-    `GET /v1/accounts/${FROM} → route=/v1/accounts/*`,
-  ]);
-  await checkRows(wide, ['* bearer → 405 method_not_allowed', OF_SETUP]);
-  await checkRows(narrow, ['* bearer → 403 endpoint_not_allowed', 'GET /v1/attachments']);
-  // To others it is all the same, but the log knows the route.
-  const routes = [NO_ENDPOINTS, NO_METHODS, OF_SETUP].map((rows) => rows.replace(/→.*(?=route)/g, '→ '));
-  await checkRows(wide, ['* → 401', routes.map((rows) => rows.replace(/ \| "POST.*$/m, ''))]);
-});
+  OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*
+  * bearer → 404 unknown_endpoint | Allow:
+  GET /v1/new → route=/v1/* ;; POST /v1/new/x → route=/v1/*/* ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+  # To others it is all the same, but the log knows the route.
+  * → 401 unauthorized | Allow:
+  GET /v1/new → route=/v1/* ;; POST / → route=/ ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+  PATCH /v1/groups/${FROM} → route=/v1/groups/* ;; OPTIONS /v1/plugins/mine → route=/v1/plugins/*`;
+table('a token that may use few endpoints gets the same 404 and 405', { allow: ['info'] })`${NO_ENDPOINTS}
+  * bearer → 403 endpoint_not_allowed
+  GET /v1/attachments`;
 
 /** A pattern in a token's allow, and requests. */
 const PATTERNS = `
@@ -2319,44 +2238,39 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
   assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
-table('attack: use a route that carries no account', CONFINED)`
-  * bearer → 403 endpoint_not_allowed
+// A wildcard counted as naming the route.
+table("attack: read all accounts' attachments by a route without an account; a pattern that names it opens it", {
+  ...tokens({ senders: [FROM] }),
+})`
+  * bearer | @ {"allow":["messaging","info"]} → 403 endpoint_not_allowed
+  * bearer | @ {"allow":["GET /v1/*","GET /*","GET /:a/:b/:c"]} → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
-  GET /v1/search?numbers=%2B15550100009`;
-const ANY_PATTERN = { ...CONFINED, allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'] };
-table('attack: use a route that a pattern opens and nobody knows', ANY_PATTERN)`
-  * bearer → 403 endpoint_not_allowed
+  GET /v1/search?numbers=%2B15550100009
+  * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
+  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
+table('attack: use a route that a pattern opens and nobody knows, with a token that has senders or recipients', {
+  allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
+})`
+  * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}"]} → 403 endpoint_not_allowed
+  * bearer | @ {"senders":["${FROM}"]} → 403 endpoint_not_allowed
+  * bearer | @ {"recipients":["${TO}"]} → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
-for (const rule of [{ senders: [FROM] }, { recipients: [TO] }]) {
-  const config = { allow: ['* /*', 'POST /v1/plugins/*'], ...tokens(rule) };
-  table(`attack: use a route that nobody knows with a token that has only ${Object.keys(rule)}`, config)`
-    * bearer → 403 endpoint_not_allowed
-    POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM}`;
-}
-table('attack: reach setup by another spelling', { allow: ['messaging', 'info', '* /*', '* /v1/*'] })`
+table('attack: reach setup by another spelling, or by the default of a token with a list of its own', {
+  ...{ allow: ['setup'], ...tokens({ allow: ['messaging', 'info', '* /*', '* /v1/*'] }) },
+})`
   * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
   * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
   /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
   /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
-  /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x`;
-table('attack: bring setup back by the default', { allow: ['setup'], ...tokens({ allow: ['messaging'] }) })`
-  * bearer → 403 setup_blocked
-  POST /v1/register/${FROM} ;; GET /v1/accounts`;
-table('attack: use a spelling of a setup route that is no route', { allow: ['messaging', 'info'] })`
-  * bearer → 404 unknown_endpoint
+  /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x
+  # What is no route is none.
+  * bearer | @ {"allow":["messaging","info"]} → 404 unknown_endpoint
   POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
-const NAMES_ROUTES = ['info', 'GET /v1/attachments/:attachment', 'GET /v1/accounts'];
-table('a pattern that names a route without an account opens it', tokens({ senders: [FROM], allow: NAMES_ROUTES }))`
-  * bearer → passes
-  GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
-// A wildcard counted as naming the route.
-table("attack: read all accounts' attachments by a pattern that names nothing", {
-  ...tokens({ senders: [FROM], allow: ['GET /v1/*', 'GET /*', 'GET /:a/:b/:c'] }),
-})`
-  * bearer → 403 endpoint_not_allowed
-  GET /v1/attachments ;; GET /v1/attachments/abc ;; GET /v1/search?numbers=%2B1555`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
+/** A text's lines, or what two semicolons separate. */
+const listed = (...text: Parameters<typeof literal>): string[] => literal(...text).trim().split(/\n *| ;; /);
+
 /** A gateway on a clock that its test sets, and what comes of one request after the other to it. */
 async function startClocked(t: TestContext, config: GatewayConfig) {
   const clock = { nowMs: 1_700_000_000_000 };
@@ -2383,20 +2297,20 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   const from = (client: string, ...wanted: string[]): Promise<void> =>
     asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
   // A flood must not fill the log of a small computer.
-  await from('203.0.113.7', ...Array<string>(30).fill('401 unauthorized | level=warn'));
-  await from('203.0.113.7', '429 too_many_failures | level=debug | Retry-After: 2');
+  for (let i = 0; i < 100; i++) {
+    const wanted = i < 30 ? '401 unauthorized | level=warn' : '429 too_many_failures | level=debug | Retry-After: 2';
+    await asks(`bearer guess-number-${i}-of-many | X-Forwarded-For: 203.0.113.7`, wanted);
+  }
   await from('203.0.113.8', '401 unauthorized');
   // No credential is not a wrong one, and is challenged as ever.
   await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
   clock.nowMs += 2000;
   await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
   // One household is one IPv6 /64.
-  for (
-    const [members, last, other] of [
-      ...[['2001:db8::#', '2001:db8:0:0:ffff::1', '2001:db8:0:1::1']],
-      ...[['2001:db8::b:#:d:e:f', '2001:db8:0:b::', '2001:db8:b::'], ['::c:b:#:d:e:f', '0:0:c:b::', 'c:b::']],
-    ] as [string, string, string][]
-  ) {
+  const households = `2001:db8::# 2001:db8:0:0:ffff::1 2001:db8:0:1::1
+    2001:db8::b:#:d:e:f 2001:db8:0:b:: 2001:db8:b::
+    ::c:b:#:d:e:f 0:0:c:b:: c:b::`;
+  for (const [members = '', last = '', other = ''] of households.split(/\n */).map((line) => line.split(' '))) {
     for (let i = 0; i < 30; i++) await from(members.replace('#', i.toString(16)), '401 unauthorized');
     await from(last, '429 too_many_failures');
     await from(other, '401 unauthorized');
@@ -2408,29 +2322,20 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   const clients = ['127.0.0.1', '203.0.113.0/24', '2001:db8::/32'];
   const config = { trustedProxies: ['127.0.0.1'], clients, cors: ['https://a.example'] };
   const { both, clock, asks } = await startClocked(t, config);
-  const rows = literal`
-    GET /v1/about → 401
-    POST /v1/accounts | {} → 401
-    GET /v1/about/%2e%2e → 400
+  const rows = listed`
+    GET /v1/about → 401 ;; POST /v1/accounts | {} → 401 ;; GET /v1/about/%2e%2e → 400
     'x' | Content-Encoding: gzip → 415
-    OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`.trim().split(/\n */);
-  const flood = (client: string, some: string[]): Promise<void> =>
-    asks(
-      'none',
-      ...Array.from({ length: 40 }, (_, i) =>
-        `X-Forwarded-For: ${client.replace('#', i.toString(16))} | ${some[i % some.length]} | level=${
-          i < 30 ? 'warn' : 'debug'
-        }`),
-    );
-  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, [row]);
-  await flood('198.51.100.1', ['GET /v1/about → 403 client_not_allowed']);
-  const wrong = ['Authorization: Digest x', `bearer ${OTHER}`];
-  await flood('203.0.113.99', [...rows, ...wrong.map((row) => `${row} → 401`)]);
-  for (const [i, row] of wrong.entries()) {
-    const alone = [...Array<string>(30).fill('401 | level=warn'), '429 | level=debug'];
-    await asks(`X-Forwarded-For: 203.0.113.10${i} | ${row}`, ...alone);
-  }
-  await flood('2001:db8::#', rows.slice(0, 1)); // one household is one IPv6 /64
+    OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`;
+  const flood = async (client: string, ...some: string[]): Promise<void> => {
+    for (let i = 0; i < 40; i++) {
+      const row = `${some[i % some.length]} | level=${i < 30 ? 'warn' : 'debug'}`;
+      await asks(`X-Forwarded-For: ${client.replace('#', i.toString(16))}`, row);
+    }
+  };
+  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, row);
+  await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
+  await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
+  await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
   assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
@@ -2443,7 +2348,8 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
-test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go back', () => {
+// A token was locked out for as long as the clock had been set back.
+test('RateLimiter: a bucket of so many, refilled evenly; a clock that is set back locks nobody out, however often one asks', () => {
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000 };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
@@ -2460,83 +2366,68 @@ test('RateLimiter: a bucket of so many, refilled evenly, on a clock that may go 
   assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
 });
 
-// A token was locked out for as long as the clock had been set back.
-test('rate: a clock that is set back locks no token out, however often it asks', async (t) => {
-  const { clock, asks } = await startClocked(t, { rate: '3/1m' });
-  await asks('bearer', '200', '200', '200');
-  clock.nowMs -= 3_600_000;
-  for (const status of ['429', '429', '429', '429', '200']) {
-    await asks('bearer', status);
-    clock.nowMs += 5000;
-  }
-});
-
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
-// One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
-const BROKEN = literal`
-  {
-  '\n\t {"a'
-  {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; '{"a":"\xff"}'`;
 const NO_OBJECT = literal`
   '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
-const MISREAD = literal`
-  {"number":1} ;; {"Number":"${FROM}"} ;; {"number":"${FROM}","number":"${FROM}"} ;; {"recipients":["${TO}",null]}
-  {"recipients":"${TO}"} ;; {"recipient\u017f":["${TO}"]}
-  {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
-  {"recipients":["${'1'.repeat(5000)}"]}`;
-table('a body that is not a JSON object is 400, and the backend sees nothing', {})([
-  '* bearer → 400 bad_json',
-  BROKEN,
-  NO_OBJECT.replace("''", ''), // without a body a send is broken too, but is told so in other words
-  'POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."',
-]);
-table('a broken object is 400 without a token too', {})`
-  * → 400 bad_json
-  ${BROKEN}`;
-table('what does not begin like an object, a text or a form, lacks a token: 401, of any size', {})([
-  '* → 401 unauthorized | reason=no_credential',
-  NO_OBJECT,
-  literal`
-    POST /v2/send ;; Transfer-Encoding: chunked | '' ;; Content-Type: text/plain | 'Backup done: 5 files'
-    Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
-    Content-Type: application/json | ' \n[{"auth":"x"}]' ;; -- message = hi
-    Content-Type: text/plain | '\xff\xfe not UTF-8' ;; Content-Type: text/plain | '${' '.repeat(70_000)}'
-    Content-Type: text/plain | '${'long '.repeat(20_000)}'
-    {"auth":null,${HELLO.slice(1)}`,
-]);
+table('a body that is not a JSON object is 400, and a broken object is without a token too', {})`
+  * bearer → 400 bad_json
+  * bearer | Content-Type: text/plain → 400 bad_json
+  * bearer | Content-Type: application/x-www-form-urlencoded → 400 bad_json
+  * bearer | Content-Type: multipart/form-data; boundary=x → 400 bad_json
+  'x=1&recipients=${STRANGER}' ;; '\ufeff${HELLO}' ;; ${HELLO}${HELLO.replace(TO, STRANGER)} ;; '${HELLO}\n\u0000'
+  * bearer → 400 bad_json
+  # Without a body a send is broken too, but is told so in other words.
+  ${NO_OBJECT.replace("''", '')}
+  POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."
+  * bearer → 400 bad_json
+  * none → 400 bad_json
+  # One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
+  { ;; '\n\t {"a' ;; {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; '{"a":"\xff"}'
+  {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
+table('a body that does not begin like an object has no token: 401, of any size', {}, { stallTimeoutMs: 2000 })`
+  * → 401 unauthorized | reason=no_credential
+  ${NO_OBJECT}
+  POST /v2/send ;; Transfer-Encoding: chunked | '' ;; {"auth":null,${HELLO.slice(1)} ;; -- message = hi
+  Content-Type: application/x-www-form-urlencoded | 'message=hi&auth=${SECRET}'
+  Content-Type: application/json | ' \n[{"auth":"x"}]' ;; Content-Type: text/plain | 'Backup done: 5 files'
+  Content-Type: text/plain | '\xff\xfe not UTF-8' ;; Content-Type: text/plain | '${' '.repeat(70_000)}'
+  Content-Type: text/plain | '${'long '.repeat(20_000)}'`;
 
 /** A chunked body in single bytes, as Latin-1. */
 const inBytes = (text: string): string =>
   `${Array.from(Buffer.from(text).toString('latin1'), (byte) => `1\r\n${byte}\r\n`).join('')}0\r\n\r\n`;
 
-test('a text or a form without a credential is 401 in single bytes too', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n';
+test('a body may come in single bytes: a text or a form without a credential is 401, and a webhook is sent', async (t) => {
+  const { backend, gateway } = await startBoth(t, hook());
   for (const text of ['Backup done: 5 files', `data={"auth":"${SECRET}"}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
+    const head = post('', 'chunked', 'Connection: close').replace(/Authorization.*\r\n/, '');
     assert.equal(codeOf(await raw(gateway, head + inBytes(text))), 'unauthorized', text);
   }
   assert.equal(backend.connections, 0, 'the backend saw a connection');
+  const body = inBytes('{"message":"ü😀","number":2}');
+  await raw(gateway, Buffer.from(post(SECRET, 'chunked', 'Connection: close') + body, 'latin1'));
+  assert.equal(gotJson(backend).message, 'ü😀');
 });
 
-table('a body that the backend would read in another way is 400', {})`
+table('a body that the backend would read in another way is 400; without a token only "Auth" is named', {})`
   * bearer → 400 bad_field
-  ${MISREAD} ;; {"auth":1} ;; {"Auth":"x"}`;
-table('what is wrong with the fields of a body is said to nobody unknown, but for "Auth"', {})([
-  '* → 401 unauthorized',
-  MISREAD,
-  `${AUTHED(SECRET).replace(`"${FROM}"`, '1')} → 400 bad_field`,
-  `${AUTHED(SECRET).replace('auth', 'Auth')} → 400 bad_field`,
-]);
+  * → 401 unauthorized
+  {"number":1} ;; {"Number":"${FROM}"} ;; {"number":"${FROM}","number":"${FROM}"} ;; {"recipients":["${TO}",null]}
+  {"recipients":"${TO}"} ;; {"recipient\u017f":["${TO}"]} ;; {"recipients":["${'1'.repeat(5000)}"]}
+  {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
+  * → 400 bad_field
+  bearer | {"auth":1} ;; bearer | {"Auth":"x"} ;; {"auth":"${SECRET}","number":1} ;; {"Auth":"${SECRET}"}`;
+/** Settings of a token that makes sends. */
+const OF_A_WEBHOOK = `@ {"defaults":{"number":"${FROM}","recipients":["${TO}"]}}`;
 table('a body of the size that is allowed passes, and one byte more is 413', { limits: { body: '1KiB' } })`
   * bearer → 413 body_too_large
   ${sized(1024)} → 201 ;; ${sized(1024)} | Transfer-Encoding: chunked → 201 ;; ${sized(1025)} → bytesIn=0
-  ${sized(1025)} | Transfer-Encoding: chunked`;
-table('a compressed body is 415; without a body its encoding says nothing', {})([
-  '* bearer → 415 unsupported_encoding',
-  ...['gzip', 'br', 'deflate, identity', 'x'].map((encoding) => `${HELLO} | Content-Encoding: ${encoding}`),
-  `${HELLO} | Content-Encoding: Identity → 201`,
-  'GET /v1/about | Content-Encoding: gzip → 200',
-]);
+  ${sized(1025)} | Transfer-Encoding: chunked ;; ${OF_A_WEBHOOK} | ${sized(1025)} → bytesIn=0`;
+table('a compressed body is 415; without a body its encoding says nothing', {})`
+  * bearer → 415 unsupported_encoding
+  ${['gzip', 'br', 'deflate, identity', 'x'].map((encoding) => `${HELLO} | Content-Encoding: ${encoding}`)}
+  ${OF_A_WEBHOOK} | ${HELLO} | Content-Encoding: gzip ;; ${HELLO} | Content-Encoding: Identity → 201
+  GET /v1/about | Content-Encoding: gzip → 200`;
 
 table('an empty body is fine where the route needs none', { allow: ['setup', 'messaging'] })`
   * bearer → 201
@@ -2556,40 +2447,28 @@ test('a chunked body beyond the limit that is already on its way is cut off and 
 });
 
 const BIG_SEND = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_000_000)}"]}`;
-const [EARLY_AUTH, LATE_AUTH] = [
-  `{"auth":"${SECRET}",${BIG_SEND.slice(1)}`,
-  `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`,
-];
-const ODDLY_WRITTEN = literal`'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${
-  literal`é😀\\u00e9\\n`.repeat(50_000)
-}"}'`;
+const LATE_AUTH = `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`;
+const ODD_TEXT = literal`é😀\\u00e9\\n`.repeat(50_000);
+const ODDLY_WRITTEN = `'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${ODD_TEXT}"}'`;
 table('small bodies arrive with their true length, large ones with the length that was announced, byte for byte', {})`
   * bearer → 201
   ${HELLO} | Transfer-Encoding: chunked → '${HELLO}' | > Content-Length: ${HELLO.length} | > Transfer-Encoding:
   ${BIG_SEND} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
   ${BIG_SEND} | Transfer-Encoding: chunked → '${BIG_SEND}' | > Content-Length: | > Transfer-Encoding: chunked
   ${ODDLY_WRITTEN} → ${ODDLY_WRITTEN}
-  none | ${EARLY_AUTH} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
+  none | {"auth":"${SECRET}",${BIG_SEND.slice(1)} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
   # Announced before it was known: spaces take the place of auth.
   ${LATE_AUTH} → ${BIG_SEND} | > Content-Length: ${LATE_AUTH.length}`;
 
 const LATE = HELLO.replace('}', `,"base64_attachments":["${'A'.repeat(300_000)}"]`);
 const LATE_SENDER = LATE.replace(`"number":"${FROM}",`, '');
-const FAIL_LATE = literal`
-  bad_field ${LATE},"recipients":["${STRANGER}"]}
-  bad_field ${LATE},"recipient\u017f":["x"]}
-  bad_field ${LATE},"members":["--help"]}
-  bad_field ${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}
-  bad_field ${LATE},"recipient":"group.436641234567x"}
-  bad_field ${LATE},"send_at":1}
-  bad_field ${LATE_SENDER},"number":null}
-  bad_field ${LATE_SENDER}}
-  bad_json ${LATE}}{}
-  bad_json ${LATE}
-  bad_json ${LATE.slice(0, -2)}␊"]}
-  bad_json ${LATE},"x":tru}
-  recipient_not_allowed ${LATE},"recipient":"${STRANGER}"}
-  sender_not_allowed ${LATE_SENDER},"number":"${STRANGER}"}`;
+const FAIL_LATE = listed`
+  bad_field ${LATE},"recipients":["${STRANGER}"]} ;; bad_field ${LATE},"recipient\u017f":["x"]}
+  bad_field ${LATE},"members":["--help"]} ;; bad_field ${LATE.slice(0, -1)},"data:;filename=../x;base64,QQ=="]}
+  bad_field ${LATE},"recipient":"group.436641234567x"} ;; bad_field ${LATE},"send_at":1}
+  bad_field ${LATE_SENDER},"number":null} ;; bad_field ${LATE_SENDER}}
+  bad_json ${LATE}}{} ;; bad_json ${LATE} ;; bad_json ${LATE.slice(0, -2)}␊"]} ;; bad_json ${LATE},"x":tru}
+  recipient_not_allowed ${LATE},"recipient":"${STRANGER}"} ;; sender_not_allowed ${LATE_SENDER},"number":"${STRANGER}"}`;
 test('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
   const broken: string[] = [];
   const server = net.createServer((socket) => {
@@ -2604,7 +2483,7 @@ test('what fails late in a large body never becomes a document, and its request 
   t.after(() => server.close());
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   const gateway = await startGateway(t, { url }, CONFINED);
-  for (const [, code, body] of FAIL_LATE.matchAll(/(\w+) (\{.*)/g)) {
+  for (const [code, body] of FAIL_LATE.map((row) => row.split(/ (?=\{)/))) {
     for (const framing of [{}, { 'transfer-encoding': 'chunked' }]) {
       const answer = await ask(gateway, { body: body!.replace('␊', '\n'), headers: { ...BEARER, ...framing } });
       assert.equal(answer.json.code, code, answer.text);
@@ -2620,48 +2499,46 @@ test('what fails late in a large body never becomes a document, and its request 
   }
 });
 
-test('Expect: 100-continue is answered when the body is wanted, and a refused client is not asked for it', async (t) => {
+test('Expect: 100-continue is answered when the body is wanted, to HTTP/1.1; a refused client is not asked for it', async (t) => {
   const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
-  const upload = async (authorization: string): Promise<[continued: boolean, status: number | undefined]> => {
-    const body = sized(2_000_000);
-    const req = beginSend(gateway, { authorization, 'expect': '100-continue', 'content-length': body.length });
-    let continued = false;
-    req.on('continue', () => {
-      continued = true;
-      req.end(body);
-    }).flushHeaders();
-    const [res] = await once(req, 'response') as [http.IncomingMessage];
-    await once(res.resume(), 'end');
-    req.destroy();
-    return [continued, res.statusCode];
-  };
-  assert.deepEqual(await upload(`Bearer ${OTHER}`), [false, 401], 'a wrong token');
-  assert.deepEqual(await upload(basic(`api:${SECRET}`)), [false, 401], 'a form that is not accepted');
+  const body = sized(2_000_000);
+  const small = post(SECRET, HELLO.length, 'Expect: 100-continue');
+  // A wrong token, and a form that is not accepted.
+  for (const head of [small.replace(SECRET, OTHER), small.replace(/Bearer .*(?=\r)/, basic(`api:${SECRET}`))]) {
+    const { text } = open(t, gateway, head);
+    await until(() => text().endsWith('}\n'));
+    assert.match(text(), /^HTTP\/1\.1 401 [^]*\r\nconnection: close\r\n/i);
+  }
   assert.equal(backend.connections, 0, 'the backend saw a connection');
-  assert.deepEqual(await upload(`Bearer ${SECRET}`), [true, 201], 'a right token');
+  const { socket, text } = open(t, gateway, post(SECRET, body.length, 'Expect: 100-continue'));
+  await until(() => text() !== '');
+  assert.match(text(), /^HTTP\/1\.1 100 Continue\r\n/);
+  socket.write(body);
+  await until(() => text().includes('HTTP/1.1 201 '));
   assert.deepEqual([backend.sent.length, backend.seen[0]!.headers.expect], [1, undefined], 'what the backend got');
+  socket.write(ABOUT); // the whole body has been read, so the connection stays
+  await until(() => text().includes('HTTP/1.1 200 '));
+  assert.match(await raw(gateway, small.replace('HTTP/1.1', 'HTTP/1.0') + HELLO), /^HTTP\/1\.1 201 /);
 });
 
 // It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
 test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
-  const both = await startBoth(t, { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) }, {
-    stallTimeoutMs: 400,
-  });
+  const config = { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) };
+  const both = await startBoth(t, config, { stallTimeoutMs: 400 });
   await checkRows(both, [`bearer ${OTHER} → 200`]);
-  for (
-    const [token, status, bytes, isChunked] of [
-      ...[['wrong', 401, 65_537], ['wrong', 401, 120_000], ['wrong', 401, 2_000_000], ['wrong', 401, 200_000, true]],
-      ...[[OTHER, 429, 70_000], [SECRET, 413, 120_000], [SECRET, 413, 2_000_000], [SECRET, 400, 200_000, true]],
-    ] as [token: string, status: number, bytes: number, isChunked?: boolean][]
-  ) {
-    const [length, body] = isChunked
-      ? ['chunked' as const, `${bytes.toString(16)}\r\n${'['.padEnd(bytes)}\r\n0\r\n\r\n`]
-      : [bytes, '['.padEnd(bytes)];
+  const refusals = `wrong 401 65537; wrong 401 120000; wrong 401 2000000; wrong 401 200000 chunked
+    ${OTHER} 429 70000; ${SECRET} 413 120000; ${SECRET} 413 2000000; ${SECRET} 400 200000 chunked`;
+  for (const row of refusals.split(/\n *|; /)) {
+    const [token = '', status, bytes, chunked] = row.split(' ');
+    const body = '['.padEnd(Number(bytes));
+    const request = chunked
+      ? `${post(token, 'chunked')}${body.length.toString(16)}\r\n${body}\r\n0\r\n\r\n`
+      : post(token, body.length) + body;
     // The good send behind it must not get through: its client was told that the connection ends.
-    const text = await raw(both.gateway, post(token, length) + body + SEND);
-    assert.equal(statusOf(text), status, `${bytes} bytes: ${text}`);
-    assert.match(text, /^connection: close\r$/im, `${bytes} bytes`);
-    assert.equal(text.split('HTTP/1.1 ').length, 2, `${bytes} bytes: ${text}`);
+    const text = await raw(both.gateway, request + SEND);
+    assert.equal(String(statusOf(text)), status, `${row}: ${text}`);
+    assert.match(text, /^connection: close\r$/im, row);
+    assert.equal(text.split('HTTP/1.1 ').length, 2, `${row}: ${text}`);
   }
   assert.deepEqual(both.backend.sent, []);
 });
@@ -2671,7 +2548,7 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
   const backend = await startBackend(t, (req, res) => {
     req.resume().on('end', () => answers.push(() => res.writeHead(201).end('[]')));
   });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 2000 });
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1600 });
   const refused = `${post(OTHER, 60_000)}[`;
   const kept = ([[401, refused], [200, refused.replace('POST /v2/send', 'GET /healthz')]] as const)
     .map(([status, request]) => ({ status, ...open(t, gateway, request) }));
@@ -2693,25 +2570,6 @@ test('a refusal that says keep-alive keeps the connection, however slowly the re
   }
 });
 
-// Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
-test('a client that is refused holds its connection no longer than a body may take, whatever it still sends', async (t) => {
-  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 400 });
-  const health = post(OTHER, 60_000).replace('POST /v2/send', 'GET /healthz');
-  const unknown = `${post('', 60_000).replace(/Authorization.*\r\n/, '')}{"message":"`;
-  const clients = [
-    `401 ${post(OTHER, 1_000_000)}`,
-    `401 ${post(OTHER, 60_000)}`,
-    `401 ${post(OTHER, 'chunked')}f4240\r\n`,
-    `413 ${post(SECRET, 1_000_000_000)}`,
-    `200 ${health}`,
-    `200 ${health.replace('60000', '1000000')}`,
-    `408 ${unknown}`,
-    `408 ${unknown.replace('60000', '1000000')}`,
-  ].map(async (row) => assert.equal(statusOf(await trickle(t, gateway, row.slice(4))), Number(row.slice(0, 3)), row));
-  await Promise.all(clients);
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
-});
-
 /** Collects garbage at once. */
 function collectGarbage(): void {
   const { Bun: bun } = globalThis as { Bun?: { gc(isFull: boolean): void } };
@@ -2722,24 +2580,25 @@ function collectGarbage(): void {
 
 // A small body whose client had left stayed in memory for 28 s, and its time could be bought with 77 bytes.
 test('nothing of a request stays in memory once its connection is gone', async (t) => {
-  const begun = (token: string, length: number | 'chunked', body = '{"message":"'): string =>
-    post(token, length) + body;
+  const text = '{"message":"';
   const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n';
   const upgrade = 'Connection: Upgrade\r\nUpgrade: websocket\r\nHost';
   const handshake = ABOUT.replace('/v1/about', RECEIVE).replace('Host', upgrade);
   const big = `${HELLO.slice(0, -1)},"x":"${'x'.repeat(100_000)}`;
-  const unknown = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{';
-  for (
-    const [bytes, arrives] of [
-      ...[unknown, begun('wrong', 9), begun('wrong', 1_000_000), begun('wrong', 'chunked', '4\r\n{"a"')],
-      ...[begun(SECRET, 99), begun(SECRET, 'chunked', 'c\r\n{"message":"\r\n')],
-      ...[begun(SECRET, 99).replace('/v2/send', '/v1/register'), post(SECRET, 99, 'Expect: 100-continue')],
-      ...[begun(OTHER, 99), begun(OTHER, 500_000, big)],
+  const begun = post(SECRET, 99) + text;
+  /** What is sent, by what of it arrives at the backend. */
+  const sent = {
+    nothing: [
+      ...['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{', post('wrong', 9) + text],
+      ...[post('wrong', 1_000_000) + text, `${post('wrong', 'chunked')}4\r\n{"a"`],
+      ...[begun, begun.replace('/v2/send', '/v1/register'), `${post(SECRET, 'chunked')}c\r\n${text}\r\n`],
+      ...[post(SECRET, 99, 'Expect: 100-continue'), post(OTHER, 99) + text, post(OTHER, 500_000) + big],
       ...[`${health}Content-Length: 99\r\n\r\n{`, `${health}\r\n`.repeat(8)],
-      ...[begun(SECRET, 200_000, big), SEND, SEND + begun(SECRET, 99), handshake].map((bytes) => [bytes, 'whole']),
-      [handshake, 'accepted'],
-    ].map((row) => [row].flat() as [bytes: string, arrives?: string])
-  ) {
+    ],
+    all: [post(SECRET, 200_000) + big, SEND, SEND + begun, handshake],
+    accepted: [handshake],
+  };
+  const begin = async (arrives: string, bytes: string): Promise<() => number> => {
     const held: http.ServerResponse[] = [];
     const backend = await startUpgradeBackend(t, (socket) => {
       if (arrives === 'accepted') socket.write(ACCEPTED);
@@ -2757,18 +2616,21 @@ test('nothing of a request stays in memory once its connection is gone', async (
       gateway.server.on(event, (req: http.IncomingMessage) => met.push(new WeakRef(req)));
     }
     const clients = Array.from({ length: 20 }, () => connect(gateway, bytes).socket);
-    await until(() =>
-      met.length >= clients.length && (arrives === undefined || backend.seen.length === clients.length)
-    );
+    await until(() => met.length >= 20 && backend.seen.length === (arrives === 'nothing' ? 0 : 20));
     clients.forEach((socket) => socket.destroy());
-    await until(() => requests(gateway).length >= clients.length);
+    await until(() => requests(gateway).length >= 20);
     held.forEach((res) => res.end());
-    const left = (): number => met.filter((request) => request.deref() !== undefined).length;
+    return () => met.filter((request) => request.deref() !== undefined).length;
+  };
+  for (const [arrives, all] of Object.entries(sent)) {
+    const left = await Promise.all(all.map((bytes) => begin(arrives, bytes)));
     // The runtime may keep the last ones that it has worked on.
     await until(() => {
       collectGarbage();
-      return left() <= 2;
-    }).catch(() => assert.fail(`${left()} of ${met.length} stay: ${bytes.slice(0, 200)}`));
+      return left.every((count) => count() <= 2);
+    }).catch(() =>
+      assert.fail(`of ${arrives}: ${left.map((count, i) => `${count()} stay: ${all[i]!.slice(0, 200)}`)}`)
+    );
   }
 });
 
@@ -2790,63 +2652,56 @@ test('while a send waits that was made of a body, nothing but the send is in mem
   }).catch(() => assert.fail(`${Math.round((process.memoryUsage().heapUsed - before) / MIB)} MiB`));
 });
 
-test('headers that do not arrive end in 408, and a body that makes no progress, or is too slow, does too', async (t) => {
-  const slow = await startBoth(t, {}, { headersTimeoutMs: 100 });
-  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 250 });
-  const unknown = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"message":"';
-  const responses = [
-    raw(slow.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
-    raw(gateway, `${post(SECRET, 100)}{"message":`),
-    raw(gateway, unknown),
+// Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
+test('a client that stops or sends single bytes gets 408 when the time for its body is up; a refused one is let go by then', async (t) => {
+  const headers = await startBoth(t, {}, { headersTimeoutMs: 100 });
+  const { backend, gateway } = await startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 200 });
+  const [text, more] = ['{"message":"', 'x'.repeat(100_000)];
+  const health = post('', 60_000).replace('POST /v2/send', 'GET /healthz');
+  const unknown = post('', 60_000).replace(/Authorization.*\r\n/, '');
+  const stopped = [
+    raw(headers.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
+    ...[post(SECRET, 100), unknown, post(OTHER, 100)].map((head) => raw(gateway, head + text)),
   ];
-  for (const response of await Promise.all(responses)) {
+  for (const response of await Promise.all(stopped)) {
     assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
     assert.match(response, /^x-request-id: [\w-]{36}\r$/im);
   }
-  assert.equal(backend.seen.length, 0, 'the backend saw a request');
+  const endIn = async (status: number, ...requests: string[]): Promise<void> => {
+    const responses = await Promise.all(requests.map((request) => trickle(t, gateway, request)));
+    assert.deepEqual(responses.map(statusOf), requests.map(() => status), responses.join());
+  };
+  await Promise.all([
+    endIn(401, post('wrong', 1_000_000), post('wrong', 60_000), `${post('wrong', 'chunked')}f4240\r\n`),
+    endIn(413, post(SECRET, 1_000_000_000)),
+    endIn(200, health, health.replace('60000', '1000000')),
+    endIn(408, unknown + text, unknown.replace('60000', '1000000') + text, post(SECRET, 2_000_000) + text),
+    endIn(408, post(OTHER, 1_000_000) + text, post(OTHER, 1_000_000) + text + more), // of a webhook
+  ]);
+  assert.equal(backend.connections, 0, 'the backend saw a connection');
+  // Of these the head has arrived, and has gone on.
+  await endIn(408, post(SECRET, 2_000_000) + text + more, `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`);
 });
 
-// Each byte renewed the time of the rest.
-test('a body of which less than 30 KiB comes in the time for it is 408, and one that the backend reads slowly is not', async (t) => {
-  const held: http.IncomingMessage[] = [];
+test('a body that comes slowly but steadily may take longer in all, and so may one that the backend reads slowly', async (t) => {
+  const [stallTimeoutMs, held] = [1000, [] as unknown[]];
   const backend = await startBackend(t, (req, res) => {
     req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
-    if (!req.url!.includes('slow')) return void req.resume();
-    held.push(req);
-    setTimeout(() => req.resume(), 2000); // it does not read for twice as long as a client may take
+    const isSlow = req.url!.includes('slow');
+    if (isSlow) held.push(req);
+    setTimeout(() => req.resume(), isSlow ? 1.25 * stallTimeoutMs : 0);
   });
-  const config = tokens({}, { defaults: DEFAULTS });
-  const gateway = await startGateway(t, backend, config, { stallTimeoutMs: 300 });
-  const [text, more] = ['{"message":"', 'x'.repeat(100_000)];
-  for (
-    const [name, bytes] of Object.entries({
-      'within the head': `${post(SECRET, 2_000_000)}${text}`,
-      'behind the head': `${post(SECRET, 2_000_000)}${text}${more}`,
-      'chunked': `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`,
-      'of a webhook': `${post(OTHER, 1_000_000)}${text}`,
-      'of a webhook, behind its head': `${post(OTHER, 1_000_000)}${text}${more}`,
-    })
-  ) assert.equal(codeOf(await trickle(t, gateway, bytes)), 'request_timeout', name);
-  const big = { ...MESSAGE, base64_attachments: ['A'.repeat(24 * MIB)] };
-  const steady = await startGateway(t, backend, config, { stallTimeoutMs: 1000 });
-  const slow = await ask(steady, { path: '/v2/send?slow', body: big, headers: BEARER });
-  assert.deepEqual([slow.status, held.length], [201, 1]);
-  // One that is slow but steady takes longer than that in all.
-  const req = beginSend(steady, BEARER);
-  req.write(`${HELLO.slice(0, -1)},"more":"`);
-  for (let i = 0; i < 15; i++) {
-    req.write('x'.repeat(31 * 1024));
-    await new Promise((resolve) => setTimeout(resolve, 100));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs });
+  const slow = ask(gateway, { path: '/v2/send?slow', body: sized(24 * MIB), headers: BEARER });
+  const steady = beginSend(gateway, BEARER);
+  const response = once(steady, 'response') as Promise<[http.IncomingMessage]>;
+  steady.write(`${HELLO.slice(0, -1)},"more":"`);
+  for (let i = 0; i < 12; i++) {
+    steady.write('x'.repeat(31 * 1024));
+    await new Promise((resolve) => setTimeout(resolve, stallTimeoutMs / 10));
   }
-  req.end('"}');
-  const [{ statusCode }] = await once(req, 'response') as [http.IncomingMessage];
-  assert.equal(statusCode, 201);
-});
-
-test('100 Continue is not sent to HTTP/1.0, which does not know it', async (t) => {
-  const { gateway } = await startBoth(t);
-  const head = `Expect: 100-continue\r\nAuthorization: Bearer ${SECRET}\r\nContent-Length: ${HELLO.length}`;
-  assert.match(await raw(gateway, `POST /v2/send HTTP/1.0\r\n${head}\r\n\r\n${HELLO}`), /^HTTP\/1\.1 201 /);
+  steady.end('"}');
+  assert.deepEqual([(await response)[0].statusCode, (await slow).status, held.length], [201, 201, 1]);
 });
 
 section('SENDS'); // ───────────────────────────────────────────────────────────────────────────────
@@ -2859,7 +2714,6 @@ function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
   return { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } };
 }
 
-const startWebhook = (t: TestContext, token?: TokenConfig): Promise<Both> => startBoth(t, hook(token));
 const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message });
 
 const READS_TEXT = reading('{{text}}');
@@ -2870,63 +2724,56 @@ const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:
   `* ${type} | ${MADE}`
 );
 table('a webhook: a new send is made of its fields, and nothing else passes', hook())`
-  * ${MADE}
-  {"message":"hi"} → same ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]} → same
-  {"message":"hi","number":2} → {"message":"hi"} ;; {"message":"hi","number":""} → {"message":"hi"}
-  {"message":"hi","number":["${THIRD}"]} → {"message":"hi"}
-  {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null} → {"message":"hi"}
-  {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
-  {"message":"hi","base64_attachments":"aGk="} → {"message":"hi","base64_attachments":["aGk="]}
-  {"message":"hi","recipients":["${THIRD}"],"recipient":""} → {"message":"hi","recipients":["${THIRD}"]}
-  # Keys given twice that are not its own.
-  {"message":"x","message":"hi","a":{"a":1},"b":"\"number\":1,","number":1,"c":[{"number":1},{"number":2}]} → {"message":"hi"}
-  # Fields of others.
-  {"message":"hi","members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD"} → {"message":"hi"}
-  {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true} → {"message":"hi"}
-  {"message":"hi","numbers":["x"],"recipients_":["x"],"":"x","Sticker":"a:1","TEXT_MODE":"x","toString":"x"} → {"message":"hi"}
+  * ${MADE} | same
+  {"message":"hi"} ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]}
   # The other fields of a send, of whatever type: that is the backend's to judge.
-  {"base64_attachments":["QUJD"]} → same ;; {"sticker":"a:1"} → same
-  {"message":"see https://a.b","link_preview":{"url":"https://a.b","title":"A","base64_thumbnail":"QUJD"}} → same
-  {"message":"x","quote_timestamp":1,"quote_author":"${TO}","quote_message":"x","quote_mentions":[{"start":0}]} → same
-  {"message":"x","mentions":[{"author":"${TO}"}],"edit_timestamp":1,"notify_self":false,"view_once":true} → same
-  {"message":{"text":"hi","toString":1},"mentions":[null],"quote_timestamp":"1","quote_author":7,"quote_message":{}} → same
-  {"message":"x","quote_mentions":"x","edit_timestamp":1.5,"notify_self":"false","view_once":1,"sticker":["a:1"]} → same
-  {"message":"x","text_mode":"html","link_preview":{"url":"https://a.b","title":1,"constructor":1}} → same
+  {"base64_attachments":["QUJD"]} ;; {"sticker":"a:1"} ;; {"message":"x","notify_self":false,"view_once":true}
+  {"message":"see https://a.b","link_preview":{"url":"https://a.b","title":"A","base64_thumbnail":"QUJD"}}
+  {"message":"x","quote_timestamp":1,"quote_author":"${TO}","quote_message":"x","quote_mentions":[{"start":0}]}
+  {"message":{"text":"hi","toString":1},"mentions":[null],"quote_timestamp":"1","quote_author":7,"quote_message":{}}
+  {"message":"x","quote_mentions":"x","edit_timestamp":1.5,"notify_self":"false","view_once":1,"sticker":["a:1"]}
+  {"message":"x","text_mode":"html","link_preview":{"url":"https://a.b","title":1,"constructor":1}}
+  @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi","text_mode":"normal"}
+  * ${MADE} | {"message":"hi"}
+  {"message":"hi","number":2} ;; {"message":"hi","number":""} ;; {"message":"hi","number":["${THIRD}"]}
+  {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null}
+  # Keys given twice that are not its own, and fields of others.
+  {"message":"x","message":"hi","a":{"a":1},"b":"\"number\":1,","number":1,"c":[{"number":1},{"number":2}]}
+  {"message":"hi","members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD","":"x"}
+  {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true,"toString":"x"}
+  {"message":"hi","numbers":["x"],"recipients_":["x"],"Sticker":"a:1","TEXT_MODE":"x"}
+  * ${MADE}
+  {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
+  {"message":"hi","recipients":["${THIRD}"],"recipient":""} → {"message":"hi","recipients":["${THIRD}"]}
+  {"message":"hi","base64_attachments":"aGk="} → {"message":"hi","base64_attachments":["aGk="]}
   @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi"} → {"message":"hi","text_mode":"styled"}
-  @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi","text_mode":"normal"} → same
   @ {"defaults":{},"message":"{{a.b}}!"} | {"a":{"b":"x"},"number":"${FROM}","recipients":["${TO}"]} → {"message":"x!"}
   @ {"message":"> {{message}}"} | {"message":"hi"} → {"message":"> hi"}
   @ {"message":"{{a}} {{b}} {{c}}{{d}}"} | {"a":[1,{"x":null}],"b":1.50,"c":true} → {"message":"[1,{\"x\":null}] 1.5 true"}`;
 
 // They were dropped without a word, and the message went to the default person.
-const LOST = literal`
-  "recipients":[15550100003]; "recipients":15550100003; "recipients":["+15550100003",null]; "recipients":["+15550100003",1]
-  "recipients":[["+15550100003"]]; "recipients":[]; "recipients":[""]; "recipients":""; "recipients":{}; "recipients":true
-  "recipients":{"toString":1}; "Recipients":["+15550100003"]; "Recipients":""; "recipient\u017f":["+15550100003"]
-  "recipient":"+15550100003"; "recipient":""; "recipient":["+15550100003"]; "Recipient":"+15550100003"
-  "recipients":["${TO}"],"recipient":"+15550100003"; "recipients":["${TO}"],"RECIPIENTS":["+15550100003"]
-  " recipients":["+15550100003"]; "recipients":"${INTERNAL_ID}"; "number":"15550100003"; "number":"+15550100003 "
-  "number":" "; "number":"x"; "Number":"+15550100003"; "NUMBER":2; "number ":"+15550100003"; "base64_attachments":[1]
-  "base64_attachments":{"a":"QUJD"}; "Base64_Attachments":["QUJD"]; "ba\u017fe64_attachments":"QUJD"
-  "link_preview":{"Base64_thumbnail":"QUJD"}; "link_preview":[]`.trim().split(/\n|; /);
+const LOST = listed`
+  "recipients":[15550100003] ;; "recipients":15550100003 ;; "recipients":[] ;; "recipients":""
+  "Recipients":["+15550100003"] ;; "Recipients":"" ;; "recipient\u017f":["+15550100003"] ;; "recipients":{"toString":1}
+  "recipient":"+15550100003" ;; "recipient":"" ;; "recipient":["+15550100003"] ;; "Recipient":"+15550100003"
+  "recipients":["${TO}"],"recipient":"+15550100003" ;; "recipients":["${TO}"],"RECIPIENTS":["+15550100003"]
+  " recipients":["+15550100003"] ;; "recipients":"${INTERNAL_ID}" ;; "number":"15550100003" ;; "number":"+15550100003 "
+  "number":" " ;; "number":"x" ;; "Number":"+15550100003" ;; "NUMBER":2 ;; "number ":"+15550100003"
+  "base64_attachments":[1] ;; "Base64_Attachments":["QUJD"] ;; "ba\u017fe64_attachments":"QUJD"
+  "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[]`;
 // Of two JSON.parse takes the last, and null is none: the message would go to the default.
-const LOST_TWICE = literal`
-  "recipients":["+15550100003"],"recipients":null; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
-  "number":"+15550100003","\u006eumber":null; "base64_attachments":["QUJD"],"base64_attachments":null`.split(/\n|; /)
-  .slice(1);
-table("attack: lose a recipient, a sender or a picture on the way to a webhook's defaults", hook(READS_TEXT))([
-  '* bearer → 400 bad_field',
-  ...[...LOST, ...LOST_TWICE].map((fields) => `{"text":"x",${fields}}`),
-  ...LOST.map((fields) => `{${fields},"text":"x"} | Content-Type: text/plain`),
-  ...LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"text":"x"}`)}'`),
-]);
+const LOST_TWICE = listed`
+  "recipients":["+15550100003"],"recipients":null ;; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
+  "number":"+15550100003","\u006eumber":null ;; "base64_attachments":["QUJD"],"base64_attachments":null`;
+table("attack: lose a recipient, a sender or a picture on the way to a webhook's defaults", hook(READS_TEXT))`
+  * bearer → 400 bad_field
+  ${[...LOST, ...LOST_TWICE].map((fields) => `{"text":"x",${fields}}`)}
+  ${LOST.map((fields) => `{${fields},"text":"x"} | Content-Type: text/plain`)}
+  ${LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"text":"x"}`)}'`)}`;
 
+const ANY_TYPES = ['text/plain', 'application/json', 'application/octet-stream', 'multipart/form-data; boundary=x'];
 table("a webhook's JSON is read whatever its Content-Type, and the backend is told the new one's", hook(READS_TEXT))`
-  ${UNDECLARED}
-  * Content-Type: text/plain | ${MADE}
-  * Content-Type: application/json | ${MADE}
-  * Content-Type: application/octet-stream | ${MADE}
-  * Content-Type: multipart/form-data; boundary=x | ${MADE}
+  ${[...UNDECLARED, ...ANY_TYPES.map((type) => `* Content-Type: ${type} | ${MADE}`)]}
   ' \n{"text":"a=b&c=%41 ü 😀"}\n' | Content-Language: en | Content-MD5: x → {"message":"a=b&c=%41 ü 😀"} | > Content-MD5: | > Content-Language:
   {"text":"x"} | X-Hub-Signature-256: y → {"message":"x"} | > X-Hub-Signature-256: y`;
 
@@ -2978,21 +2825,19 @@ table('a urlencoded form is the object of its fields', hook())`
   'message=x&quote_author=+49123456' → {"message":"x","quote_author":" 49123456"}
   'recipients=%2B15550100003&message=x&recipients=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
   'message=x&number=&text_mode=&sticker&view_once=&recipient=' → {"message":"x"}
-  'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e' → {"message":"x"}
-  'message=x&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
+  'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
   @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
   @ {"message":"{{payload}}"} | 'payload=x=1&y' → {"message":"x=1"}
-  'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]}
-  'base64_attachments=QUJD&base64_attachments=QUJE' → {"base64_attachments":["QUJD","QUJE"]}
+  'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'base64_attachments=QUJD&base64_attachments=QUJE' → {"base64_attachments":["QUJD","QUJE"]}
   '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
   '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
 
 const PNG = literal`Content-Type: image/png = \x89PNG\r\n\x1a\n\x00\xff`;
 const PNG_DATA = 'base64,iVBORw0KGgoA/w==';
 const SNAP = `data:image/png;filename=snap.png;${PNG_DATA}`;
-table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())([
-  `* ${MADE}`,
-  literal`
+const FILE_NAMES = ['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', literal`C:\\a,b.png`, 'a;b.png'];
+table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())`
+  * ${MADE}
   -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\n{\"ü\":1}"}
   -- message = x -- file; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}
   -- file; filename="snap.png"\r\n${PNG} -- base64_attachments = QUJD → {"base64_attachments":["${SNAP}","QUJD"]}
@@ -3003,76 +2848,67 @@ table('a multipart form is the object of its fields, and its files are attachmen
   -- auth = ${SECRET} -- message = x -- Auth = ${OTHER} → {"message":"x"}
   -- file; filename=""\r\n${PNG} → {"base64_attachments":["data:image/png;${PNG_DATA}"]}
   -- data; filename="x.json"\r\nContent-Type: application/json = {"message":"x"} → {"base64_attachments":["data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9"]}
-  -- message = x -- recipients; filename="a.txt" = +15550100003 → {"message":"x","recipients":["data:application/octet-stream;filename=a.txt;base64,KzE1NTUwMTAwMDAz"]}`,
-  ...['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', literal`C:\\a,b.png`, 'a;b.png'].map((name) =>
-    literal`-- f; filename="${name}"\r\n${PNG} → {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}`
-  ),
-]);
+  -- message = x -- recipients; filename="a.txt" = +15550100003 → {"message":"x","recipients":["data:application/octet-stream;filename=a.txt;base64,KzE1NTUwMTAwMDAz"]}
+  * ${MADE} | {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}
+  ${FILE_NAMES.map((name) => literal`-- f; filename="${name}"\r\n${PNG}`)}`;
 
 // Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
-const MESSAGE_PART = literal`--limit\r\nContent-Disposition: form-data; name="message"\r\n\r\nx\r\n`;
+const FIELD = 'Content-Disposition: form-data;';
+const MESSAGE_PART = literal`--limit\r\n${FIELD} name="message"\r\n\r\nx\r\n`;
 const partOf = (head: string): string => literal`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
-const SOMEBODY = 'Content-Disposition: form-data; name="recipients"';
-const NOBODY = 'Content-Disposition: form-data; name="x"';
+const SOMEBODY = `${FIELD} name="recipients"`;
+const NOBODY = `${FIELD} name="x"`;
 const TO_PART = partOf(SOMEBODY);
 const headRow = (head: string): string => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`;
 const IN_MULTIPART = '* bearer | Content-Type: multipart/form-data; boundary=limit';
-table("a multipart form's recipients are found however their part is written", hook())([
-  `${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}`,
-  ...literal`
-  Content-Disposition: form-data; name=recipients ;; content-disposition:form-data;name="recipients"
-  CONTENT-DISPOSITION: form-data ; NAME="recipients"
-  Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n${SOMEBODY}`
-    .trim().split(/\n *| ;; /).map(headRow),
-]);
+table("a multipart form's recipients are found in any case and with any space", hook())`
+  ${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}
+  ${
+  ['content-disposition:form-data;name="recipients"', 'CONTENT-DISPOSITION: form-data ; NAME="recipients"'].map(headRow)
+}`;
 const NO_NAMES_OF_PARTS =
   literal`x\\" recipients,recipients\\,\\recipients,recip\\ients,recipients%00,%72ecipients,recipients\u0000,recipients\x1b,a"b,`;
 const ENCODINGS = ['base64', 'quoted-printable', 'x', 'binary, base64', ''].flatMap((encoding) =>
   [literal`\u0020`, literal`\t`, ''].map((space) => `Content-Transfer-Encoding:${space}${encoding}`)
 );
 const TWO_READINGS = literal`
-  Content-Disposition: form-data; name*=UTF-8''recipients ¦ Content-Disposition: form-data; name='recipients'
-  Content-Disposition: form-data; name = "recipients" ¦ Content-Disposition: form-data;\r\n name="recipients"
-  Content-Disposition: form-data; name="recipients\n" ¦ Content-Disposition: form-data ¦ Content-Type: text/plain ¦ 
-  ${NOBODY}; name="recipients" ¦ ${NOBODY}; name*=utf-8''recipients ¦ ${NOBODY}; x=y ¦ ${NOBODY};
-  ${NOBODY}; x-y="; name=recipients" ¦ Content-Disposition: form-data; x-y="; name=recipients"; name="x"
-  ${NOBODY} name="recipients" ¦ ${NOBODY}, ${SOMEBODY} ¦ ${NOBODY}\r\n${SOMEBODY} ¦ ${SOMEBODY}\r\n${SOMEBODY}
-  ${NOBODY}\n${SOMEBODY} ¦ ${NOBODY}\r${SOMEBODY} ¦ ${NOBODY}\r\n ; name="recipients" ¦ ${NOBODY}\r\n\t${SOMEBODY}
-  X-A: b\r\n ${SOMEBODY}\r\n${NOBODY} ¦ ${NOBODY}\r\nContent-Disposition : form-data; name="recipients"
-  Content-Disposition: attachment; name="recipients" ¦ Content-Disposition: name="recipients"
-  Content-Disposition: form-data, form-data; name="recipients" ¦ \r\n${SOMEBODY}
+  ${FIELD} name*=UTF-8''recipients ¦ ${FIELD} name='recipients' ¦ ${FIELD} name = "recipients" ¦ ${FIELD}\r\n name="recipients"
+  ${FIELD} name="recipients\n" ¦ Content-Disposition: form-data ¦ Content-Type: text/plain ¦  ¦ ${NOBODY}; name="recipients"
+  ${NOBODY}; name*=utf-8''recipients ¦ ${NOBODY}; x=y ¦ ${NOBODY}; ¦ ${NOBODY}; x-y="; name=recipients"
+  ${FIELD} x-y="; name=recipients"; name="x" ¦ ${NOBODY} name="recipients" ¦ ${NOBODY}, ${SOMEBODY}
+  ${NOBODY}\r\n${SOMEBODY} ¦ ${SOMEBODY}\r\n${SOMEBODY} ¦ ${NOBODY}\n${SOMEBODY} ¦ ${NOBODY}\r${SOMEBODY}
+  ${NOBODY}\r\n ; name="recipients" ¦ ${NOBODY}\r\n\t${SOMEBODY} ¦ X-A: b\r\n ${SOMEBODY}\r\n${NOBODY}
+  ${NOBODY}\r\nContent-Disposition : form-data; name="recipients" ¦ Content-Disposition: attachment; name="recipients"
+  Content-Disposition: name="recipients" ¦ Content-Disposition: form-data, form-data; name="recipients" ¦ \r\n${SOMEBODY}
   ${NO_NAMES_OF_PARTS.split(',').map((name) => SOMEBODY.replace('recipients', name))}
-  Content-Disposition: form-data; name=recipients x ¦ Content-Disposition: form-data; name=recipients;x
-  Content-Disposition: form-data; name=reci\\pients ¦ Content-Disposition: form-data; name=reci%70ients
-  Content-Disposition: form-data; name=recipients\u00a0 ¦ ${SOMEBODY}; filename*=utf-8''x
-  ${NOBODY}; filename=x; name="recipients" ¦ ${NOBODY}; filename="x\\"; name="recipients"
-  ${NOBODY}; filename="x"; filename="y" ¦ ${NOBODY}\r\nContent-Type: multipart/mixed; boundary=b
+  ${FIELD} name=recipients x ¦ ${FIELD} name=recipients;x ¦ ${FIELD} name=reci\\pients ¦ ${FIELD} name=reci%70ients
+  ${FIELD} name=recipients\u00a0 ¦ ${SOMEBODY}; filename*=utf-8''x ¦ ${NOBODY}; filename=x; name="recipients"
+  ${NOBODY}; filename="x\\"; name="recipients" ¦ ${NOBODY}; filename="x"; filename="y"
+  ${NOBODY}\r\nContent-Type: multipart/mixed; boundary=b ¦ ${SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain
   ${ENCODINGS.map((encoding) => literal`${SOMEBODY}\r\n${encoding}`)}
-  ${SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64
-  ${SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain`;
+  ${SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64`;
 const OTHER_TYPES = literal`
   ; boundary=limit; boundary=other ¦; boundary=other; boundary=limit ¦; boundary="limit"; Boundary=limit
   ; boundary*=utf-8''limit ¦; x="; boundary=limit" ¦; boundary=limit x ¦; boundary=limit;x ¦; boundary="limit
   ; boundary=limit, multipart/form-data; boundary=other ¦; boundary="li\mit" ¦; boundary= ¦; boundary=""
   , boundary=limit ¦ boundary=limit`;
-table('attack: write a multipart form that two honest programs read differently', hook())([
-  `${IN_MULTIPART} → 400 bad_json`,
-  TWO_READINGS.trim().split(/\n *| ¦ /).map(headRow),
+table('attack: write a multipart form that two honest programs read differently', hook())`
+  ${IN_MULTIPART} → 400 bad_json
+  ${TWO_READINGS.trim().split(/\n *| ¦ /).map(headRow)}
+  ${['', literal`--\r\n`, literal`\r\n`].map((end) => headRow(literal`${NOBODY}\r\n\r\n\n--limit${end}${SOMEBODY}`))}
+  '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n' ;; '${MESSAGE_PART}--limit--\r\n${TO_PART}'
+  '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n' ;; '${MESSAGE_PART}${TO_PART}'
+  '${MESSAGE_PART}${TO_PART.replace('--limit', '--limit ')}--limit--\r\n'
+  '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
+  '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
+  '${MESSAGE_PART.replace(/x(?=\\r\\n$)/, literal`caf\xe9`)}--limit--\r\n'
+  '${MESSAGE_PART.replace('message', literal`recipients\xe9`)}--limit--\r\n'
+  ${
   OTHER_TYPES.trim().split(/\n *| ¦/).map((type) =>
-    `'${MESSAGE_PART}--limit--\\r\\n' | Content-Type: multipart/form-data${type}`
-  ),
-  ['', literal`--\r\n`, literal`\r\n`].map((end) =>
-    literal`'${MESSAGE_PART}--limit\r\n${NOBODY}\r\n\r\n\n--limit${end}${SOMEBODY}\r\n\r\n+15550100003\r\n--limit--\r\n'`
-  ),
-  literal`
-    '${MESSAGE_PART}--limit--\r\n${TO_PART}--limit--\r\n' ;; '${MESSAGE_PART}--limit--\r\n${TO_PART}'
-    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n' ;; '${MESSAGE_PART}${TO_PART}'
-    '${MESSAGE_PART}${TO_PART.replace('--limit', '--limit ')}--limit--\r\n'
-    '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
-    '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
-    '${MESSAGE_PART.replace(/x(?=\\r\\n$)/, literal`caf\xe9`)}--limit--\r\n'
-    '${MESSAGE_PART.replace('message', literal`recipients\xe9`)}--limit--\r\n'`,
-]);
+    `* bearer | Content-Type: multipart/form-data${type} → 400 bad_json`
+  )
+}
+  '${MESSAGE_PART}--limit--\r\n'`;
 table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())`
   * 'hi' | bearer → 400 bad_field
   POST /v2/send?x=1&recipients=%2B15550100003 ;; POST /v2/send?x=1&recipients%5B%5D=%2B15550100003
@@ -3109,39 +2945,37 @@ table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON a
   {"message":"${'x'.repeat(LIMIT + 9)}"} → same
   'message=${'x'.repeat(LIMIT + 9)}' → {"message":"${'x'.repeat(LIMIT + 9)}"}`;
 const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
-table("a template sees a text, a form and a file's data as it sees JSON", hook(READS_FILE))`
-  * ${MADE}
+table("a template sees a text, a form, a query and a file's data as it sees JSON", hook(READS_FILE))`
+  * @ {"allow":["send","GET /v2/send"]} | ${MADE}
   'hello' → {"message":": hello!"} ;; 'who=ada&message=hello' → {"message":"ada: hello!"}
   -- who = ada -- f; filename="x" = x → {"message":"ada: ","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-  '' → {"message":": !"} ;; {"who":"ada","message":"hello"} → {"message":"ada: hello!"}`;
+  '' → {"message":": !"} ;; {"who":"ada","message":"hello"} → {"message":"ada: hello!"}
+  GET /v2/send?who=9 → {"message":"9: !"} ;; GET /v2/send?payload=%7B%22who%22%3A9%7D → {"message":"9: !"}
+  GET /v2/send → {"message":": !"} ;; GET /v2/send/? → {"message":": !"}`;
 
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
-table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))([
-  '* bearer → 400 bad_json',
-  literal`
+table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))`
+  * bearer → 400 bad_json
   'payload={"message":"x"' ;; ' \n\t{"message":"x"' ;; {message:x} ;; {"message":"x"} {} ;; '\ufeff{"message":"x"}'
-  { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain
+  { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain ;; 'payload={"a":${'['.repeat(100_000)}'
   '\u00a0{"message":"x"}' ;; '{"message":"\xff"}' ;; {"a":${'['.repeat(64)}${']'.repeat(64)}}
-  'payload=${encodeURIComponent(`{"a":${'['.repeat(100_000)}`)}'
   'no parts' | Content-Type: multipart/form-data; boundary=limit ;; '' | Content-Type: multipart/form-data; boundary=limit
   'message=x' | Content-Type: multipart/form-data; boundary=limit
   -- data = {"message":"x"} | Content-Type: multipart/form-data ;; -- data = {"message":"x"
-  'caf\xe9' ;; 'message=caf\xe9' ;; '\xff\xd8\xff\xe0' | Content-Type: image/jpeg`,
-  ...['[{"message":"x"}]', '"text"', "'null'", "'hello'", "''", "'message=hello'", '-- message = x'].flatMap((body) =>
-    JSON_TYPES.map((type) => `${body} | Content-Type: ${type}`)
-  ),
-]);
+  'caf\xe9' ;; 'message=caf\xe9' ;; '\xff\xd8\xff\xe0' | Content-Type: image/jpeg
+  ${JSON_TYPES.map((type) => `* bearer | Content-Type: ${type} → 400 bad_json`)}
+  [{"message":"x"}] ;; "text" ;; 'null' ;; 'hello' ;; '' ;; 'message=hello' ;; '${MESSAGE_PART}--limit--\r\n'`;
 
 // Written by hand or by a sloppy program, these went to the default person, or as a text.
-const LOST_IN_FORMS = literal`
-  recipients=; recipients=&recipients=%2B15550100003; recipient=%2B15550100003; recipient=+15550100003 and so on
-  Recipients=%2B15550100003; RECIPIENTS=+15550100003 or so; recipients[]=%2B15550100003; recipients%5B0%5D=%2B15550100003
-  recipients[]=+15550100003 or so; number=15550100003; number=5 files; number=%2B1; Number=%2B15550100003; number[]=x
-  base64_attachments[0]=QUJD; recipients[]=; Recipients=; amp;recipients=%2B15550100003; %20recipients=%2B15550100003
-  recipients+=%2B15550100003; recipients=${INTERNAL_ID}; recipients=-x; recipients=a%0Ab`.trim().split(/\n\s*|; /);
-table('attack: have a form or a text sent that says nothing, or to nobody', hook())([
-  '* bearer → 400 bad_field',
-  literal`
+const LOST_IN_FORMS = listed`
+  recipients= ;; recipients=&recipients=%2B15550100003 ;; recipient=%2B15550100003 ;; recipient=+15550100003 and so on
+  Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[]=%2B15550100003 ;; recipients[]=
+  recipients%5B0%5D=%2B15550100003 ;; recipients[]=+15550100003 or so ;; number=15550100003 ;; number=5 files
+  number=%2B1 ;; Number=%2B15550100003 ;; number[]=x ;; base64_attachments[0]=QUJD ;; Recipients= ;; recipients=-x
+  amp;recipients=%2B15550100003 ;; %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
+  recipients=${INTERNAL_ID} ;; recipients=a%0Ab`;
+table('attack: have a form or a text sent that says nothing, or to nobody', hook())`
+  * bearer → 400 bad_field
   POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
   'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
   'message=hi & recipients=+15550100003' ;; 'message=hi&\r\nrecipients=+15550100003'
@@ -3149,10 +2983,9 @@ table('attack: have a form or a text sent that says nothing, or to nobody', hook
   -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
   -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
   -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(2000)}" = x
-  -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD`,
-  ...LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`),
-  ...LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`),
-]);
+  -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD
+  ${LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`)}
+  ${LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`)}`;
 table('a text, a form or a webhook without a credential, with a wrong one, or with one in a field is 401', hook())`
   * 'Backup done' → 401 unauthorized ;; * 'message=Backup done' → 401 unauthorized
   * -- message = Backup done → 401 unauthorized ;; * {"message":"x","number":2} → 401 unauthorized
@@ -3160,28 +2993,19 @@ table('a text, a form or a webhook without a credential, with a wrong one, or wi
   POST /v2/send ;; Authorization: ;; bearer ${OTHER}
   * → 401 unauthorized | reason=no_credential
   'Backup done&auth=${SECRET}' ;; 'message=Backup done&auth=${SECRET}' | Content-Type: ${URLENCODED}
-  -- message = x -- auth = ${SECRET} ;; 'payload=${encodeURIComponent(AUTHED(SECRET))}'
-  'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
+  -- message = x -- auth = ${SECRET} ;; 'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
   -- data = ${AUTHED(SECRET)} → WWW-Authenticate: Basic realm="signal", Bearer
   {"auth":"${OTHER}","number":2,"recipients":"x"} → reason=unknown_token
   -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
 
-test('a text, a form and a webhook come with their token in each form, and it reaches neither the message nor the backend', async (t) => {
-  const both = await startWebhook(t, reading('{{auth}}{{.}}{{message}}'));
-  for (const { form, ask: make } of FORMS) {
-    const ownsBody = make(SECRET).body !== undefined;
-    const data = ownsBody ? { ...MESSAGE, number: 2 } : { message: 'hi' };
-    const bodies = ["'hi'", "'message=hi'", '-- message = hi', `{"auth":"${OTHER}","message":"hi"}`];
-    const message = `${JSON.stringify(data)}${data.message}`;
-    await checkRows(both, [
-      `* → 201 | form=${form} | > Authorization: | ${JSON.stringify({ ...DEFAULTS, message })}`,
-      ownsBody
-        ? rowWith(make(SECRET)).replace(`"${FROM}"`, '2')
-        : bodies.map((body) => `${rowWith(make(SECRET))} | ${body}`),
-    ]);
-  }
-  assert.ok(!/auth/.test(both.backend.seen.map((seen) => seen.url) + both.gateway.log.join()), 'auth is in an URL');
-});
+const SHOWS_ALL = hook(reading('{{auth}}{{.}}{{message}}'));
+table('a text or a webhook has its token in each form, and neither the message nor the backend gets it', SHOWS_ALL)([
+  `* → 201 | > Authorization: | ${MEANT}`,
+  FORMS.map(({ form, ask: make }) => {
+    const message = form === 'body' ? `${HELLO}hello` : '{"message":"hi"}hi';
+    return `${rowWith({ body: "'hi'", ...make(SECRET) })} → form=${form} | ${JSON.stringify({ message })}`;
+  }),
+]);
 
 table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})`
   * bearer → 400 bad_json | ". A text or a form is taken with a token that has "defaults" or "message"."
@@ -3193,47 +3017,33 @@ table('a token without defaults and message is told at /v2/send, for a text or a
 /** A token that may send by a GET, and how that is told. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
 
-const QUERIES = literal`
-  message=Front%20door ⇒ {"message":"Front door"}
-  message=Front+door ⇒ {"message":"Front door"}
-  message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA ⇒ {"message":"Tür\n\toffen 🚪"}
-  %6Dessage=x%0Ay ⇒ {"message":"x\ny"}
-  message=x&number=%2B15550100003&recipients=+15550100003 ⇒ {"message":"x","number":"${THIRD}","recipients":["${THIRD}"]}
-  recipients=+15550100003&message=x&&recipients=x.01&z=1&view_once= ⇒ {"message":"x","recipients":["${THIRD}","x.01"]}
-  message=x&auth=${SECRET}&Auth=${OTHER} ⇒ {"message":"x"}
-  message='x'%26%3C%3E=&text_mode=styled ⇒ {"message":"'x'&<>=","text_mode":"styled"}`;
-// A GET has a body for its credential alone; what else it says is not looked at.
+const GETS_IN_EACH_FORM = FORMS.map(({ form, ask: make }) => {
+  const row = rowWith(make(SECRET), 'GET').replace(/v2\/send\??/, 'v2/send?message=a%0Ab&');
+  return `${row} → form=${form} | {"message":"a\\nb"}`;
+});
+const SENT_BY_GET =
+  `→ 201 | Cache-Control: no-store | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`;
 table("GET /v2/send is sent by POST, where the token's allowlist spells it, in each form of the token", {
   ...hook({ allow: ['GET /v2/send'], defaults: DEFAULTS }),
-})([
-  `* → 201 | Cache-Control: no-store | Connection: close | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`,
-  QUERIES.trim().split('\n').flatMap((line) => {
-    const [query = '', send = ''] = line.trim().split(' ⇒ ');
-    return FORMS.map(({ form, ask: make }) => {
-      const row = rowWith(make(SECRET), 'GET').replace(
-        /^\S+ [^ ?]*(\??)[^ ]*/,
-        (target, asks) => `${target}${asks ? '&' : '?'}${query}`,
-      );
-      return `${row} → form=${form} | ${send}`;
-    });
-  }),
-]);
-
-const RANG = hook({ ...reading('Rang{{#at}} at {{.}}{{/at}}'), allow: ['GET /v2/send'] });
-table('a template fills the message of a GET, and of one without a query too', RANG)`
-  * ${MADE}
-  GET /v2/send?at=9 → {"message":"Rang at 9"} ;; GET /v2/send → {"message":"Rang"}
-  GET /v2/send/? → {"message":"Rang"} ;; GET /v2/send?payload=%7B%22at%22%3A9%7D → {"message":"Rang at 9"}`;
+})`
+  * bearer ${SENT_BY_GET}
+  GET /v2/send?message=Front%20door → {"message":"Front door"} ;; GET /v2/send?message=Front+door → {"message":"Front door"}
+  GET /v2/send?message=T%C3%BCr%0A%09offen%20%F0%9F%9A%AA → {"message":"Tür\n\toffen 🚪"}
+  GET /v2/send?%6Dessage=x%0Ay → {"message":"x\ny"} ;; GET /v2/send?message=x&auth=${SECRET}&Auth=${OTHER} → {"message":"x"}
+  GET /v2/send?message=x&number=%2B15550100003&recipients=+15550100003 → {"message":"x","number":"${THIRD}","recipients":["${THIRD}"]}
+  GET /v2/send?recipients=+15550100003&message=x&&recipients=x.01&z=1&view_once= → {"message":"x","recipients":["${THIRD}","x.01"]}
+  GET /v2/send?message='x'%26%3C%3E=&text_mode=styled → {"message":"'x'&<>=","text_mode":"styled"}
+  # A GET has a body for its credential alone; what else it says is not looked at.
+  * ${SENT_BY_GET}
+  ${GETS_IN_EACH_FORM}`;
 
 const KEPT: Handler = (req, res) => {
   const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];
   req.resume().on('end', () => res.writeHead(201, own).end('[]'));
 };
-table(
-  'the response to a GET may be kept by nobody, whatever the backend says of that, and loses none of its headers',
-  { ...BY_GET, cors: ['https://dash.example'] },
-  { handler: KEPT },
-)`
+table('the response to a GET may be kept by nobody, whatever the backend says, and loses none of its headers', {
+  ...{ ...BY_GET, cors: ['https://dash.example'] },
+}, { handler: KEPT })`
   * GET /v2/send?message=x | bearer | Origin: https://dash.example
   → 201 | Cache-Control: no-store, public, max-age=60 | Vary: Origin, Accept | Set-Cookie: a=1, b=2`;
 
@@ -3262,22 +3072,18 @@ table('attack: send by a GET that the allowlist does not spell, or with a token 
   GET /@auth=${SECRET}/v2/send?message=x`;
 table('attack: do by a token for GET /v2/send what it may not, or send nothing, or to nobody', BY_GET)`
   * bearer → 405 method_not_allowed
-  PUT /v2/send?message=x ;; PATCH /v2/send?message=x ;; DELETE /v2/send?message=x ;; OPTIONS /v2/send?message=x
-  GET /v1/send?message=x
+  PUT /v2/send ;; PATCH /v2/send ;; DELETE /v2/send ;; OPTIONS /v2/send ;; GET /v1/send?message=x
   * bearer → 403 endpoint_not_allowed
   ${HELLO} ;; 'hello' ;; POST /v1/send | ${HELLO} ;; GET /v1/about
-  * bearer → 403 sender_not_allowed
-  GET /v2/send?message=x&number=%2B15559999999
   * bearer → 403 recipient_not_allowed
   GET /v2/send?message=x&recipients=%2B15559999999 ;; GET /v2/send?message=x&recipients=+15559999999
   GET /v2/send?message=x&recipients=%2B15550100002&recipients=${GROUP}
   GET /v2/send?payload=%7B%22message%22%3A%22x%22%2C%22recipients%22%3A%22%2B15559999999%22%7D
+  GET /v2/send?message=x&number=%2B15559999999 → 403 sender_not_allowed
   * bearer → 400 bad_field
   GET /v2/send ;; GET /v2/send?message= ;; GET /v2/send?msg=x ;; GET /v2/send?message=x&recipients=
   GET /v2/send?message=x&Recipients=%2B15550100002 ;; GET /v2/send?message=x&recipient=%2B15550100002
-  GET /v2/send?message=x&number=1
-  * → 401 unauthorized
-  GET /v2/send?message=x ;; GET /v2/send?message=x&auth=${SECRET}
+  GET /v2/send?message=x&number=1 ;; none | GET /v2/send?message=x&auth=${SECRET} → 401 unauthorized
   * GET /v2/send?message=x | basic → 403 cross_site
   User-Agent: Mozilla/5.0 (X11; Linux x86_64) ;; Sec-Fetch-Site: cross-site | Sec-Fetch-Mode: no-cors
   Sec-Fetch-Site: none | Sec-Purpose: prefetch`;
@@ -3288,55 +3094,45 @@ table('attack: smuggle control characters through the query of a GET', BY_GET)`
   GET /v2/send?message=x&number=%0A ;; GET /v2/send?message%0A=x ;; GET /v2/send?message=x&text=%09
   GET /v1/about?message=x%0Ay ;; GET /v1/send?message=x%0Ay ;; GET /v2%0A/send?message=x`;
 
+/** Begins so many sends, each of which lacks the last byte of its MiB; one of them finds no room. */
+async function holdAllBut(gateway: Gateway, count: number, fill: string, headers: http.OutgoingHttpHeaders) {
+  const all = Array.from({ length: count }, () => beginSend(gateway, headers).on('error', () => {}));
+  const answers = all.map((req) => once(req, 'response').then(([res]) => ({ req, res: res.resume() })));
+  for (const req of all) req.write(fill.repeat(MIB - 1));
+  const { req: refused, res } = await Promise.race(answers);
+  assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '10']);
+  assert.equal(requests(gateway).at(-1)!.code, 'busy');
+  return { refused, held: all.filter((req) => req !== refused) };
+}
+
 test('what is held of bodies is 32 MiB for all connections together, and is given back on every path', async (t) => {
-  const { gateway } = await startWebhook(t);
+  const { gateway } = await startBoth(t, hook());
   const countOf = (status: number): number => requests(gateway).filter((line) => line.status === status).length;
   for (const [fill, end, status] of [['x', 'x', 499], ['x', '\xff', 400], ['{', '{{', 413], ['x', 'x', 201]] as const) {
+    // The others have room as soon as the refused one has given back its share.
     const headers = { ...BEARER, ...(status !== 413 && { 'content-length': MIB }) };
-    const all = Array.from({ length: 33 }, () => beginSend(gateway, headers).on('error', () => {}));
-    const answers = all.map((req) =>
-      once(req, 'response').then(([res]: http.IncomingMessage[]) => ({ req, res: res!.resume() }))
-    );
-    for (const req of all) req.write(fill.repeat(MIB - 1));
-    // One of them finds no room; the others have it as soon as that one has given back its share.
-    const { req: refused, res } = await Promise.race(answers);
-    assert.deepEqual([res.statusCode, res.headers['retry-after']], [503, '10']);
-    assert.equal(requests(gateway).at(-1)!.code, 'busy');
+    const { refused, held } = await holdAllBut(gateway, 33, fill, headers);
     // What is not held whole is not concerned.
     const json = await ask(gateway, { path: '/v1/send', body: { ...MESSAGE, more: 'x'.repeat(MIB) }, headers: BEARER });
     assert.equal(json.status, 201);
-
     const before = countOf(status);
-    const held = all.filter((req) => req !== refused);
-    for (const req of held) status === 499 ? req.destroy() : req.end(Buffer.from(end, 'latin1'));
+    for (const req of held) status === 499 ? req.destroy() : req.end(end, 'latin1');
     await until(() => countOf(status) === before + 32);
     refused.destroy();
-    await Promise.allSettled(answers);
   }
 });
 
 // One webhook's token filled all of it, again and again, with bodies that did not end.
 test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
-  const { backend, gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
-  const begin = (token: string): http.ClientRequest => {
-    const req = beginSend(gateway, { 'authorization': `Bearer ${token}`, 'content-length': MIB });
-    req.on('error', () => {}).write('x'.repeat(MIB - 1));
-    return req;
-  };
-  const all = Array.from({ length: 17 }, () => begin(SECRET));
-  const answers = all.map((req) => once(req, 'response') as Promise<[http.IncomingMessage]>);
-  const [refused] = await Promise.race(answers);
-  assert.deepEqual([refused.statusCode, refused.headers['retry-after']], [503, '10']);
-  assert.deepEqual([requests(gateway).length, requests(gateway)[0].code], [1, 'busy']);
-  const other = begin(OTHER);
-  other.end('x');
-  const [{ statusCode }] = await once(other, 'response') as [http.IncomingMessage];
-  assert.equal(statusCode, 201);
-  assert.equal(backend.sent.length, 1);
-  for (const req of all) req.destroy();
+  const { gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
+  const { held } = await holdAllBut(gateway, 17, 'x', { ...BEARER, 'content-length': MIB });
+  assert.equal(requests(gateway).length, 1);
+  const statusFor = async (headers: http.OutgoingHttpHeaders): Promise<number> =>
+    (await ask(gateway, { body: 'x'.repeat(MIB), headers })).status;
+  assert.equal(await statusFor({ authorization: `Bearer ${OTHER}` }), 201);
+  for (const req of held) req.destroy();
   await until(() => requests(gateway).length === 18);
-  assert.equal((await ask(gateway, { body: 'x'.repeat(MIB), headers: BEARER })).status, 201, 'it is given back');
-  await Promise.allSettled(answers);
+  assert.equal(await statusFor(BEARER), 201, 'it is given back');
 });
 
 const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 30 ? 61 : 1, 'x')}":1`);
@@ -3355,7 +3151,7 @@ table('what a send lacks is named to the client and in the log, with at most thi
   {${MANY_KEYS.join()}} → reason=no_message | "keys are ${SHOWN_KEYS}, …. "`;
 
 test('what a client sends is not logged', async (t) => {
-  const both = await startWebhook(t);
+  const both = await startBoth(t, hook());
   await checkRows(both, ['* bearer', ['{"key1":"x"} → 400 bad_field', '{"message":"x1","key1":2} → 201']]);
   assert.ok(!/key1|x1/.test(both.gateway.log.join()), both.gateway.log.join());
 });
@@ -3367,98 +3163,55 @@ table('only "auth" is dropped of a webhook, whatever it holds and however it is 
   {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"} ;; 'payload={"auth":"${OTHER}","a":1}'
   {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
-const HOOKED: GatewayConfig = {
-  ...hook({ senders: [FROM], recipients: [TO], ...reading('{{text}}') }),
-  allow: ['messaging'],
-};
+const HOOKED = hook({ senders: [FROM], recipients: [TO], allow: ['messaging'], ...reading('{{text}}') });
 table('attack: do by a webhook what no body may, or send from another account or to another recipient', HOOKED)`
   * bearer → 400 bad_field
-  {"text":"x","recipients":["${TO}","group.*"]} ;; {"text":"x","recipients":["--help"]}
-  {"text":"x","recipients":[""]} ;; {"text":"x","recipients":["${TO}\n"]} ;; {"text":""}
-  {"text":"x","base64_attachments":["data:a/b;filename=../../x;base64,QUJD"]}
+  {"text":"x","recipients":["${TO}","group.*"]} ;; {"text":"x","recipients":["${TO}\n"]} ;; {"text":""}
   {"text":"x","link_preview":{"url":"https://a","base64_thumbnail":"data:a/b;filename=/x;base64,QUJD"}}
   * bearer → 403 sender_not_allowed
   {"text":"x","number":"${STRANGER}"} ;; -- data = {"text":"x","number":"${STRANGER}"}
-  'payload=${encodeURIComponent(`{"text":"x","number":"${STRANGER}"}`)}'
+  'payload={"text":"x","number":"${STRANGER.replace('+', '%2B')}"}'
   @ {"defaults":{"number":"${STRANGER}"}} | {"text":"x","recipients":["${TO}"]}
   * bearer → 403 recipient_not_allowed
-  {"text":"x","recipients":["${STRANGER}"]} ;; {"text":"x","recipients":["${TO}","${STRANGER}"]}
-  {"text":"x","recipients":["${GROUP}"]} ;; {"text":"x","recipients":"${STRANGER}"}
+  {"text":"x","recipients":["${TO}","${STRANGER}"]} ;; {"text":"x","recipients":["${GROUP}"]}
+  {"text":"x","recipients":"${STRANGER}"}
   @ {"defaults":{"number":"${FROM}","recipients":["${TO}","${STRANGER}"]}} | {"text":"x"}`;
-table("attack: use a webhook's token for more than it is meant for", hook({ allow: ['send'], defaults: DEFAULTS }))`
-  * bearer → 403 endpoint_not_allowed
-  GET /v1/about ;; GET /v1/receive/${FROM}`;
 
 const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
-table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))([
-  `* ${MADE} | {"message":"x"}`,
-  MIB_BODY,
-  `${MIB_BODY} | Transfer-Encoding: chunked`,
-  `none | ${MIB_BODY.replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '')}`,
-  `'${MIB_BODY} ' → 413 body_too_large | bytesIn=0`,
-  `'${MIB_BODY} ' | Transfer-Encoding: chunked → 413 body_too_large`,
-  `-- message = x -- f; filename="x" = ${'x'.repeat(MIB)} → 413 body_too_large`,
-]);
-table("a webhook's body is at most limits.body, if that is less", { ...hook(), limits: { body: '1KiB' } })`
-  * bearer → 413 body_too_large
-  ${sized(2000)} → bytesIn=0`;
-
-test("a webhook's body may come in single bytes", async (t) => {
-  const { backend, gateway } = await startWebhook(t, READS_TEXT);
-  const body = inBytes('{"text":"ü😀","number":2}');
-  await raw(gateway, Buffer.from(`${post(SECRET, 'chunked', 'Connection: close')}${body}`, 'latin1'));
-  assert.equal(gotJson(backend).message, 'ü😀');
-});
-
-test('a webhook that is compressed is 415; one that stops, or trickles in for too long, is 408, in its head and after it', async (t) => {
-  const both = await startBoth(t, hook(), { stallTimeoutMs: 300 });
-  await checkRows(both, ['* bearer | Content-Encoding: gzip → 415 unsupported_encoding', '{"message":"x"}']);
-  const responses = [
-    raw(both.gateway, `${post(SECRET, 100)}{"message":`),
-    trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"`),
-    trickle(t, both.gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(100_000)}`),
-  ];
-  for (const response of await Promise.all(responses)) assert.equal(codeOf(response), 'request_timeout', response);
-  assert.equal(both.backend.connections, 0, 'the backend saw a connection');
-});
-
-const READS_NOTHING = hook({ ...reading('never'), allow: ['messaging', 'info'] });
-table('only a POST to /v2/send is made a send: other requests of the token pass as they are', READS_NOTHING)`
+table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))`
+  * ${MADE} | {"message":"x"}
+  ${MIB_BODY} ;; ${MIB_BODY} | Transfer-Encoding: chunked
+  none | ${MIB_BODY.replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '')}
+  * POST /v2/send | bearer → 413 body_too_large
+  '${MIB_BODY} ' → bytesIn=0 ;; '${MIB_BODY} ' | Transfer-Encoding: chunked
+  -- message = x -- f; filename="x" = ${'x'.repeat(MIB)}`;
+const READS_NOTHING = tokens({ ...reading('never'), allow: ['messaging', 'info'] }, {});
+table(
+  'only a POST to /v2/send is made a send: other requests of the token, and other tokens, pass as they are',
+  READS_NOTHING,
+)`
   * bearer
   GET /v1/about → 200 ;; POST /v1/send | ${HELLO} | Content-Type: text/plain → 201 | same | > Content-Type: text/plain
-  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same`;
-table('a token without defaults passes its body on, beside one that has them', tokens({ defaults: DEFAULTS }, {}))`
-  * {"more":1,${HELLO.slice(1)} → 201 | ${HELLO}
-  bearer ${OTHER} → {"more":1} ;; bearer`;
+  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same
+  bearer ${OTHER} | {"more":1,${HELLO.slice(1)} → 201 | same`;
 
-test('a reload puts another template in force, and a bad one changes nothing', async (t) => {
-  const both = await startWebhook(t, reading('one {{x}}'));
-  for (const [message, text] of [['two {{x}}', 'two 1'], ['three {{x', 'two 1'], ['four {{x}}', 'four 1']] as const) {
-    const mistake = 'tokens.hook.message: line 1, column 7: a "{{" has no "}}"';
-    const problems = problemsOf(() => both.gateway.reload(hook(reading(message))));
-    assert.deepEqual(problems, message.endsWith('}}') ? [] : [mistake]);
-    await checkRows(both, [`* ${MADE}`, `{"x":1} → {"message":"${text}"}`]);
-  }
-});
-
+const IS_NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
+const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it';
+/** Settings of a token, and what is said of them. */
+const BAD_SETTINGS = literal`
+  {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
+  {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
+  {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
+  {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
+  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}
+  {"defaults":{"constructor":1},"message":["{{x}}"]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
+  {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
+  {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
 test("what is wrong with a webhook's settings is said with its place", () => {
-  const noRecipient = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
-  const mistakes = literal`
-    {"defaults":[]} ⇒ defaults: must be an object with number, recipients, text_mode
-    {"defaults":"x"} ⇒ defaults: must be an object with number, recipients, text_mode
-    {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
-    {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
-    {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
-    {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
-    {"defaults":{"recipients":["${TO}","15550100002","-x"]}} ⇒ defaults.recipients[1]: "15550100002" ${noRecipient} ⇒ defaults.recipients[2]: "-x" ${noRecipient}
-    {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${noRecipient} ⇒ defaults.recipients[1]: 1 ${noRecipient}
-    {"defaults":{"constructor":1}} ⇒ defaults.constructor: is not a setting
-    {"message":""} ⇒ message: must be a template: text with {{names}} in it
-    {"message":" \n"} ⇒ message: must be a template: text with {{names}} in it
-    {"message":["{{x}}"]} ⇒ message: must be a template: text with {{names}} in it
-    {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
-    {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
-  for (const line of mistakes.trim().split('\n')) {
+  for (const line of BAD_SETTINGS.trim().split('\n')) {
     const [token = '', ...problems] = line.trim().split(' ⇒ ');
     const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
     assert.deepEqual(found, problems.map((problem) => `tokens.hook.${problem}`), token);
@@ -3484,19 +3237,13 @@ const inEachForm = (pairs: string): string[] => [
   Array.from(new URLSearchParams(pairs), ([name, value]) => `-- ${name} = ${value}`).join(' '),
   `GET /v2/send?${pairs}`,
 ];
+const SPELLED_ODDLY = 'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ');
 const BY_FORM = hook({ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS });
-table(
-  'attack: send from the default number what names two, or to the default person what another spelling names',
-  BY_FORM,
-)`
+table('attack: send from the default number what names two, or to the default person what is spelled oddly', BY_FORM)`
   * bearer → 400 bad_field
   ${inEachForm('message=hi&number=%2B15550100003&number=%2B15550100004')}
   ${inEachForm(`message=hi&number=%2B${FROM.slice(1)}&number=%2B${FROM.slice(1)}`)}
-  ${
-  'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ').flatMap((name) =>
-    inEachForm(`message=hi&${name}=%2B15550100003`)
-  )
-}
+  ${SPELLED_ODDLY.flatMap((name) => inEachForm(`message=hi&${name}=%2B15550100003`))}
   'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
   {"message":"hi","recipients\u0000":["+15550100003"]}
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
@@ -3512,10 +3259,7 @@ table('a line break of a textarea, CR LF, is a line feed in every field of a for
 const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
 const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
 const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
-table(
-  'attack: have a send, a form, or a form that a template reads, sent at once, though it asks for later',
-  BY_EITHER,
-)`
+table('attack: have a send, or a form that a template may read, sent at once, though it asks for later', BY_EITHER)`
   * ${LATER}
   ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
   ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
@@ -3526,13 +3270,8 @@ table(
   'payload={"message":"hi","send_at":0}'
   * @ ${READS_LATER} | ${LATER}
   ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
-const LATER_AS_DATA = {
-  allow: ['send', 'POST /v1/plugins/later'],
-  ...tokens({}, reading('at {{send_at}}{{Send_At}}')),
-};
-table('send_at is data in the payload of a template, nothing where it is null, and no concern of other routes', {
-  ...LATER_AS_DATA,
-})`
+const LATER_AS_DATA = tokens({ allow: ['send', 'POST /v1/plugins/later'] }, reading('at {{send_at}}{{Send_At}}'));
+table('send_at is data for a template, nothing where it is null, and no concern of other routes', LATER_AS_DATA)`
   * bearer ${OTHER} → 201 | ${MEANT}
   {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
   'payload={"send_at":[5]}' → {"message":"at [5]"}
@@ -3540,31 +3279,30 @@ table('send_at is data in the payload of a template, nothing where it is null, a
   {"send_at":null,${HELLO.slice(1)} ;; {"resend_at":1,"more":{"send_at":1},${HELLO.slice(1)}
   POST /v1/plugins/later | {"send_at":1,"Send_At":2}`;
 
-/** The boundary, and the heads of a field and of a file, as honest programs write them. */
+/** The boundary, the heads of a field and of a file, what is made of the file, and whose form it is. */
 const HONEST = literal`
-  ------------------------64c808f5fa53335a ¦ name="recipients" ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png ¦ curl
-  x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ curl, with a type and a header
-  ----WebKitFormBoundary7MA4YWxkTrZu0gW ¦ name="recipients" ¦ name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png ¦ browsers
-  ===1795320007953=== ¦ name="recipients"\r\nContent-Type: text/plain; charset=UTF-8 ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary ¦ Node, and Java as in tutorials
-  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ Android as in tutorials
-  IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ Apache's HttpClient
-  b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ PHP's Guzzle, and OkHttp
-  "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ .NET`;
+  ------------------------64c808f5fa53335a ¦ name="recipients" ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ curl
+  x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ application/octet-stream;filename=a%22b ¦ curl, with a type and a header
+  ----WebKitFormBoundary7MA4YWxkTrZu0gW ¦ name="recipients" ¦ name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ browsers
+  ===1795320007953=== ¦ name="recipients"\r\nContent-Type: text/plain; charset=UTF-8 ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary ¦ image/png;filename=ü ¦ Node, and Java as in tutorials
+  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
+  IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
+  b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
+  "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
 table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
-  ...HONEST.trim().split('\n').flatMap((line) => {
-    const [boundary = '', field = '', file = ''] = line.trim().split(' ¦ ');
+  HONEST.trim().split('\n').flatMap((line) => {
+    const [boundary = '', field = '', file = '', made = ''] = line.trim().split(' ¦ ');
     const mark = `--${boundary.replace(/;.*|"/g, '')}`;
-    const uri = `data:${file.includes('image') ? 'image/png' : 'application/octet-stream'};filename=${
-      file.includes('%22') ? 'a%22b' : 'ü'
-    }.png;base64,Ci0tIA==`;
     return [false, true].map((isReversed) => {
       const parts = [['name="message"', 'a'], [field, THIRD], [file, '\\n-- ']].map(([head, value]) => {
-        const lines = `Content-Disposition: form-data; ${head}`.split('\\r\\n');
+        const lines = `${FIELD} ${head}`.split('\\r\\n');
         return `${mark}\\r\\n${(isReversed ? lines.reverse() : lines).join('\\r\\n')}\\r\\n\\r\\n${value}\\r\\n`;
       });
       const type = `Content-Type: multipart/form-data; boundary=${boundary}`;
-      return `'${parts.join('')}${mark}--\\r\\n' | ${type} → {"base64_attachments":["${uri}"]}`;
+      return `'${
+        parts.join('')
+      }${mark}--\\r\\n' | ${type} → {"base64_attachments":["data:${made}.png;base64,Ci0tIA=="]}`;
     });
   }),
 ]);
@@ -3576,13 +3314,11 @@ section('TEMPLATES'); // ──────────────────�
  * a third brace), and ~ for each section that is shown (# with true, ^ with false). There is no escaping for HTML here.
  */
 const MUSTACHE = literal`
-  no interpolation ¦ The {disk} is full}.\n ¦ The {disk} is full}.\n ¦ {}
-  basic interpolation ¦ Disk {{name}} is full.\n ¦ Disk sda is full.\n ¦ {"name":"sda"}
+  no interpolation and basic interpolation ¦ The {disk} {{name}} is full}.\n ¦ The {disk} sda is full}.\n ¦ {"name":"sda"}
   HTML is not escaped ¦ {{*x}} ¦ & " < > ' \u0060 = ¦ {"x":"& \" < > ' \u0060 ="}
   integer, decimal, null and missing ¦ {{*n}}|{{*d}}|{{*z}}|{{*m}} ¦ 42|2.5|| ¦ {"n":42,"d":2.50,"z":null}
-  surrounding white space ¦ | {{*n}} | ¦ | -- | ¦ {"n":"--"}
   standalone interpolation ¦   {{*n}}\n ¦   --\n ¦ {"n":"--"}
-  padding ¦ |{{* n }}| ¦ |--| ¦ {"n":"--"}
+  surrounding white space and padding ¦ | {{*n}} |{{* n }}| ¦ | -- |--| ¦ {"n":"--"}
   dotted names ¦ {{*a.n}} = {{#a}}{{*n}}{{/a}} ¦ pi = pi ¦ {"a":{"n":"pi"}}
   implicit iterator, text ¦ <{{*.}}> ¦ <text> ¦ "text"
   implicit iterator, integer ¦ <{{*.}}> ¦ <85> ¦ 85
@@ -3599,8 +3335,7 @@ const MUSTACHE = literal`
   inverted: truthy ¦ <{{^t}}1{{/t}}{{^s}}2{{/s}}{{^o.t}}3{{/o.t}}{{^o}}4{{/o}}{{^l}}5{{/l}}> ¦ <> ¦ {"t":true,"s":"yes","o":{"t":true},"l":[{}]}
   inverted: falsey ¦ <{{^f}}1{{/f}}{{^n}}2{{/n}}{{^o.f}}3{{/o.f}}{{^l}}4{{/l}}> ¦ <1234> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
   inverted: what is missing ¦ <{{^c}}1{{/c}}{{^a.b.c}}2{{/a.b.c}}> ¦ <12> ¦ {"a":{}}
-  section: context ¦ {{#host}}on {{name}}{{/host}} ¦ on pi ¦ {"host":{"name":"pi"}}
-  section: parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
+  section: context and parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
   section: variable test ¦ {{#x}}{{.}} is {{x}}{{/x}} ¦ this is this ¦ {"x":"this"}
   section: list contexts ¦ {{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}} ¦ k7.K7p.K7q. ¦ {"as":[{"n":{"up":"K","low":"k"},"bs":[{"m":"7","cs":[{"l":"p"},{"l":"q"}]}]}]}
   section: deeply nested contexts ¦ {{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}\n{{#c}}\n{{three}}\n{{#d}}\n{{two}}{{four}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n ¦ 1\n12\n3\n24\n4551\n2\n ¦ {"a":{"one":1},"b":{"two":2},"c":{"three":3,"d":{"four":4,"five":5}}}
@@ -3609,8 +3344,7 @@ const MUSTACHE = literal`
   inverted: doubled ¦ {{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":false,"two":"b"}
   section: nested, shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A B C D E | ¦ {"on":~}
   section: nested, not shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A  E | ¦ {"on":!~}
-  implicit iterator: texts and integers ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1) ¦ {"list":["a",1]}
-  implicit iterator: decimals ¦ {{#list}}({{.}}){{/list}} ¦ (1.1)(2.2) ¦ {"list":[1.10,2.20]}
+  implicit iterator: texts, integers and decimals ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1)(2.2) ¦ {"list":["a",1,2.20]}
   implicit iterator: lists ¦ {{#list}}({{#.}}{{.}}{{/.}}){{/list}} ¦ (12)(x) ¦ {"list":[[1,2],["x"]]}
   implicit iterator: root level ¦ {{#.}}({{n}}){{/.}} ¦ (a)(b) ¦ [{"n":"a"},{"n":"b"}]
   surrounding white space ¦  | {{~on}}\t|\t{{/on}} | \n ¦  | \t|\t | \n ¦ {"on":~}
@@ -3623,21 +3357,17 @@ const MUSTACHE = literal`
   standalone without newline ¦ #{{~on}}\n/\n  {{/on}} ¦ #\n/\n ¦ {"on":~}
   padding ¦ |{{~ on }}={{/\ton\n}}| ¦ |=| ¦ {"on":~}
   a tab after a standalone tag ¦ |\n{{~on}}\t\n|\n{{/on}}\t\n| ¦ |\n|\n| ¦ {"on":~}
-  comment: inline ¦ before{{! a remark! }}after, one {{! two }} three ¦ beforeafter, one  three ¦ {}
-  comment: multiline ¦ before{{!\n  a remark\n  of two lines\n}}after\n ¦ beforeafter\n ¦ {}
+  comment: inline, indented and multiline ¦ a{{! a remark! }}b\n  one {{! two }}\nthree{{!\n  a remark\n  of two lines\n}}c\n ¦ ab\n  one \nthreec\n ¦ {}
   comment: standalone ¦ One.\n{{! a remark }}\nTwo.\n  {{! a remark }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
   comment: standalone line endings ¦ |\r\n{{! a remark }}\r\n| ¦ |\r\n| ¦ {}
   comment: standalone without previous line ¦   {{! a remark }}\n! ¦ ! ¦ {}
   comment: standalone without newline ¦ !\n  {{! a remark }} ¦ !\n ¦ {}
   comment: multiline standalone ¦ One.\n{{!\nof several lines\n}}\nTwo.\n  {{!\n    of several lines\n  }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
-  comment: indented inline ¦   one {{! two }}\n ¦   one \n ¦ {}
   comment: variable name collision ¦ <{{! a }}|{{!a }}|{{!a}}> ¦ <||> ¦ {"! a":1,"!a":2,"a":3}
-  an object inserts its JSON ¦ {{a}} {{#b}}{{.}} {{/b}} ¦ {"x":[null,"ü"]} {"y":2} []  ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[]]}
-  true and false insert their names ¦ {{a}} {{b}} ¦ true false ¦ {"a":true,"b":false}
+  an object inserts its JSON, true and false their names ¦ {{a}} {{#b}}{{.}} {{/b}}{{c}} ¦ {"x":[null,"ü"]} {"y":2} [] true false ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[],true],"c":false}
   what is inserted is no template ¦ {{a}} {{#b}}{{.}}{{/b}} ¦ {{#b}}x{{/b}} {{a}} ¦ {"a":"{{#b}}x{{/b}}","b":"{{a}}"}
   what JavaScript adds to its values has no name ¦ [{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}] ¦ [] ¦ {"a":[1,2],"b":["text"]}
-  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}} ¦ ab ¦ {"__proto__":"a","constructor":{"prototype":"b"}}
-  a length that is data ¦ {{length}}{{a.length}} ¦ 65 ¦ {"length":6,"a":{"length":5}}
+  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}{{length}}{{a.length}} ¦ ab65 ¦ {"__proto__":"a","constructor":{"prototype":"b"},"length":6,"a":{"length":5}}
   unusual names ¦ {{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}} ¦ 12345 ¦ {"a-b":1,"@c":2,":e":3,"ü":{"é":4},"a/b":5}`;
 
 test('a template inserts, repeats and leaves out as the Mustache specification has it', () => {
@@ -3671,21 +3401,17 @@ const NO_TEMPLATES = literal`
   {{>part}} ¦ 1, column 1: "{{>part}}": partials, blocks and other delimiters are not supported
   ${['{{=<% %>=}}', '{{<a}}', '{{$a}}'].map((tag) => `${tag}{{/a}} ¦ 1, column 1: "${tag}": partials`)}
   a\n😀ü {{ ¦ 2, column 4: 
-  ${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)} ¦ 1, column 385: sections are nested more than 64 levels deep`;
-test('a template that is not one is refused, with line and column', () => {
+  ${'{{#a}}'.repeat(65)}${'{{/a}}'.repeat(65)} ¦ 1, column 385: sections are nested more than 64 levels deep
+  {{{a}}\nb {{c}}\n{{{d}}} e ¦ 1, column 1: a tag has no name
+  {{#a\u001b[31m\nb}} ¦ 1, column 1: "{{#a\u001b[31m\nb}}" has no name
+  {{#${'a'.repeat(10_000)}}} ¦ 1, column 1: a tag has no a tag
+  {{#a}}{{/\n}} ¦ 1, column 7: "{{/\n}}" has no name`;
+test('a template that is not one is refused, with line and column, in a line without control characters', () => {
   for (const line of NO_TEMPLATES.trim().split(/\n */)) {
     const [template = '', mistake] = line.split(' ¦ ');
-    const isIt = (error: Error): boolean => error instanceof SyntaxError && error.message.startsWith(`line ${mistake}`);
+    const isIt = ({ name, message }: Error): boolean =>
+      name === 'SyntaxError' && message.startsWith(`line ${mistake}`) && /^\P{Cc}{9,250}$/u.test(message);
     assert.throws(() => new Template(String(unescaped(template))), isIt, line);
-  }
-});
-
-test('what is said of a template is one line without control characters, however the tag looks', () => {
-  const isShort = ({ message }: Error): boolean => message.length < 250 && !/\p{Cc}/u.test(message);
-  for (
-    const tag of ['{{{a}}\nb {{c}}\n{{{d}}} e', '{{#a\x1b[31m\nb}}', `{{#${'a'.repeat(10_000)}}}`, '{{#a}}{{/\n}}']
-  ) {
-    assert.throws(() => new Template(tag), isShort);
   }
 });
 
@@ -3747,7 +3473,8 @@ table('a confined token does what it is meant for', CONFINED)`
   * bearer → 201
   GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
   GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
-  ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200`;
+  ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","poll_timestamp":"1","selected_answers":[1]} → passes`;
 table('attack: send as another account, or read one', CONFINED)`
   * bearer → 403 sender_not_allowed
   {"number":"${STRANGER}","recipients":["${TO}"]} ;; POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
@@ -3780,41 +3507,41 @@ table('attack: send to somebody else, in any place that the backend reads, or pa
   {"recipient":"${STRANGER}",${HELLO.slice(1)} ;; {${SAID},"recipient":"${STRANGER}"}
   POST /v1/send | {${SAID},"recipients":["${STRANGER}"]} ;; ${TYPING} | {"recipient":"${STRANGER}"}
   POST /v1/polls/${FROM} | {"recipient":"${STRANGER}","answers":["a"]}`;
+const NAMING = ['messaging', 'info', '* /v1/groups/*'];
+const NAMES_GROUPS = `@ ${JSON.stringify({ allow: NAMING })}`;
 // With a link to join it, anybody gets into a group, and reads what is sent there.
-table('attack: let a stranger into a group', CONFINED)`
+table('attack: let a stranger into a group, and put one into it by a token whose pattern names the route', CONFINED)`
   * bearer → 403 endpoint_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"}
   POST ${GROUPS} | {"name":"x","group_link":"enabled"} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
   PUT //v1/groups/${FROM}/${GROUP}/ | {"permissions":{"add_members":"every-member"}}
   POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
-  POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
-const NAMED: GatewayConfig = { ...CONFINED, allow: ['messaging', 'info', '* /v1/groups/*'] };
-table('attack: put a stranger into a group, by a token whose pattern names the route', NAMED)`
-  * bearer → 403 recipient_not_allowed
+  POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}
+  * bearer | ${NAMES_GROUPS} → 403 recipient_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}","${STRANGER}"]}
-  POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]}
-  POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
-for (const [who, config] of Object.entries({ 'whose pattern names the route': NAMED, 'without recipients': {} })) {
-  table(`a token ${who} may change a group`, { allow: ['messaging'], ...config }, ANSWERING)`
-    * bearer → 200
-    POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
-    PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
-    DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
-}
+  POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
+table('a token without recipients may change a group, and one whose pattern names the route', {
+  ...{ ...CONFINED, tokens: { ...CONFINED.tokens!, other: { secret: OTHER } } },
+}, ANSWERING)`
+  * bearer ${OTHER} → 200
+  * bearer | ${NAMES_GROUPS} → 200
+  POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
+  PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+  DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
 
-const KINDS = {
-  'phone number': [STRANGER, STRANGER.slice(1), '+1 555 999 9999'],
-  'UUID': ['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'],
-  'user name': ['somebody.01', 'Group.01'],
-  'group': [GROUP],
-};
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
-for (const [kind, values] of Object.entries(KINDS)) {
-  table(`recipient_not_allowed says that the refused one was a ${kind}, and never which`, ONE_RECIPIENT)`
-    * bearer → 403 recipient_not_allowed | "one of these recipients: a ${kind} that is not on its list.","code""
-    ${values.map((value) => `{${SAID},"recipients":["${TO}","${value}"]}\n${TYPING} | {"recipient":"${value}"}`)}
-    ${kind === 'group' ? `DELETE ${GROUPS}/${GROUP}` : ''}`;
-}
+const sendTo = (name: string): string =>
+  `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
+table('recipient_not_allowed says of which kind the refused one was, in a path too, and never which', ONE_RECIPIENT)`
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
+  ${[STRANGER, STRANGER.slice(1), '+1 555 999 9999'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
+  ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
+  ${['somebody.01', 'Group.01'].map(sendTo)}
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
+  ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
+  POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
 
 const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
 // Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
@@ -3830,65 +3557,49 @@ const NO_GROUPS = [
   ...[INTERNAL_ID.replace('=', ''), otherBits(INTERNAL_ID)].map(groupOf),
 ];
 const ROUTES_TO =
-  'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls';
-for (const [who, config] of Object.entries({ 'a confined token': CONFINED, 'any token': { allow: ['messaging'] } })) {
-  table(`attack: name a group that is none, by ${who}`, config)([
-    '* bearer → 400 bad_field',
-    ...NO_GROUPS.map((name) =>
-      `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}
-       POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`
-    ),
-    ...NO_GROUPS.slice(0, 3).flatMap((name) =>
-      ROUTES_TO.split(',').map((route) => `${route}/${FROM} | {"recipient":"${name}"}`)
-    ),
-  ]);
-}
-table('attack: name members that are no group and no person', { allow: ['messaging'] })([
-  '* bearer → 400 bad_field',
-  NO_GROUPS.flatMap((name) => [
-    `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`,
-    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`,
-  ]),
-]);
-table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })([
-  '* bearer → 400 bad_target',
-  [...NO_GROUPS, INTERNAL_ID, GROUP.slice('group.'.length), 'LS11c2VybmFtZT1ldmlsLjAx'].map(encodeURIComponent)
-    .filter((id) => !/%(?:2f|2e|25)/i.test(id))
-    .map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`),
-]);
+  'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls'.split(',');
+table('attack: name a group that is none, as a recipient, a member or an admin', { allow: ['messaging'] })`
+  * bearer → 400 bad_field
+  ${NO_GROUPS.map((name) => `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`)}
+  ${NO_GROUPS.map((name) => `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`)}
+  * bearer → 400 bad_field
+  * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}","group.*"]} → 400 bad_field
+  ${NO_GROUPS.map((name) => `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}`)}
+  ${NO_GROUPS.map((name) => `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`)}
+  ${ROUTES_TO.flatMap((route) => NO_GROUPS.slice(0, 3).map((name) => `${route}/${FROM} | {"recipient":"${name}"}`))}`;
+const NO_IDS = [...NO_GROUPS, ...[INTERNAL_ID, GROUP.slice(6), 'LS11c2VybmFtZT1ldmlsLjAx', GROUP.replace('g', 'G')]]
+  .map(encodeURIComponent).filter((id) => !/%(?:2f|2e|25)/i.test(id));
+table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })`
+  * bearer → 400 bad_target
+  ${NO_IDS.map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`)}
+  ${NO_IDS.map((id) => `GET ${GROUPS}/${id}`)}`;
 // With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
-table('attack: smuggle an option through /v1/send', { allow: ['send'] })([
-  '* POST /v1/send | bearer → 400 bad_field',
-  ['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`),
-]);
+table('attack: smuggle an option through /v1/send', { allow: ['send'] })`
+  * POST /v1/send | bearer → 400 bad_field
+  ${['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`)}`;
 table("a group's internal_id as a recipient is 400, and the sentence says which one to use", { allow: ['messaging'] })`
   * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
   {${SAID},"recipients":["${INTERNAL_ID}"]}
   POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
   POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
-table('attack: write to a group by its path', ONE_RECIPIENT)`
-  * bearer → 403 recipient_not_allowed
-  POST ${GROUPS}/${GROUP}/join ;; DELETE ${GROUPS}/${GROUP}
-  POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
-table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })([
-  '* bearer → 400 bad_field',
-  ...['--help', '-', '', '--config=/x', 'a\\u0000b', 'a\\nb', 'a\\u007fb', '\\u0085'].flatMap((value) => [
-    `{"number":"${value}","recipients":["${TO}"]}`,
-    `{${SAID},"recipients":["${TO}","${value}"]}`,
-    `${TYPING} | {"recipient":"${value}"}`,
-    `POST /v1/receipts/${FROM} | {"recipient":"${value}","recipients":["${TO}"]}`,
-    `POST ${GROUPS} | {"members":["${value}"]}`,
-    `POST ${GROUPS}/${GROUP}/admins | {"admins":["${value}"]}`,
-    `POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","${value}"]}`,
-    `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["${value}"]}`,
-  ]),
-  `POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}`,
-  `GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help`,
-  'GET /v1/search?numbers=',
-  'GET /v1/search?numb%65rs=-x',
-]);
+const IN_A_COMMAND = `
+  {"number":"VALUE","recipients":["${TO}"]} ;; {${SAID},"recipients":["${TO}","VALUE"]} ;; ${TYPING} | {"recipient":"VALUE"}
+  POST /v1/receipts/${FROM} | {"recipient":"VALUE","recipients":["${TO}"]}
+  POST ${GROUPS} | {"members":["VALUE"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["VALUE"]}
+  POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","VALUE"]}
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["VALUE"]}`;
+table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })`
+  * bearer → 400 bad_field
+  ${
+  literal`--help,-,,--config=/x,a\u0000b,a\nb,a\u007fb,\u0085`.split(',').map((value) =>
+    IN_A_COMMAND.replaceAll('VALUE', value)
+  )
+}
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}
+  GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help ;; GET /v1/search?numbers= ;; GET /v1/search?numb%65rs=-x`;
 
 const attachment = (data: string): string => `{"base64_attachments":["${data}"],${HELLO.slice(1)}`;
+const preview = (value: string): string => `{"link_preview":${value},${HELLO.slice(1)}`;
 const NO_NAMES = ['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\\\b', '..', '.', 'x\\u0000.png', '..\\\\x'];
 table("attack: write a file outside the backend's folder", {})([
   '* bearer → 400 bad_field',
@@ -3897,60 +3608,48 @@ table("attack: write a file outside the backend's folder", {})([
     `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
-  ...literal`
+  // BODY SCAN has the separators in the data.
+  listed`
     data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
-    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD
+    data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD ;; data:x;filename=..,base64,QUJD
     data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
-    data:x;base64,AA;filename=../../x;base64,QUJD ;; data:x;base64,AA,filename=../../x,base64,QUJD
-    data:x;filename=..,base64,QUJD
-    data:x;filename=..xbase64,QUJD`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
+    data:x;filename=..xbase64,QUJD`.map(attachment),
   // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
-  ...literal`
+  listed`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="} ;; {"Base64_thumbnail":"QQ=="}
     {"base64_thumbnail":["QQ=="]} ;; {"ba\u017fe64_thumbnail":"QQ=="}
     {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
-    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.trim().split(/\n| ;; /).map((preview) =>
-    `${HELLO.slice(0, -1)},"link_preview":${preview.trim()}}`
-  ),
+    {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.map(preview),
 ]);
 table('an attachment and a link preview with innocent names pass', {})([
   '* bearer → 201',
-  ...literal`
+  listed`
     QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
     data:;filename=.hidden;base64,QUJD ;; data:text/plain;filename=grüße @home (1).txt;base64,QUJD
     data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
     data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
-    data:image\/png;base64,Q\u002B\/D`.trim().split(/\n| ;; /).map((data) => attachment(data.trim())),
-  ...literal`
-    null ;; {}
-    {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}
-    {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}`.trim().split(/\n| ;; /).map((preview) =>
-    `{"link_preview":${preview.trim()},${HELLO.slice(1)}`
-  ),
+    data:image\/png;base64,Q\u002B\/D`.map(attachment),
+  listed`
+    null ;; {} ;; {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}
+    {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}`
+    .map(preview),
 ]);
 // As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
 table("attack: reach a person by a group's name where groups are not meant", {
-  ...{ ...NAMED, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
+  ...{ allow: NAMING, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
 })`
   * bearer → 400 bad_field
   {${SAID},"recipients":["group.+4366412345678"]}
   POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1}
   POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1} | bearer ${OTHER}
-  POST /v1/send | {${SAID},"recipients":["${GROUP}"]}
+  POST /v1/send | {${SAID},"recipients":["${GROUP}"]} ;; POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
   POST /v1/send | {${SAID},"recipients":["group.4366412345678a"],"is_group":false}
-  POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
   POST ${GROUPS}/${GROUP}/members | {"members":["group.4366412345678="]}
   POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
 
 section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
-interface Scanned {
-  out: string;
-  auth: string | undefined;
-  fields: { key: string; value: string | undefined }[];
-}
-
 /** Pushes a chunk through a scanner, and returns what may be passed on then. */
 function write(scan: InstanceType<typeof BodyScan>, chunk: Uint8Array): Uint8Array[] {
   scan.write(chunk);
@@ -3965,16 +3664,17 @@ function push(scan: InstanceType<typeof BodyScan>, chunks: Uint8Array[], passed:
   return passed;
 }
 
-function scanAll(chunks: Uint8Array[], keepLength = false): Scanned {
+function scanAll(chunks: Uint8Array[], keepLength = false) {
   const scan = new BodyScan();
   scan.keepLength = keepLength;
   return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
 }
 
-/** A document cut in two at every byte, and cut into single bytes. */
+/** A document cut in two at every byte, a long one at every seventh, and cut into single bytes. */
 function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
   const bytes = Buffer.from(text as string);
-  for (let i = 0; i <= bytes.length; i++) yield [bytes.subarray(0, i), bytes.subarray(i)];
+  const step = bytes.length > 2000 ? 7 : 1;
+  for (let i = 0; i <= bytes.length; i += step) yield [bytes.subarray(0, i), bytes.subarray(i)];
   yield Array.from(bytes, (byte) => Buffer.from([byte]));
 }
 
@@ -3983,6 +3683,15 @@ function cutInto(bytes: Buffer, size: () => number): Buffer[] {
   const chunks: Buffer[] = [];
   for (let at = 0; at < bytes.length; at += chunks.at(-1)!.length) chunks.push(bytes.subarray(at, at + size()));
   return chunks;
+}
+
+/** What a function returns or throws. */
+function outcome(run: () => unknown): unknown {
+  try {
+    return run();
+  } catch (error) {
+    return error;
+  }
 }
 
 /** Documents, by white space between them: ␊ is a line feed in one, ␠ a space, and so on. */
@@ -4053,31 +3762,28 @@ test('BodyScan: reports every field that matters, decoded, cut at every byte', (
   }
 });
 
+const DEEP = `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`;
 const NOT_AN_OBJECT = [
-  '',
-  ' ',
+  ...['', ' ', '{\u00a0}'],
   ...documents(literal`
   [] [{}] "text" 1 null true auth=x ${'\u{feff}'}{} { {" {"a {"a" {"a": {"a":1 {"a":1, {"a":1,} {,} {"a":1␠"b":2} {a:1}
   {'a':1} {"a"␠1} {"a"::1} {"a":} {"a":,} {"a":1}} {}{} {}␠x {}␀ {}] {"a":[} {"a":]} {"a":[1,]} {"a":[,1]} {"a":[1␠2]}
   {"a":{]} {"a":(1)} {"a":[1}] {"a":01} {"a":+1} {"a":.5} {"a":1.} {"a":1e} {"a":--1} {"a":1-1} {"a":0x1} {"a":NaN}
   {"a":Infinity} {"a":-} {"a":tru} {"a":True} {"a":nul} {"number":nul} {"recipients":nope} {"a":truefalse} {"a":1a}
   {"a":undefined} {"a":"␊"} {"a":"␉"} {"a":"␀"} {"a":"␟"} {"a␁":1} {"a":"\x"} {"a":"\u12"} {"a":"\u12g4"} {"a":"\U0041"}
-  {"a":"\ {/**/} {"a":1}// ␋{} {␌} {"a":${'['.repeat(64)}${']'.repeat(64)}} {"a":${'{"a":'.repeat(70)}1${
-    '}'.repeat(70)
-  }}
+  {"a":"\ {/**/} {"a":1}// ␋{} {␌} {"a":${'['.repeat(64)}${']'.repeat(64)}} ${DEEP}
   {"a":${'1'.repeat(300)}} {"auth":"x" {"auth":"x","a":1 {"auth":"x",}`),
-  '{\u00a0}',
 ];
 
 /** Documents that are JSON, and that the backend would read in another way than it looks. */
 const BAD_FIELDS = documents(literal`
   {"auth":1} {"auth":["x"]} {"auth":{}} {"auth":"x","auth":"x"} {"auth":"x","\u0061uth":"y"} {"Auth":"x"} {"AUTH":"x"}
-  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(700)}"}
+  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(683)}"}
   {"number":1} {"number":["+1"]} {"number":true} {"number":"+1","number":"+2"} {"number":"+1","Number":"+2"}
   {"NUMBER":"+1"} {"recipients":"+1"} {"recipients":{}} {"recipients":[1]} {"recipients":[null]} {"recipients":[["+1"]]}
   {"recipients":[{"a":1}]} {"recipients":["+1",true]} {"recipients":1} {"recipients":["+1"],"recipients":["+2"]}
   {"recipients":["+1"],"Recipients":["+2"]} {"recipientſ":["+1"]} {"recipient\u017f":["+1"]} {"recipient\u017F":["+1"]}
-  {"\u0052ecipients":["+1"]} {"recipients":false} {"recipients":["${'1'.repeat(5000)}"]} {"recipient":["+1"]}
+  {"\u0052ecipients":["+1"]} {"recipients":false} {"recipients":["${'1'.repeat(4097)}"]} {"recipient":["+1"]}
   {"recipient":1} {"Recipient":"+1"} {"recipient":"+1","recipient":"+2"} {"memberſ":["x"]} {"admin\u017f":["x"]}
   {"ADMINS":[]} {"members":"x"} {"members":null,"members":["+1"]} {"base64_attachments":"x"} {"base64_attachments":[null]}
   {"base64_attachments":true} {"baſe64_attachments":[]} {"base64_attachment":["x"]}
@@ -4089,30 +3795,23 @@ const BAD_FIELDS = documents(literal`
   {"base64_attachments":["${'A'.repeat(1024)};QUJD"]} {"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`);
 
 for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
-  test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete has passed`, () => {
+  const late = code === 'bad_field' ? '; but for "auth", this waits while its sender is not known' : '';
+  test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete has passed${late}`, () => {
     for (const document of all) {
+      const waits = code === 'bad_field' && !/auth|u0061uth|u0041uth/i.test(document);
       for (const chunks of everySplit(document)) {
         const cut = `${document} cut into ${chunks.map(({ length }) => length)} bytes`;
         const passed: Uint8Array[] = [];
         assert.throws(() => push(new BodyScan(), chunks, passed), { code }, cut);
         assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError, cut);
+        const scan = new BodyScan();
+        scan.defers = true;
+        if (waits) push(scan, chunks);
+        assert.throws(() => waits ? scan.takeFields() : push(scan, chunks), { code }, cut);
       }
     }
   });
 }
-
-test('BodyScan: while its sender is not known, broken JSON is refused, and what is wrong with a field waits', () => {
-  for (const document of [...NOT_AN_OBJECT, ...BAD_FIELDS]) {
-    const code = BAD_FIELDS.includes(document) ? 'bad_field' : 'bad_json';
-    const waits = code === 'bad_field' && !/auth|u0061uth|u0041uth/i.test(document);
-    for (const chunks of everySplit(document)) {
-      const scan = new BodyScan();
-      scan.defers = true;
-      if (waits) push(scan, chunks);
-      assert.throws(() => waits ? scan.takeFields() : push(scan, chunks), { code }, document);
-    }
-  }
-});
 
 test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
   for (const hex of '80 c3 c080 e08080 eda080 f0808080 f4908080 f5 ff e282 f09f98'.split(' ')) {
@@ -4126,33 +3825,27 @@ test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at 
 randomTest('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (random) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
-  const key = (letters: string[] = []): string =>
-    `"${
-      Array.from({ length: random(12) }, () =>
-        pick(['a', 'é', '😀', '\\n', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '[', ...letters])).join('')
-    }"`;
-  // Not in keys: V8 in Node 24 and 26 mistakes the second of {"k\\\\":0} and {"k\\"":0} for the first.
-  const text = (): string => key(['\\"', '\\\\']);
+  const spaced = (...tokens: string[]): string => tokens.map((token) => space() + token + space()).join('');
+  const plain = ['a', 'é', '😀', '\\n', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '['];
+  const key = (letters = plain): string => `"${Array.from({ length: random(12) }, () => pick(letters)).join('')}"`;
   const value = (depth: number): string => {
     const kind = random(depth > 4 ? 3 : 5);
-    if (kind === 0) return text();
+    // Not in keys: V8 in Node 24 and 26 mistakes the second of {"k\\\\":0} and {"k\\"":0} for the first.
+    if (kind === 0) return key([...plain, '\\"', '\\\\']);
     if (kind === 1) return pick(['0', '-1', '1.5', '1e3', '-0.0E-2', '123456789012345678']);
     if (kind === 2) return pick(['true', 'false', 'null']);
     const inner = Array.from(
       { length: random(4) },
-      () => `${space()}${kind === 3 ? '' : `${key()}${space()}:${space()}`}${value(depth + 1)}${space()}`,
+      () => kind === 3 ? spaced(value(depth + 1)) : spaced(key(), ':', value(depth + 1)),
     ).join(',');
     return kind === 3 ? `[${inner}]` : `{${inner || space()}}`;
   };
   for (let round = 0; round < 2000; round++) {
-    const members = Array.from(
-      { length: random(6) },
-      (_, i) => `${space()}"k${i}${key().slice(1)}${space()}:${space()}${value(1)}${space()}`,
-    );
+    const members = Array.from({ length: random(6) }, (_, i) => spaced(`"k${i}${key().slice(1)}`, ':', value(1)));
     const auth = random(2) ? `t${random(1000)}` : undefined;
-    const own = `${space()}${pick(['"auth"', '"\\u0061uth"'])}${space()}:${space()}"${auth}"${space()}`;
+    const own = spaced(pick(['"auth"', '"\\u0061uth"']), ':', `"${auth}"`);
     if (auth !== undefined) members.splice(random(members.length + 1), 0, own);
-    const document = `${space()}{${members.join(',')}}${space()}`;
+    const document = spaced(`{${members.join(',')}}`);
     const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
     const scanned = scanAll(cutInto(Buffer.from(document), () => 1 + random(20)), random(2) === 0);
     assert.deepEqual([JSON.parse(scanned.out), scanned.auth, cut], [expected, auth, auth], document);
@@ -4160,18 +3853,11 @@ randomTest('BodyScan: a random document comes out as JSON.parse reads it, howeve
     // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
     const bytes = Buffer.from(document);
     bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
-    const [verdict, parsed] = [
-      () => scanAll([bytes]),
-      (): unknown => JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)),
-    ].map((read) => {
-      try {
-        return read();
-      } catch (error) {
-        return (error as { code?: string }).code ?? 'no code';
-      }
-    });
-    const isObject = typeof parsed === 'object' && parsed !== null && !Array.isArray(parsed);
-    if (verdict !== 'bad_field') assert.equal(typeof verdict === 'object', isObject, bytes.toString('latin1'));
+    const verdict = outcome(() => scanAll([bytes]));
+    const parsed = outcome(() => JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)));
+    const isObject = Object.prototype.toString.call(parsed) === '[object Object]';
+    if ((verdict as { code?: string }).code === 'bad_field') continue;
+    assert.equal(!(verdict instanceof Error), isObject, bytes.toString('latin1'));
   }
 });
 
@@ -4211,15 +3897,11 @@ test('BodyScan: how much white space may stand between members does not depend o
   ) {
     for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
       const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
-      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
-        try {
-          return scanAll(cutInto(document, () => step)).out.length;
-        } catch (error) {
-          return (error as Error).message;
-        }
-      });
+      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) =>
+        String(outcome(() => scanAll(cutInto(document, () => step)).out.length))
+      );
       assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
-      assert.equal(typeof verdicts[0], size <= 65_520 ? 'number' : size > 65_536 ? 'string' : typeof verdicts[0]);
+      if (size <= 65_520 || size > 65_536) assert.equal(verdicts[0]!.includes('white space'), size > 65_536, around);
     }
   }
 });
