@@ -43,7 +43,6 @@ import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { gzipSync } from 'node:zlib';
 import { fileURLToPath } from 'node:url';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
@@ -1061,7 +1060,8 @@ function bytesOf(text: string): Buffer {
   return unescaped(`${lines.replaceAll(' || ', '\r\n\r\n').replaceAll(' | ', '\r\n')}\r\n\r\n`);
 }
 /** Sends requests, one a line; each must be refused like this, in JSON, and its connection be closed. */
-async function sendRefused(to: Gateway, [status, code]: readonly [number, string], rows: string): Promise<void> {
+async function sendRefused(to: Gateway, outcome: string, rows: string): Promise<void> {
+  const [status = '', code] = outcome.split(' ');
   for (const row of rows.trim().split(/\n\s*/)) {
     const response = await raw(to, bytesOf(row));
     const { json, headers } = parseAnswer(response);
@@ -1070,6 +1070,11 @@ async function sendRefused(to: Gateway, [status, code]: readonly [number, string
     assert.deepEqual(got, [first, code, 'close', 'error,code,requestId'], row.slice(0, 60));
     if (code === 'bad_request') assert.match(json.error, /percent-encode URLs .* Content-Length or chunked/);
   }
+}
+/** What came of a request, by its response or its log line: a status, and the code if the gateway refused it. */
+function outcomeOf(end: Answer | LogLine | string): string {
+  const { status, code, json } = (typeof end === 'string' ? parseAnswer(end) : end) as Answer & LogLine;
+  return `${status} ${code ?? json?.code ?? ''}`.trim();
 }
 const HEALTH = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
 const AT_INFO: GatewayConfig = { log: { format: 'json', level: 'info' } };
@@ -1104,7 +1109,7 @@ test('what the HTTP parser refuses is told in JSON, and logged once a minute for
     send | Content-Length: 5 | Content-Length: 6 || {}
     GET / HTTP/9.9 | Host: x
     PRI * HTTP/2.0 || SM`;
-  await sendRefused(gateway, [400, 'bad_request'], refused);
+  await sendRefused(gateway, '400 bad_request', refused);
   const padding = 'x'.repeat(17_000);
   const large = `GET /v1/about?${padding} HTTP/1.1 | Host: x | bearer
     about | X: ${padding.repeat(20)}
@@ -1140,8 +1145,8 @@ test('a request without Host, of a version that is not 1.0 or 1.1, framed wrongl
     send | Transfer-Encoding: chunked || 2 | {}xx
     send | Transfer-Encoding: gzip || {}
     ${'Bun' in globalThis ? [] : [`send || ${HELLO}`, `POST /v2/send HTTP/1.1 | Host: x || ${AUTHED(SECRET)}`]}`;
-  await sendRefused(gateway, [400, 'bad_request'], refused);
-  await sendRefused(gateway, [400, 'bad_target'], 'CONNECT backend:80 HTTP/1.1 | Host: x | bearer');
+  await sendRefused(gateway, '400 bad_request', refused);
+  await sendRefused(gateway, '400 bad_target', 'CONNECT backend:80 HTTP/1.1 | Host: x | bearer');
   const lines = requests(gateway).map(({ level, status, code }) => `${level} ${status} ${code}`);
   assert.deepEqual([...new Set(lines)], ['warn 400 bad_request', 'warn 400 bad_target']);
   // The parser of Bun 1.4.5 refuses some of them by itself.
@@ -4562,11 +4567,10 @@ test('hop-by-hop headers end here, both ways, and so does what only the gateway 
 });
 
 test('a header that holds a copy of the credential ends here, and what only looks like one goes on', async (t) => {
-  const backend = await startUpgradeBackend(t);
   const [short, utf8] = ['fifteen-letters', 'pässwört with spaces/+%41'];
   const digest = `sha256:${createHash('sha256').update(short).digest('hex')}`;
   const tokens = { a: { secret: SECRET }, b: { secret: digest }, c: { secret: utf8 } };
-  const gateway = await startGateway(t, backend, { ...RECEIVING, tokens });
+  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, tokens });
   const kept = { origin: 'http://x:8', 'x-other': OTHER, 'user-agent': 'x', 'x-bad': '%zz%e4%', 'x-b': 'A'.repeat(50) };
   const pass = async (request: Ask): Promise<http.IncomingHttpHeaders> => {
     assert.equal((await ask(gateway, { ...request, headers: { ...kept, ...request.headers } })).status, 200);
@@ -4574,10 +4578,8 @@ test('a header that holds a copy of the credential ends here, and what only look
   };
   for (const secret of [SECRET, utf8]) {
     for (const copy of copiesOf(secret)) {
-      // As bytes, as node:http writes and reads them.
-      const headers = Object.fromEntries(
-        Object.entries(copy).map(([name, value]) => [name, Buffer.from(String(value)).toString('latin1')]),
-      );
+      const headers = { ...copy }; // as bytes, as node:http writes and reads them
+      for (const name in headers) headers[name] = Buffer.from(String(copy[name])).toString('latin1');
       const seen = await pass({ path: `/v1/about?@auth=${encodeURIComponent(secret)}`, headers });
       for (const name of Object.keys(copy)) if (name !== 'host') assert.equal(seen[name], undefined, name);
       for (const [name, value] of Object.entries(kept)) if (!(name in copy)) assert.equal(seen[name], value);
@@ -4590,17 +4592,11 @@ test('a header that holds a copy of the credential ends here, and what only look
   const { 'x-other': other, 'x-a': own } = await pass({ path: `/@auth=${OTHER}/v1/about`, headers: both });
   assert.deepEqual([other, own], [undefined, undefined]);
   assert.equal((await pass({ path: `/v1/about?@auth=${short}`, headers: { 'x-short': short } }))['x-short'], short);
-  // A WebSocket takes the same way.
-  const copies = [`X-Copy: ${SECRET}`, 'Referer: http://gateway/x', 'X-End: to end'];
-  const { text } = openWebSocket(t, gateway, { headers: [`Authorization: Bearer ${SECRET}`, ...copies] });
-  await until(() => text().includes('\r\n\r\n'));
-  const { headers } = backend.seen.at(-1)!;
-  assert.deepEqual([headers['x-copy'], headers.referer, headers['x-end']], [undefined, undefined, 'to end']);
 });
 
 /** Bun 1.4.5 refuses more than 198 header fields by itself. */
 const HEADERS_MOST = 'Bun' in globalThis ? 198 : 200;
-const TOO_MANY = [431, 'too_many_headers'] as const;
+const TOO_MANY = '431 too_many_headers';
 
 test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
   const { backend, gateway } = await startBoth(t);
@@ -4611,16 +4607,12 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
   };
   const { socket, text } = openWebSocket(t, gateway, { headers: Array(201).fill('x: 1') });
   await closed(socket);
-  for (
-    const [response, status, code] of [
-      [text(), ...TOO_MANY],
-      [await request(201, 'x-more: 1'), ...TOO_MANY],
-      [await request(10, 'Host: other'), 400, 'bad_target'],
-      [await request(10, 'HOST: gateway'), 400, 'bad_target'],
-    ] as const
-  ) {
-    assert.deepEqual([statusOf(response), codeOf(response)], [status, code]);
-    assert.ok(logLines(gateway.log).some((line) => line.code === code), response);
+  assert.deepEqual([text(), await request(201, 'x-more: 1')].map(outcomeOf), Array(2).fill(TOO_MANY));
+  for (const host of ['Host: other', 'HOST: gateway']) {
+    assert.equal(outcomeOf(await request(10, host)), '400 bad_target');
+  }
+  for (const code of ['too_many_headers', 'bad_target']) {
+    assert.match(gateway.log.join(), new RegExp(`"code":"${code}"`));
   }
   assert.equal(backend.connections, 0);
   assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1')), 200);
@@ -4633,16 +4625,11 @@ test('of a head with too many fields the further ones are not kept, and nothing 
   const { backend, gateway } = await startBoth(t);
   let most = 0;
   for (const event of ['request', 'upgrade']) {
-    gateway.server.on(event, ({ rawHeaders }: http.IncomingMessage) => {
-      most = Math.max(most, rawHeaders.length);
-    });
+    gateway.server.on(event, ({ rawHeaders }: http.IncomingMessage) => (most = Math.max(most, rawHeaders.length)));
   }
   const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
   for (const fields of ['a:b\r\n'.repeat(2000), upgrade + 'a:b\r\n'.repeat(2000), upgrade.repeat(300)]) {
-    const response = await raw(
-      gateway,
-      `${post(SECRET, SEND.length).replace(/(?=Content-Length)/i, fields)}${SEND}`,
-    );
+    const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
     assert.deepEqual([statusOf(response), response.split('HTTP/1.1 ').length], [431, 2], response);
   }
   assert.equal(backend.connections, 0);
@@ -4671,14 +4658,17 @@ test('status, type and body come back as the backend sent them', async (t) => {
   }
 });
 
-/** Responses that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. */
+/**
+ * Responses that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. What the gateway
+ * refuses, and not node:http, has the reason in the log as its name.
+ */
 const LIES = String.raw`
   a length beside chunked: 201 Created | Content-Length: 2 | Transfer-Encoding: chunked | | 5 | hello | 0 | |
   chunked beside a length: 201 Created | Transfer-Encoding: chunked | Content-Length: 5 | | 5 | hello | 0 | |
   two lengths: 201 Created | Content-Length: 2 | Content-Length: 5 | | hello
   a length that is no number: 201 Created | Content-Length: 5x | | hello
-  204 with a length: 204 No Content | Content-Length: 5 | | hello
-  205 with a length: 205 Reset Content | Content-Length: 5 | | hello
+  bad_length: 204 No Content | Content-Length: 5 | | hello
+  bad_length: 205 Reset Content | Content-Length: 5 | | hello
   a header name with a space: 201 Created | Bad Name: x | Content-Length: 2 | | {}
   a header name that is none: 201 Created | B(ad): x | Content-Length: 2 | | {}
   a header value with a control character: 201 Created | X: a\x01b | Content-Length: 2 | | {}
@@ -4686,34 +4676,33 @@ const LIES = String.raw`
   a status of four digits, alone: 2000 OK | |
   a status of four digits: 2011 Created | Content-Length: 2 | | {}
   a status below 100: 099 Low | Content-Length: 2 | | {}
-  gzip that nobody asked for: 200 OK | Content-Encoding: gzip | Content-Length: 25 | | ${
-  Array.from(gzipSync('{}', { level: 0 }), (byte) => `\\x${byte.toString(16).padStart(2, '0')}`).join('')
-}
-  gzip that is none: 200 OK | Content-Encoding: gzip | Content-Length: 7 | | rubbish
-  a protocol that nobody asked for: 101 Switching Protocols | Connection: Upgrade | Upgrade: websocket | |
-  a redirect: 301 Moved Permanently | Location: /v2/send | Content-Length: 0 | |
-  a redirect: 302 Found | Location: /v2/send | Content-Length: 0 | |
-  a redirect: 303 See Other | Location: /v2/send | Content-Length: 0 | |
-  a redirect: 307 Temporary Redirect | Location: /v2/send | Content-Length: 0 | |
-  a redirect: 308 Permanent Redirect | Location: /v2/send | Content-Length: 0 | |
-  no HTTP: rubbish | |`.trim().split('\n').map((line) => line.split(/: (.*)/) as [name: string, response: string]);
+  compressed: 200 OK | Content-Encoding: gzip | Content-Length: 25 | | \x1f\x8b\x08\0\0\0\0\0\x04\x03\x01\x02\0\xfd\xff{}\x43\xbf\xa6\xa3\x02\0\0\0
+  compressed: 200 OK | Content-Encoding: gzip | Content-Length: 7 | | rubbish
+  unasked_upgrade: 101 Switching Protocols | Connection: Upgrade | Upgrade: websocket | |
+  redirect: 301 | Location: /v2/send | Content-Length: 0 | |
+  redirect: 302 | Location: /v2/send | Content-Length: 0 | |
+  redirect: 303 | Location: /v2/send | Content-Length: 0 | |
+  redirect: 307 | Location: /v2/send | Content-Length: 0 | |
+  redirect: 308 | Location: /v2/send | Content-Length: 0 | |
+  no HTTP: rubbish | |`;
 
-test('a redirect, a compressed body or a broken response of the backend is 502; it is asked once, and the next response is another', async (t) => {
+test('a redirect, a compressed body or a broken response of the backend is 502, and the log says why; it is asked once, and the next response is another', async (t) => {
   let lie: Buffer | undefined;
   const backend = await startRawBackend(t, (socket) => {
     socket.write(lie ?? SENT);
     lie = undefined;
   });
   const gateway = await startGateway(t, backend);
-  for (const [name, response] of LIES) {
+  for (const [name = '', response = ''] of LIES.trim().split(/\n\s*/).map((line) => line.split(/: (.*)/))) {
     lie = unescaped(`${/^\d/.test(response) ? 'HTTP/1.1 ' : ''}${barred(response).join('\r\n')}`);
     const before = backend.requests.length;
-    const { status, json, headers } = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([status, json.code, headers.location], [502, 'bad_backend_answer', undefined], name);
-    assert.match(json.error, /may have been sent/);
+    const answer = await send(gateway, name);
+    assert.deepEqual([outcomeOf(answer), answer.headers.location], ['502 bad_backend_answer', undefined], name);
+    assert.match(answer.json.error, /may have been sent/);
+    if (/_|redirect|compressed/.test(name)) assert.equal(requests(gateway).at(-1)!.reason, name, response);
     assert.equal(backend.requests.length, before + 1, name);
     const liar = backend.sockets.at(-1)!;
-    const next = await ask(gateway, { body: MESSAGE, headers: BEARER });
+    const next = await send(gateway, name);
     assert.deepEqual([next.status, next.text], [201, '{}'], name);
     await closed(liar);
   }
@@ -4727,7 +4716,7 @@ test('a backend that is silent for backend.timeout is 504, or cut in mid-respons
   const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
   const half = raw(gateway, ABOUT);
   for (const answer of await Promise.all([HELLO, LARGE].map((body) => ask(gateway, { body, headers: BEARER })))) {
-    assert.deepEqual([answer.status, answer.json.code], [504, 'backend_timeout']);
+    assert.equal(outcomeOf(answer), '504 backend_timeout');
     assert.match(answer.json.error, /may have been sent/);
   }
   assert.match(await half, /half$/);
@@ -4739,24 +4728,17 @@ test("a response that breaks off breaks the client's connection too; without a l
   const backend = await startRawBackend(t, (socket) => void socket.write(`HTTP/1.1 200 OK\r\n${head}`));
   const gateway = await startGateway(t, backend);
   let head = '';
-  for (
-    const [fields, end] of [
-      ['Content-Length: 100\r\n\r\nhalf', 'end'],
-      ['Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n', 'end'],
-      ['Connection: close\r\n\r\nhalf', 'resetAndDestroy'],
-      ['Connection: close\r\n\r\nhalf', 'end'],
-    ] as const
-  ) {
-    head = fields;
-    const [isWhole, before] = [end === 'end' && head.startsWith('Connection'), requests(gateway).length];
-    const { socket, text } = open(t, gateway, ABOUT);
-    await until(() => text().includes('half'));
-    backend.sockets.at(-1)![end]();
-    await until(() => requests(gateway).length > before);
-    if (isWhole) await until(() => text().endsWith('\r\n0\r\n\r\n'));
-    else await closed(socket);
-    assert.match(text(), isWhole ? /half\r\n0\r\n\r\n$/ : /half(\r\n)?$/);
-    assert.equal(requests(gateway).at(-1)!.code, isWhole ? undefined : 'bad_backend_answer');
+  const untilClose = 'Connection: close\r\n\r\nhalf';
+  for (head of ['Content-Length: 100\r\n\r\nhalf', 'Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n', untilClose]) {
+    for (const end of head === untilClose ? ['resetAndDestroy', 'end'] as const : ['end'] as const) {
+      const [isWhole, before] = [head === untilClose && end === 'end', requests(gateway).length];
+      const { socket, text } = open(t, gateway, ABOUT);
+      await until(() => text().includes('half'));
+      backend.sockets.at(-1)![end]();
+      await until(() => requests(gateway).length > before && (text().endsWith('\r\n0\r\n\r\n') || socket.closed));
+      assert.match(text(), isWhole ? /half\r\n0\r\n\r\n$/ : /half(\r\n)?$/);
+      assert.equal(requests(gateway).at(-1)!.code, isWhole ? undefined : 'bad_backend_answer');
+    }
   }
 });
 
@@ -4831,12 +4813,14 @@ test('a response that begins before the upload ends is delivered, however long i
     finish = () => res.end('end');
   });
   for (isSlow of [false, true]) {
-    const { socket, text } = open(t, gateway, `${post(SECRET, 10_000_000)}${LARGE.slice(0, -3)}`);
+    const { socket, text } = open(t, gateway, `${post(SECRET, LARGE.length + 200_000)}${LARGE.slice(0, -3)}`);
     await until(() => text().includes('begin,'));
     socket.write('A'.repeat(200_000));
     if (isSlow) await outlast(gateway);
     finish();
-    await until(() => (isSlow ? /end\r\n0\r\n\r\n$/ : /end/).test(text()));
+    await until(() => text().includes('end'));
+    socket.write('"]}'); // and so nothing of the request is left that could be waited for
+    if (isSlow) await until(() => text().endsWith('end\r\n0\r\n\r\n'));
     assert.equal(statusOf(text()), 400);
   }
 });
@@ -4922,12 +4906,18 @@ test('connections to the backend are used again, by whoever sends next', async (
   assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
 });
 
-test('a connection to the backend that does not come about, TLS included, is 502: nothing was sent', async (t) => {
+test('a connection to the backend that does not come about, TLS included, is 502: nothing was sent; the log says why', async (t) => {
   const silent = await startRawBackend(t, () => {});
-  const url = silent.url.replace('http', 'https');
-  const gateway = await startGateway(t, { url }, { backend: { url, timeout: '300ms' } });
-  const { status, json } = await ask(gateway, { body: MESSAGE, headers: BEARER });
-  assert.deepEqual([status, json.code, requests(gateway)[0].reason], [502, 'backend_unreachable', 'timeout']);
+  const ways = [
+    [silent.url.replace('http', 'https'), '300ms', /^timeout$/],
+    ['http://nowhere.invalid', '1m', /^(ENOTFOUND|EAI_AGAIN)$/],
+    ['http://127.0.0.1:1', '1m', /^E[A-Z]+$/],
+  ] as const;
+  for (const [url, timeout, reason] of ways) {
+    const gateway = await startGateway(t, { url }, { backend: { url, timeout, wait: '0' } });
+    assert.equal(outcomeOf(await send(gateway, url)), '502 backend_unreachable', url);
+    assert.match(String(requests(gateway)[0].reason), reason);
+  }
   await closed(silent.sockets[0]!);
 });
 
@@ -4942,51 +4932,26 @@ test("what the backend sends on an idle connection is nobody's response", async 
   assert.equal(backend.sockets.length, 5);
 });
 
-test('the log says what is wrong with a response, and why no connection came about', async (t) => {
-  const rows: [head: string, reason: string][] = [
-    ['204 No Content\r\nContent-Length: 5\r\n\r\nhello', 'bad_length'],
-    ['205 Reset Content\r\nContent-Length: 5\r\n\r\nhello', 'bad_length'],
-    ['302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n', 'redirect'],
-    ['200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}', 'compressed'],
-  ];
-  for (const [head, reason] of rows) {
-    const backend = await startRawBackend(t, (socket) => void socket.write(`HTTP/1.1 ${head}`));
-    const gateway = await startGateway(t, backend);
-    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).json.code, 'bad_backend_answer', head);
-    assert.equal(requests(gateway)[0].reason, reason, head);
-  }
-  for (
-    const [url, reason] of [['http://nowhere.invalid', /^(ENOTFOUND|EAI_AGAIN)$/], ['http://127.0.0.1:1', /^E[A-Z]+$/]]
-  ) {
-    const gateway = await startGateway(t, { url: String(url) });
-    const answer = await ask(gateway, { body: MESSAGE, headers: BEARER });
-    assert.deepEqual([answer.status, answer.json.code], [502, 'backend_unreachable'], String(url));
-    assert.match(String(requests(gateway)[0].reason), reason as RegExp);
-  }
-});
-
 test('attack: smuggling a second request into the first', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  const inner = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n`;
-  const size = HELLO.length;
+  const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
+  const inner = `POST /v1/register/${FROM} HTTP/1.1 | Host: x | Content-Length: 0 | | `;
+  const [size, last] = [HELLO.length, inner.replace('Host: x', 'Host: x | Connection: close')];
   const attempts = String.raw`
-    Content-Length: ${size} | Transfer-Encoding: chunked | | 0 | | INNER
-    Transfer-Encoding: chunked | Content-Length: 5 | | 0 | | INNER
-    Content-Length: 0 | Content-Length: ${inner.length} | | INNER
-    Content-Length: +5 | | 12345INNER
-    Transfer-Encoding: chunked, identity | | 0 | | INNER
-    Transfer-Encoding : chunked | | 0 | | INNER
-    Transfer-Encoding: xchunked | | 0 | | INNER
-    X: a\r\n b | Content-Length: 0 | | INNER
-    X: a\nContent-Length: 0 | | INNER
-    Content-Length: ${size} | Connection: close | | ${HELLO}INNER
-    Content-Length: ${size} | | ${HELLO}LAST
-    Transfer-Encoding: chunked | | ${size.toString(16)};x=" | ${HELLO} | 0 | | LAST`;
+    Content-Length: ${size} | Transfer-Encoding: chunked | | 0 | | ${inner}
+    Transfer-Encoding: chunked | Content-Length: 5 | | 0 | | ${inner}
+    Content-Length: 0 | Content-Length: ${barred(inner).join('\r\n').length} | | ${inner}
+    Content-Length: +5 | | 12345${inner}
+    Transfer-Encoding: chunked, identity | | 0 | | ${inner}
+    Transfer-Encoding : chunked | | 0 | | ${inner}
+    Transfer-Encoding: xchunked | | 0 | | ${inner}
+    X: a\r\n b | Content-Length: 0 | | ${inner}
+    X: a\nContent-Length: 0 | | ${inner}
+    Content-Length: ${size} | Connection: close | | ${HELLO}${inner}
+    Content-Length: ${size} | | ${HELLO}${last}
+    Transfer-Encoding: chunked | | ${size.toString(16)};x=" | ${HELLO} | 0 | | ${last}`;
   for (const attempt of attempts.trim().split('\n')) {
-    const bytes = unescaped(barred(attempt).join('\r\n')).toString()
-      .replace('INNER', inner).replace('LAST', inner.replace('Host: x', 'Host: x\r\nConnection: close'));
     const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n`;
-    assert.doesNotMatch(await raw(gateway, `${head}${bytes}`), / 201 [^]* 201 /);
+    assert.doesNotMatch(await raw(gateway, head + unescaped(barred(attempt).join('\r\n'))), / 201 [^]* 201 /);
   }
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
 });
@@ -4998,8 +4963,8 @@ test('a backend behind TLS is believed if its certificate is, and else nothing i
     req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
   });
   const url = `${(await serve(t, server)).replace('http', 'https')}/prefix`;
-  const answer = await ask(await startGateway(t, { url }), { body: MESSAGE, headers: BEARER });
-  assert.deepEqual([answer.status, answer.json.code, seen], [502, 'backend_unreachable', []]);
+  const refused = await send(await startGateway(t, { url }), 'not believed');
+  assert.deepEqual([outcomeOf(refused), seen], ['502 backend_unreachable', []]);
   // The certificate of an authority of one's own is believed by what the runtime has for that.
   if (!isNode) return;
   const file = join(folder(t), 'ca.pem');
