@@ -2037,7 +2037,7 @@ test('a long Authorization header is looked at in one pass', async (t) => {
   }
 });
 
-section('PAGES'); // ───────────────────────────────────────────────────────────────────────────────
+section('ORIGINS'); // ─────────────────────────────────────────────────────────────────────────────
 
 const DASHBOARD = 'https://dash.example:8443';
 const CHROME = `User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0`;
@@ -2051,8 +2051,7 @@ const BY_ITSELF = [
   ['with the password that it remembers', SWITCHED, 'basic'],
   ['where no token is needed', OPEN, 'none'],
 ] as const;
-/** The headers of a row, as they are sent, and as the client of node:http takes them. */
-const linesIn = (row: string): string[] => parseRow(row).headers.map((pair) => pair.join(': '));
+/** The headers of a row, as the client of node:http takes them. */
 const fieldsIn = (row: string): http.OutgoingHttpHeaders =>
   Object.fromEntries(parseRow(row).headers.map(([name, value]) => [name.toLowerCase(), value]));
 
@@ -2102,32 +2101,26 @@ for (const [how, config, credential] of BY_ITSELF) {
     Origin: https://gateway ;; Accept: */*`;
 
   test(`WebSocket: a page of another site opens none ${how}; others do, until a reload takes their origin off cors`, async (t) => {
-    const backend = await startUpgradeBackend(t);
     const own = { ...config, allow: ['receive'] };
-    const gateway = await startGateway(t, backend, own);
-    const openFrom = (row: string): Connection =>
-      openWebSocket(t, gateway, { headers: linesIn(`${credential} | ${row}`) });
+    const both = await startReceiving(t, undefined, own);
     const wss = 'Sec-Fetch-Mode: websocket | Sec-Fetch-Site: cross-site';
     for (const row of [`${CHROME} | ${EVIL}`, `${CHROME} | ${EVIL} | ${wss}`, `${CHROME} | Origin: null`, CHROME]) {
-      const { socket, text } = openFrom(row);
-      await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
-      assert.deepEqual([statusOf(text()), codeOf(text())], [403, 'cross_site'], row);
+      assertDenied(await declined(t, both.gateway, `${credential} | ${row}`), 403, 'cross_site', both);
     }
-    assert.equal(backend.connections, 0);
     const opened = [
       `${CHROME} | Origin: http://gateway`, // Chromium sends no Sec-Fetch-Site with a WebSocket
       `${CHROME} | Origin: http://gateway | Sec-Fetch-Mode: websocket | Sec-Fetch-Site: same-origin`, // Firefox
       'User-Agent: Python/3.13 websockets/15.0 | Origin: http://gateway',
       'Accept: */*',
       `${CHROME} | ${wss} | Origin: ${DASHBOARD}`,
-    ].map(openFrom);
+    ].map((row) => wish(t, both.gateway, `${credential} | ${row}`));
     for (const { text } of opened) {
       await until(() => text().includes('\r\n\r\n'));
       assert.match(text(), /^HTTP\/1\.1 101 [^]*^x-request-id: [\w-]{36}\r$/im);
     }
-    gateway.reload({ ...own, cors: ['https://other.example'] });
+    both.gateway.reload({ ...own, cors: ['https://other.example'] });
     await closed(opened.pop()!.socket);
-    await until(() => linesOf(gateway, /^websocket closed$/)[0]?.reason === 'no_longer_allowed');
+    await until(() => linesOf(both.gateway, /^websocket closed$/)[0]?.reason === 'no_longer_allowed');
     for (const { socket } of opened) assert.equal(socket.destroyed, false);
   });
 }
@@ -2143,8 +2136,8 @@ test('a credential that a page has to know is accepted from any page', async (t)
   assert.equal((await ask(gateway, { path: RECEIVE, headers: fieldsIn(`bearer | ${CHROME}`) })).status, 200);
 });
 
-const ONLY_SEND = { ...SWITCHED, allow: ['send'] };
-table('a page of another site learns nothing of the endpoint, and a wrong password from there is 401', ONLY_SEND)`
+const FROM_ELSEWHERE = 'a page of another site learns nothing of the endpoint, and a wrong password from there is 401';
+table(FROM_ELSEWHERE, { ...SWITCHED, allow: ['send'] })`
   * basic | ${CROSS_SITE} → 403 cross_site
   /v1/about ;; /v1/accounts ;; /no/such/thing ;; GET /v2/send ;; basic api:${OTHER} → 401 unauthorized`;
 
@@ -2261,60 +2254,52 @@ test('what the backend says of pages reaches nobody; the rest of its response do
   }
 });
 
-/** The headers of the backend's response, by the end of the target. */
-const OF_BACKEND: Record<string, string[]> = {
-  html: ['Content-Type', 'text/html; charset=utf-8'],
-  svg: ['content-type', 'image/svg+xml'],
-  sound: ['Content-Type', 'audio/aac'],
-  film: ['content-type', 'Video/mp4; codecs="avc1"'],
-  both: ['Content-Type', 'audio/aac, text/html'],
-  like: ['Content-Type', 'text/html; audio/aac'],
-  kept: ['Content-Type', 'image/png', 'Cache-Control', 'max-age=60'],
-  sniffed: ['X-Content-Type-Options', 'none', 'Content-Security-Policy', 'default-src *'],
+/** Responds with the header that the request's X-Say holds. */
+const SAYING: Handler = (req, res) => {
+  const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
+  req.resume().on('end', () => res.writeHead(value.includes('html') ? 404 : 200, name ? [name, value] : []).end('hi'));
 };
-const FILES: Handler = (req, res) => {
-  const own = OF_BACKEND[req.url!.split('/').at(-1)!] ?? [];
-  req.resume().on('end', () => res.writeHead(req.url!.endsWith('html') ? 404 : 200, own).end('hi'));
-};
-const ACTIVE = ['html', 'svg', 'both', 'like'].flatMap((name) =>
-  ['v1/attachments', 'v3'].map((path) => `GET /${path}/${name} → Content-Type: ${OF_BACKEND[name]![1]}`)
-);
+const ACTIVE = ['text/html; charset=utf-8', 'image/svg+xml', 'audio/aac, text/html', 'text/html; audio/aac'];
 table('what the backend responds to a GET runs no script, asks for nothing and is kept nowhere, but for swagger', {
   ...tokens({}, { defaults: { number: FROM, recipients: [TO] } }),
   allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
-}, { handler: FILES })`
+}, { handler: SAYING })`
   * bearer → passes | Cache-Control: no-store | Content-Security-Policy: ${CSP} | X-Content-Type-Options: nosniff
-  ${ACTIVE}
+  ${ACTIVE.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`)}
+  ${ACTIVE.map((type) => `GET /v3/x | X-Say: content-type: ${type} → Content-Type: ${type}`)}
   GET /v1/attachments/nothing ;; GET /v3/nothing ;; GET /v1/groups/${FROM}/${GROUP}/avatar ;; GET /v1/plugins/x
-  bearer ${OTHER} | GET /v2/send?message=x ;; GET /v1/attachments/kept → Cache-Control: max-age=60
-  GET /v1/attachments/sound → Content-Security-Policy: ;; GET /v1/attachments/film → Content-Security-Policy:
+  bearer ${OTHER} | GET /v2/send?message=x | X-Say: Cache-Control: max-age=60 → Cache-Control: no-store, max-age=60
+  GET /v1/attachments/kept | X-Say: Cache-Control: max-age=60 → Cache-Control: max-age=60
+  GET /v1/attachments/sound | X-Say: Content-Type: audio/aac → Content-Security-Policy:
+  GET /v1/attachments/film | X-Say: content-type: Video/mp4; codecs="avc1" → Content-Security-Policy:
   # of several X-Content-Type-Options browsers obey the first, and of policies all
-  GET /v1/attachments/sniffed → X-Content-Type-Options: nosniff, none | Content-Security-Policy: ${CSP}, default-src *
+  GET /v1/attachments/x | X-Say: X-Content-Type-Options: none → X-Content-Type-Options: nosniff, none
+  GET /v1/attachments/x | X-Say: Content-Security-Policy: img-src * → Content-Security-Policy: ${CSP}, img-src *
   * bearer → passes | Cache-Control: | Content-Security-Policy: | X-Content-Type-Options:
-  GET /swagger/index.html ;; DELETE /v1/attachments/html ;; ${HELLO}`;
+  GET /swagger/index.html ;; DELETE /v1/attachments/x | X-Say: Content-Type: text/html ;; ${HELLO}`;
 
 test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
   const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
   const limited = { ...OPEN, ...tokens({ rate: '1/1h' }) };
   const names = 'Access-Control-Request-Headers';
+  // Of what is no route, or no target, the gateway says the same: a page can read the refusal that follows.
+  const targets = `/v2/send /no/such/thing /v1/accounts ${RECEIVE} /@auth=${OTHER}/v2/send /@auth=${OTHER}/@auth=x/
+    /../v2/send /v1/groups/--help /v1/receive/1 /%zz /v1%2Fabout http://x/v2/send`.split(/\s+/);
+  const preflights: [row: string, allowed: string][] = [
+    [`/v2/send | ${names}: authorization,content-type`, 'authorization, content-type'],
+    [`/v2/send | ${names}: X-Request-Id, Authorization ,accept`, 'authorization, accept, x-request-id'],
+    [`/v2/send | ${names}: accept-language | ${names}: content-language`, 'accept-language, content-language'],
+    [`/v2/send | ${names}: authorization,x-forwarded-for,cookie,*`, 'authorization'],
+    ...[`/v2/send | ${names}: x-other`, ...targets].map((row): [string, string] => [row, '']),
+  ];
+  const own = { 'access-control-allow-methods': 'GET, POST, PUT, PATCH, DELETE', 'access-control-max-age': '60' };
   for (const [config, ofSend] of [[OPEN, 201], [limited, 201], [elsewhere, 403]] as const) {
     const { backend, gateway } = await startBoth(t, config);
-    const preflight = async (row: string, allowed: string): Promise<void> => {
+    for (const [row, allowed] of preflights) {
       const answer = await fieldsFor(gateway, `OPTIONS ${row} | Origin: ${DASHBOARD} | ${ASKED}`);
-      const own = { 'access-control-allow-methods': 'GET, POST, PUT, PATCH, DELETE', 'access-control-max-age': '60' };
       assert.deepEqual([answer.status, answer.text], [204, ''], row);
       assert.deepEqual(answer.fields, { ...FOR_PAGES, ...own, 'access-control-allow-headers': allowed }, row);
-    };
-    await preflight(`/v2/send | ${names}: authorization,content-type`, 'authorization, content-type');
-    await preflight(`/v2/send | ${names}: X-Request-Id, Authorization ,accept`, 'authorization, accept, x-request-id');
-    const languages = `${names}: accept-language | ${names}: content-language`;
-    await preflight(`/v2/send | ${languages}`, 'accept-language, content-language');
-    await preflight(`/v2/send | ${names}: authorization,x-forwarded-for,cookie,*`, 'authorization');
-    await preflight(`/v2/send | ${names}: x-other`, '');
-    // Of what is no route, or no target, the gateway says the same: a page can read the refusal that follows.
-    const targets = `/v2/send /no/such/thing /v1/accounts ${RECEIVE} /@auth=${OTHER}/v2/send /@auth=${OTHER}/@auth=x/
-      /../v2/send /v1/groups/--help /v1/receive/1 /%zz /v1%2Fabout http://x/v2/send`.split(/\s+/);
-    for (const target of targets) await preflight(target, '');
+    }
     assert.equal(backend.connections, 0);
     assert.doesNotMatch(gateway.log.join(), SECRETS);
     const { method, token, status, level } = requests(gateway)[0];
