@@ -1083,6 +1083,11 @@ const AS_OTHER = { authorization: `Bearer ${OTHER}` };
 async function statusesOf(to: Address, ...asked: Ask[]): Promise<number[]> {
   return (await Promise.all(asked.map((request) => ask(to, request)))).map(({ status }) => status);
 }
+/** Asks until the response is 200. */
+async function untilServed(to: Address, request: Ask): Promise<void> {
+  for (let i = 0; i < 5000; i++) if ((await ask(to, { headers: BEARER, ...request })).status === 200) return;
+  assert.fail('it was never served');
+}
 /** A backend that responds to a POST, and to a query with "hang", only once `finish` is called; and its gateway. */
 async function startHolding(t: TestContext, config: GatewayConfig = {}) {
   const held: http.ServerResponse[] = [];
@@ -1252,8 +1257,7 @@ test('a wish for another protocol (Upgrade), or for a WebSocket with a body, is 
   const sends = [HELLO, sized(300_000)].map((body) => `201 send | ${h2c} | Content-Length: ${body.length} || ${body}`);
   const webSocket = sends[0]!.replace(h2c, 'Connection: Upgrade | Upgrade: websocket');
   for (const more of [{}, { tls: certificate(t) }]) {
-    const backend = await startUpgradeBackend(t);
-    const gateway = await startGateway(t, backend, { ...RECEIVING, ...more });
+    const { backend, gateway } = await startReceiving(t, undefined, more);
     const refused = `401 GET /v1/about HTTP/1.1 | Host: x | ${h2c}`;
     const withBody = '200 about | Connection: Upgrade | Upgrade: websocket | Content-Length: 2 || {}';
     for (const row of [`200 about | ${h2c}`, withBody, ...sends, webSocket, refused]) {
@@ -1341,7 +1345,7 @@ test('where there are several tokens, one token holds at most half of limits.con
     assert.equal(backend.seen.length, arrived);
     assert.deepEqual(await statusesOf(gateway, { headers: AS_OTHER }), [200]);
     held[0]!.socket.destroy(); // its place is free again
-    while ((await ask(gateway, { headers: BEARER })).status !== 200);
+    await untilServed(gateway, {});
   }
 });
 
@@ -1361,8 +1365,6 @@ test('reload: tokens and rules change for the next request; a running request en
   ]);
   assert.equal(gateway.log.length, before);
   assert.deepEqual(await statusesOf(gateway, other, {}), [200, 401]);
-  gateway.reload({ listen: '127.0.0.1:1', tokens: { new: { secret: OTHER } } });
-  assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
 });
 
 // On Deno each of the broken certificates was put in force, and no connection worked from then on.
@@ -1526,8 +1528,10 @@ test('a client that resets its connection has no address, and so is nobody', asy
 });
 
 // node pauses a socket whose responses are not read, and nothing ended that.
-test('a client that sends requests and never reads a response loses its connection', async (t) => {
-  const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 200 });
+test('a client that never reads a response loses its connection; one that reads a large one slowly but steadily keeps it', async (t) => {
+  const size = 12 * MIB;
+  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);
   socket.pause();
   const request = 'GET /x HTTP/1.1\r\nHost: g\r\n\r\n'.repeat(1000);
@@ -1536,14 +1540,6 @@ test('a client that sends requests and never reads a response loses its connecti
   };
   socket.on('drain', more);
   more();
-  await closed(socket);
-  assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
-});
-
-test('a client that reads a large response slowly but steadily keeps its connection', async (t) => {
-  const size = 12 * MIB;
-  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
   const req = http.get({ host: '127.0.0.1', port: gateway.port, path: '/v1/about', agent: false, headers: BEARER });
   const [res] = await once(req, 'response') as [http.IncomingMessage];
   let got = 0;
@@ -1553,6 +1549,8 @@ test('a client that reads a large response slowly but steadily keeps its connect
     if (got % MIB < chunk.length) await new Promise((resolve) => setTimeout(resolve, 100));
   }
   assert.equal(got, size);
+  await closed(socket);
+  assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
 });
 
 // A queued response never emitted "close", so its request was never aborted, nor logged. Of 16 heads that waited on each
@@ -2125,16 +2123,10 @@ for (const [how, config, credential] of BY_ITSELF) {
   });
 }
 
-test('a credential that a page has to know is accepted from any page', async (t) => {
-  const { gateway } = await startBoth(t, SWITCHED);
-  for (const { form, ask: make } of FORMS.filter(({ form }) => form !== 'basic')) {
-    const { headers, ...request } = make(SECRET);
-    const foreign = { ...headers, ...fieldsIn(`${CHROME} | ${CROSS_SITE}`) };
-    const answer = await ask(gateway, { body: MESSAGE, ...request, headers: foreign });
-    assert.equal(answer.status, 201, `${form} ${answer.text}`);
-  }
-  assert.equal((await ask(gateway, { path: RECEIVE, headers: fieldsIn(`bearer | ${CHROME}`) })).status, 200);
-});
+table('a credential that a page has to know is accepted from any page', SWITCHED)`
+  * ${CHROME} | ${CROSS_SITE} → 201
+  bearer | ${HELLO} ;; /v2/send?@auth=${SECRET} | ${HELLO} ;; /@auth=${SECRET}/v2/send | ${HELLO} ;; ${AUTHED(SECRET)}
+  GET ${RECEIVE} | bearer → 200`;
 
 const FROM_ELSEWHERE = 'a page of another site learns nothing of the endpoint, and a wrong password from there is 401';
 table(FROM_ELSEWHERE, { ...SWITCHED, allow: ['send'] })`
@@ -4431,11 +4423,10 @@ async function serve(t: TestContext, server: net.Server, port = 0, host = '127.0
   return `http://${host.includes(':') ? `[${host}]` : host}:${(server.address() as AddressInfo).port}`;
 }
 
+type Respond = (socket: net.Socket, before: number) => void;
+
 /** A backend of raw bytes: `respond` is called for each whole request, with how many its connection had before. */
-async function startRawBackend(
-  t: TestContext,
-  respond: (socket: net.Socket, before: number) => void,
-): Promise<{ url: string; requests: string[]; sockets: net.Socket[] }> {
+async function startRawBackend(t: TestContext, respond: Respond) {
   const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
   const server = net.createServer((socket) => {
     backend.sockets.push(socket);
@@ -4452,6 +4443,13 @@ async function startRawBackend(
   });
   backend.url = await serve(t, server);
   return backend;
+}
+
+/** The same, and a gateway before it. */
+async function startRaw(t: TestContext, respond: Respond, config: GatewayConfig = {}, options?: GatewayOptions) {
+  const backend = await startRawBackend(t, respond);
+  const own = { ...config, backend: { url: backend.url, wait: '0', ...config.backend } };
+  return { backend, gateway: await startGateway(t, backend, own, options) };
 }
 
 const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
@@ -4532,8 +4530,13 @@ test('a header that holds a copy of the credential ends here, and what only look
 const HEADERS_MOST = 'Bun' in globalThis ? 198 : 200;
 const TOO_MANY = '431 too_many_headers';
 
-test('200 header fields pass, with any number of names in Connection; 201 are 431, and two Host are 400', async (t) => {
+// Each field of four bytes takes some seventy in memory. What is hidden of a head says what follows it, too.
+test('200 header fields pass, with any number of names in Connection; of more the further ones are not kept, the response is 431, and nothing that follows is a request; two Host are 400', async (t) => {
   const { backend, gateway } = await startBoth(t);
+  let most = 0;
+  for (const event of ['request', 'upgrade']) {
+    gateway.server.on(event, ({ rawHeaders }: http.IncomingMessage) => (most = Math.max(most, rawHeaders.length)));
+  }
   const request = (fields: number, more: string): Promise<string> => {
     const names = Array.from({ length: 1000 }, (_, i) => `x-${i}`);
     const headers = [...names.slice(0, fields - 4).map((name, i) => `${name}: ${i}`), `Connection: close,${names}`];
@@ -4542,32 +4545,22 @@ test('200 header fields pass, with any number of names in Connection; 201 are 43
   const { socket, text } = openWebSocket(t, gateway, { headers: Array(201).fill('x: 1') });
   await closed(socket);
   assert.deepEqual([text(), await request(201, 'x-more: 1')].map(outcomeOf), Array(2).fill(TOO_MANY));
+  const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
+  for (const fields of ['a:b\r\n'.repeat(2000), upgrade + 'a:b\r\n'.repeat(2000), upgrade.repeat(300)]) {
+    const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
+    assert.deepEqual([outcomeOf(response), response.split('HTTP/1.1 ').length], [TOO_MANY, 2]);
+  }
+  if (!('Deno' in globalThis)) assert.ok(most < 600, `${most}`); // Deno 2.9 keeps all
   for (const host of ['Host: other', 'HOST: gateway']) {
     assert.equal(outcomeOf(await request(10, host)), '400 bad_target');
   }
   for (const code of ['too_many_headers', 'bad_target']) {
-    assert.match(gateway.log.join(), new RegExp(`"code":"${code}"`));
+    assert.ok(gateway.log.join().includes(`"code":"${code}"`), code);
   }
   assert.equal(backend.connections, 0);
   assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1')), 200);
   const { headers } = backend.seen[0]!;
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
-});
-
-// Each field of four bytes takes some seventy in memory. What is hidden of a head says what follows it, too.
-test('of a head with too many fields the further ones are not kept, and nothing that follows it is a request', async (t) => {
-  const { backend, gateway } = await startBoth(t);
-  let most = 0;
-  for (const event of ['request', 'upgrade']) {
-    gateway.server.on(event, ({ rawHeaders }: http.IncomingMessage) => (most = Math.max(most, rawHeaders.length)));
-  }
-  const upgrade = 'Connection: Upgrade\r\nUpgrade: h2c\r\n';
-  for (const fields of ['a:b\r\n'.repeat(2000), upgrade + 'a:b\r\n'.repeat(2000), upgrade.repeat(300)]) {
-    const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
-    assert.deepEqual([statusOf(response), response.split('HTTP/1.1 ').length], [431, 2], response);
-  }
-  assert.equal(backend.connections, 0);
-  if (!('Deno' in globalThis)) assert.ok(most < 600, `${most}`); // Deno 2.9 keeps all
 });
 
 test('status, type and body come back as the backend sent them', async (t) => {
@@ -4622,11 +4615,10 @@ const LIES = String.raw`
 
 test('a redirect, a compressed body or a broken response of the backend is 502, and the log says why; it is asked once, and the next response is another', async (t) => {
   let lie: Buffer | undefined;
-  const backend = await startRawBackend(t, (socket) => {
+  const { backend, gateway } = await startRaw(t, (socket) => {
     socket.write(lie ?? SENT);
     lie = undefined;
   });
-  const gateway = await startGateway(t, backend);
   for (const [name = '', response = ''] of LIES.trim().split(/\n\s*/).map((line) => line.split(/: (.*)/))) {
     lie = unescaped(`${/^\d/.test(response) ? 'HTTP/1.1 ' : ''}${barred(response).join('\r\n')}`);
     const before = backend.requests.length;
@@ -4644,10 +4636,9 @@ test('a redirect, a compressed body or a broken response of the backend is 502, 
 });
 
 test('a backend that is silent for backend.timeout is 504, or cut in mid-response; its request is aborted', async (t) => {
-  const backend = await startRawBackend(t, (socket) => {
+  const { backend, gateway } = await startRaw(t, (socket) => {
     if (backend.requests.at(-1)!.startsWith('GET')) socket.write('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf');
-  });
-  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
+  }, { backend: { timeout: '1s' } });
   const half = raw(gateway, ABOUT);
   for (const answer of await Promise.all([HELLO, LARGE].map((body) => ask(gateway, { body, headers: BEARER })))) {
     assert.equal(outcomeOf(answer), '504 backend_timeout');
@@ -4659,8 +4650,7 @@ test('a backend that is silent for backend.timeout is 504, or cut in mid-respons
 });
 
 test("a response that breaks off breaks the client's connection too, as does one that declines a WebSocket; without a length, a close completes it", async (t) => {
-  const backend = await startRawBackend(t, (socket) => void socket.write(`HTTP/1.1 ${head}`));
-  const gateway = await startGateway(t, backend, RECEIVING);
+  const { backend, gateway } = await startRaw(t, (socket) => void socket.write(`HTTP/1.1 ${head}`), RECEIVING);
   const chunked = 'Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n';
   const untilClose = '200 OK\r\nConnection: close\r\n\r\nhalf';
   let head = '';
@@ -4721,45 +4711,34 @@ test('no more of an upload is read than the backend takes', async (t) => {
   assert.deepEqual([statusOf(text()), taken], [201, total]);
 });
 
-/** A backend that has one second, and is silent when it is asked for its health. */
-async function startTimed(t: TestContext, respond: Handler): Promise<Both> {
-  const backend = await startBackend(t, (req, res, seen) => req.url === '/v1/health' || respond(req, res, seen));
-  return { backend, gateway: await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } }) };
-}
-
-/** Waits for longer than that second. */
-async function outlast(gateway: Gateway): Promise<void> {
-  assert.equal((await ask(gateway, { path: '/v1/health', headers: BEARER })).json.code, 'backend_timeout');
-}
-
-// The backend's time ran on while the client was the slow one.
-test("the backend's time stands still while the client is waited for", async (t) => {
-  const { backend, gateway } = await startTimed(t, ANY_ROUTE);
-  const upload = await beginLarge(gateway, backend);
-  await outlast(gateway);
-  upload.end(LARGE.slice(-1));
-  assert.equal(await statusFor(upload), 200);
-});
-
-// The backend's time began anew after its headers had come, and ended the response.
-test('a response that begins before the upload ends is delivered, however long it goes on', async (t) => {
-  let [isSlow, finish] = [false, (): void => {}];
-  const { gateway } = await startTimed(t, (req, res) => {
-    if (isSlow) req.resume();
+// The backend's time ran on while the client was the slow one, or began anew after its headers, and ended the response.
+test("the backend's time stands still while the client is waited for, and a response that begins before the upload ends is delivered, however long that goes on", async (t) => {
+  let [begins, reads, finish] = [false, true, (): void => {}];
+  const backend = await startBackend(t, (req, res, seen) => {
+    if (req.url === '/v1/health') return; // no response: whoever asks waits for as long as backend.timeout
+    if (!begins) return ANY_ROUTE(req, res, seen);
+    if (reads) req.resume();
     res.writeHead(400).write('begin,');
     finish = () => res.end('end');
   });
-  for (isSlow of [false, true]) {
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, timeout: '1s' } });
+  const upload = await beginLarge(gateway, backend);
+  begins = true;
+  for (reads of [false, true]) {
     const { socket, text } = open(t, gateway, `${post(SECRET, LARGE.length + 200_000)}${LARGE.slice(0, -3)}`);
     await until(() => text().includes('begin,'));
     socket.write('A'.repeat(200_000));
-    if (isSlow) await outlast(gateway);
+    if (reads) {
+      assert.equal(outcomeOf(await ask(gateway, { path: '/v1/health', headers: BEARER })), '504 backend_timeout');
+    }
     finish();
     await until(() => text().includes('end'));
     socket.write('"]}'); // and so nothing of the request is left that could be waited for
-    if (isSlow) await until(() => text().endsWith('end\r\n0\r\n\r\n'));
+    if (reads) await until(() => text().endsWith('end\r\n0\r\n\r\n'));
     assert.equal(statusOf(text()), 400);
   }
+  upload.end(LARGE.slice(-1));
+  assert.equal(await statusFor(upload), 200);
 });
 
 // It was ended for taking longer than its headers may.
@@ -4789,37 +4768,39 @@ const EACH_METHOD: Ask[] = [
   { method: 'DELETE', path: '/v1/attachments/abc' },
 ];
 
-for (const way of ['FIN', 'RST'] as const) {
-  // On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
-  test(`nothing is sent twice, where a connection that was used before ends by ${way} at any byte of the head`, async (t) => {
-    let cut = 0;
-    const backend = await startRawBackend(t, (socket, before) => {
-      if (before === 0) return void socket.write(SENT);
-      socket.write(SENT.slice(0, cut), () => way === 'FIN' ? socket.end() : socket.resetAndDestroy());
-    });
-    const gateway = await startGateway(t, backend, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
-    for (const request of EACH_METHOD) {
-      // Every third byte for each method, another third for the next.
-      for (cut = EACH_METHOD.indexOf(request) % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
-        for (let i = 0; i < 2; i++) await ask(gateway, { ...request, headers: BEARER });
-      }
+// On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
+test('nothing is sent twice, where a connection that was used before ends by FIN or RST at any byte of the head', async (t) => {
+  let [cut, way]: [number, 'end' | 'resetAndDestroy'] = [0, 'end'];
+  const { backend, gateway } = await startRaw(t, (socket, before) => {
+    if (before === 0) return void socket.write(SENT);
+    socket.write(SENT.slice(0, cut), () => socket[way]());
+  }, { allow: ['messaging', 'POST /v1/groups/:number/quit'] });
+  for (const [i, request] of [...EACH_METHOD, ...EACH_METHOD].entries()) {
+    way = i < EACH_METHOD.length ? 'end' : 'resetAndDestroy';
+    // Every third byte for each method, another third for the next.
+    for (cut = i % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+      for (let time = 0; time < 2; time++) await ask(gateway, { ...request, headers: BEARER });
     }
-    const ids = backend.requests.map((text) => /x-request-id: (\S+)/i.exec(text)![1]);
-    assert.equal(new Set(ids).size, ids.length, 'a request came twice');
-    assert.equal(requests(gateway).length, ids.length, 'a request never came');
-  });
-}
+  }
+  const ids = backend.requests.map((text) => /x-request-id: (\S+)/i.exec(text)![1]);
+  assert.equal(new Set(ids).size, ids.length, 'a request came twice');
+  assert.equal(requests(gateway).length, ids.length, 'a request never came');
+});
 
 test('a client that takes nothing of its response is dropped, and its request to the backend with it', async (t) => {
   const part = `10000\r\n${'x'.repeat(65_536)}\r\n`;
-  const backend = await startRawBackend(t, (socket) => {
-    const fill = (): void => {
-      while (!socket.destroyed && socket.write(part));
-    };
-    socket.on('drain', fill).write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
-    fill();
-  });
-  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1000 });
+  const { backend, gateway } = await startRaw(
+    t,
+    (socket) => {
+      const fill = (): void => {
+        while (!socket.destroyed && socket.write(part));
+      };
+      socket.on('drain', fill).write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
+      fill();
+    },
+    {},
+    { stallTimeoutMs: 1000 },
+  );
   open(t, gateway, ABOUT).socket.pause();
   await until(() => requests(gateway).length === 1);
   assert.equal(requests(gateway)[0].code, 'client_left');
@@ -4828,12 +4809,19 @@ test('a client that takes nothing of its response is dropped, and its request to
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
-test('connections to the backend are used again, by whoever sends next', async (t) => {
-  const { backend, gateway } = await startBoth(t);
+test('connections to the backend are used again, by whoever sends next; not those on which it says what nobody asked for', async (t) => {
+  const { backend, gateway } = await startRaw(t, (socket) => void socket.write(SENT));
   for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
-    for (let i = 0; i < 3; i++) assert.match(`${(await ask(gateway, { ...request, headers: BEARER })).status}`, /^2/);
+    for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
   }
-  assert.equal(backend.connections, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
+  const used = backend.sockets.length;
+  assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
+  for (let i = 0; i < 5; i++) {
+    assert.equal((await send(gateway, 'hello')).text, '{}');
+    backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
+    await closed(backend.sockets.at(-1)!);
+  }
+  assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
 });
 
 test('a connection to the backend that does not come about, TLS included, is 502: nothing was sent; the log says why', async (t) => {
@@ -4849,17 +4837,6 @@ test('a connection to the backend that does not come about, TLS included, is 502
     assert.match(String(requests(gateway)[0].reason), reason);
   }
   await closed(silent.sockets[0]!);
-});
-
-test("what the backend sends on an idle connection is nobody's response", async (t) => {
-  const backend = await startRawBackend(t, (socket) => void socket.write(SENT));
-  const gateway = await startGateway(t, backend);
-  for (let i = 0; i < 5; i++) {
-    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).text, '{}');
-    backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
-    await closed(backend.sockets.at(-1)!); // it is not used again
-  }
-  assert.equal(backend.sockets.length, 5);
 });
 
 test('attack: smuggling a second request into the first', async (t) => {
@@ -5125,38 +5102,28 @@ test('the last byte of a large body waits for its slot without a time limit for 
   assert.equal(backend.most, 1);
 });
 
-test('who gets no slot within backend.timeout is 503 busy: nothing was sent', async (t) => {
+// Its time counted from the arrival: requests were handed over in the last milliseconds, and then told 504.
+test('who gets no slot within backend.timeout is 503 busy, and nothing was sent; the time begins anew with the last byte: nobody is handed over with none left', async (t) => {
   const allow = ['messaging'];
-  const { backend, gateway } = await startHeld(t, 1, { allow });
+  const { backend, gateway } = await startHeld(t, 1, { allow }, { stallTimeoutMs: 300 });
   const large = await beginLarge(gateway, backend); // under the old time
-  const first = send(gateway, 'first');
+  large.end(LARGE.slice(-1));
   await until(() => backend.acting === 1);
-  gateway.reload({ ...slots(backend, 1, '200ms'), allow });
-  for (const request of [{ body: MESSAGE }, { body: LARGE }, { path: `/v1/groups/${FROM}` }]) {
-    const answer = await ask(gateway, { ...request, headers: BEARER });
+  gateway.reload({ ...slots(backend, 1, '1500ms'), allow });
+  const [second] = await queueUp(gateway, ['second']);
+  const late = [{ body: MESSAGE }, { body: LARGE }, { path: `/v1/groups/${FROM}` }]
+    .map((request) => ask(gateway, { ...request, headers: BEARER }));
+  assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /); // after 300 ms
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+  for (const answer of await Promise.all(late)) {
     assert.deepEqual([outcomeOf(answer), answer.headers['retry-after']], ['503 busy', '10']);
     assert.match(answer.json.error, /nothing was sent/);
   }
-  await answerAll(backend, [first]);
-  large.end(LARGE.slice(-1));
-  await until(() => backend.acting === 1);
-  assert.deepEqual(arrived(backend).sort(), ['first', 'large']);
-  backend.answer();
-  assert.equal(await statusFor(large), 201);
-});
-
-// It counted from the request's arrival: requests were handed over in the last milliseconds, and then told 504.
-test('backend.timeout begins anew with the last byte: nobody is handed over with no time left', async (t) => {
-  const { backend, gateway } = await startHeld(t, 1, {}, { stallTimeoutMs: 300 });
-  const first = send(gateway, 'first');
-  await until(() => backend.acting === 1);
-  gateway.reload(slots(backend, 1, '1500ms'));
-  const [second] = await queueUp(gateway, ['second']);
-  assert.match(await raw(gateway, `${post(SECRET, 100)}{`), / 408 /); // after 300 ms
-  await answerAll(backend, [first]);
   assert.equal(outcomeOf(await second!), '504 backend_timeout');
   const { ms } = requests(gateway).find(({ code }) => code === 'backend_timeout')!;
   assert.ok(ms > 1700, `it was refused after ${ms} ms, of which it had waited 300 for its slot`);
+  assert.deepEqual(arrived(backend), ['large', 'second']);
 });
 
 // 40 clients that left after 40 ms had 40 requests at work behind a limit of 1.
@@ -5365,7 +5332,7 @@ test('a backend that is down and not waited for is 502 at once, and is found aga
     assert.equal(outcomeOf(await answer), '502 backend_unreachable');
   }
   await up();
-  while ((await ask(gateway, poll)).status !== 200); // until the pause is over
+  await untilServed(gateway, poll); // after a pause
   assert.equal(linesOf(gateway, /connected to again/).length, 1);
 });
 
@@ -5509,15 +5476,22 @@ test('WebSocket: a refusal is a complete HTTP response, and the backend sees not
   }
 });
 
-test('WebSocket: a backend that declines is passed on with its status and body', async (t) => {
+test('WebSocket: a backend that declines is passed on with its status and body; bytes behind a handshake that is refused or declined never reach it', async (t) => {
+  const more = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`;
   const fields = 'Content-Type: text/plain\r\nContent-Length: 11\r\nX-Why: mode\r\n\r\nBad Request';
   const chunked = 'Transfer-Encoding: chunked\r\nX-Why: mode\r\n\r\nb\r\nBad Request\r\n0\r\n\r\n';
   for (const reply of [fields, chunked]) {
-    const { gateway } = await startReceiving(t, (socket) => socket.end(`HTTP/1.1 400 Bad Request\r\n${reply}`));
-    const { status, headers, text } = await declined(t, gateway);
+    const { backend, gateway } = await startReceiving(t, (socket, head) => {
+      socket.on('data', (chunk) => assert.fail(`the backend got ${chunk}`));
+      assert.equal(head.length, 0);
+      socket.end(`HTTP/1.1 400 Bad Request\r\n${reply}`);
+    });
+    const { status, headers, text } = await declined(t, gateway, 'bearer', more);
     assert.deepEqual([status, headers['x-why'], requests(gateway)[0].status], [400, 'mode', 400]);
     assert.equal(text, reply.split(/\r\n\r\n(.*)/s)[1]);
     assert.equal(headers['transfer-encoding'], reply === chunked ? 'chunked' : undefined);
+    await declined(t, gateway, 'none', more);
+    assert.equal(backend.seen.length, 1);
   }
 });
 
@@ -5551,17 +5525,6 @@ test('WebSocket: bytes that come with the handshake are not lost, nor those that
   await closed(socket);
   assert.equal(got, 'early from the client, bye');
   assert.equal(text().split('\r\n\r\n')[1], 'early from the backend, last words');
-});
-
-test('WebSocket: bytes behind a handshake that is refused or declined never reach the backend', async (t) => {
-  const { backend, gateway } = await startReceiving(t, (socket, head) => {
-    socket.on('data', (chunk) => assert.fail(`the backend got ${chunk}`));
-    assert.equal(head.length, 0);
-    socket.end('HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n');
-  });
-  const more = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`;
-  for (const row of ['bearer', 'none']) await declined(t, gateway, row, more);
-  assert.equal(backend.seen.length, 1);
 });
 
 // Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
