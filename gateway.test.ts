@@ -1648,22 +1648,28 @@ test("one log line per request, with the route's template and without numbers, t
   assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
-test('closing lets running requests finish, refuses new ones, and takes no longer than it may', async (t) => {
-  const { backend, gateway, finish } = await startHolding(t, { shutdown: '1h' });
-  // The second connection is open and busy with its headers when closing begins.
+test('closing lets running requests finish, refuses new ones and at once those that wait for a slot, and takes no longer than it may', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h' });
+  // Its connection is open and busy with its headers when closing begins.
   const { socket: late, text } = open(t, gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
-  const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
-  await until(() => backend.seen.length === 1);
+  const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  uploads[0].end(LARGE.slice(-1));
+  const statuses = uploads.map(statusFor);
+  const [small] = await queueUp(gateway, ['small']);
   const closing = gateway.close();
+  assert.equal(outcomeOf(await small!), '503 shutting_down');
+  uploads[1].end(LARGE.slice(-1)); // asks for its slot only now
+  assert.deepEqual(await Promise.all(statuses), [503, 503]);
   late.write('\r\n');
   await closed(late);
   assert.equal(outcomeOf(text()), '503 shutting_down');
   await assert.rejects(ask(gateway, {}), { code: 'ECONNREFUSED' });
-  finish();
-  assert.deepEqual(await running, [200]);
+  await answerAll(backend, [first]);
   await closing;
   await gateway.close(); // twice does no harm
-  assert.equal(backend.seen.length, 1);
+  assert.deepEqual(arrived(backend), ['first']);
 });
 
 test('at the deadline a request that the backend has is 504, any other is 503, and the gateway waits for nobody', async (t) => {
@@ -5107,20 +5113,6 @@ test('a client that leaves while it waits for its slot was not sent; one that le
   }
 });
 
-// A wish for a WebSocket made the slot free although the backend was at work.
-test('a request that asks for a WebSocket elsewhere than at receive keeps its slot when its client leaves', async (t) => {
-  // The backend says nothing.
-  const { backend, gateway } = await startReceiving(t, () => {}, { allow: ['messaging'], backend: { parallel: 1 } });
-  const { socket } = wish(t, gateway, '/v1/search | bearer');
-  await until(() => backend.seen.length === 1);
-  socket.destroy();
-  const next = send(gateway, 'next');
-  for (let i = 0; i < 3; i++) await settled(gateway);
-  assert.equal(backend.seen.length, 1);
-  await gateway.close();
-  assert.equal((await next).json.code, 'shutting_down');
-});
-
 test('a request without a client is aborted when its slot is overdue, at once where there are no slots, and by the end of the gateway, which logs it', async (t) => {
   for (const [parallel, slotTimeoutMs, isEnd] of [[1, 100, false], [0, 1e6, false], [1, 1e6, true]] as const) {
     const { backend, gateway } = await startHeld(t, parallel, { shutdown: '1h' }, { slotTimeoutMs });
@@ -5170,24 +5162,6 @@ test('a free slot goes to the token that got one longest ago, and a reload forge
   }
   for (const answer of answers) assert.equal((await answer).status, 201);
   assert.deepEqual(arrived(backend), ['a0', 'b0', 'c0', 'a1', 'b1', 'a2', 'b2', 'c1', 'a3', 'b3']);
-});
-
-test('closing refuses at once who waits for a slot, and lets who has one finish', async (t) => {
-  const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h' });
-  const late = await beginLarge(gateway, backend);
-  const large = await beginLarge(gateway, backend);
-  const first = send(gateway, 'first');
-  await until(() => backend.acting === 1);
-  large.end(LARGE.slice(-1));
-  const uploads = [large, late].map(statusFor);
-  const [small] = await queueUp(gateway, ['small']);
-  const closing = gateway.close();
-  assert.equal(outcomeOf(await small!), '503 shutting_down');
-  late.end(LARGE.slice(-1)); // asks for its slot only now
-  assert.deepEqual(await Promise.all(uploads), [503, 503]);
-  await answerAll(backend, [first]);
-  await closing;
-  assert.deepEqual(arrived(backend), ['first']);
 });
 
 /** A port on which nobody listens, below those that the system gives to other tests meanwhile. */
@@ -5467,14 +5441,17 @@ test('WebSocket: a backend that is down, slow, redirects, breaks off or switches
   }
 });
 
-test('WebSocket: bytes that come with the handshake are not lost, nor those that come when the other side has ended its half', async (t) => {
+test('WebSocket: bytes that come with the handshake, or before its response, are not lost, nor those that come when the other side has ended its half', async (t) => {
   let got = '';
-  const { gateway } = await startReceiving(t, (socket, head) => {
+  const { backend, gateway } = await startReceiving(t, (socket, head) => {
     got += head;
     socket.on('data', (chunk) => (got += chunk)).on('end', () => socket.end('last words'));
-    socket.write(`${ACCEPTED}early from the backend, `);
   });
-  const { socket, text } = wish(t, gateway, 'bearer', 'early from the client');
+  const { socket, text } = wish(t, gateway, 'bearer', 'early ');
+  await until(() => backend.seen.length === 1);
+  socket.write('from the client');
+  await settled(gateway);
+  backend.sockets[0]!.write(`${ACCEPTED}early from the backend, `);
   await until(() => got.endsWith('client') && text().endsWith('backend, '));
   socket.end(', bye');
   await closed(socket);
@@ -5550,19 +5527,27 @@ test('closing lets a response finish whose request wished for a WebSocket', asyn
   await closing;
 });
 
-test('a WebSocket whose handshake has no response ends with its client, and with the gateway', async (t) => {
+// A wish for a WebSocket elsewhere than at receive made the slot free although the backend was at work.
+test('a WebSocket whose handshake has no response ends with its client, and with the gateway; a request that asks for one elsewhere than at receive keeps its slot when its client leaves', async (t) => {
   const silent = (socket: Duplex): void => void socket.on('end', () => socket.end()).resume();
-  const { backend, gateway } = await startReceiving(t, silent, { shutdown: '1h' });
+  const own = { shutdown: '1h', allow: ['messaging'], backend: { parallel: 1 } };
+  const { backend, gateway } = await startReceiving(t, silent, own);
   const { socket } = wish(t, gateway);
   await until(() => backend.seen.length === 1);
   socket.destroy();
   await closed(backend.sockets[0] as net.Socket);
   await until(() => requests(gateway).length === 1);
   assert.equal(outcomeOf(requests(gateway)[0]), '499 client_left');
-  const refusal = declined(t, gateway);
+  const { socket: acting } = wish(t, gateway, '/v1/search | bearer');
   await until(() => backend.seen.length === 2);
+  acting.destroy();
+  const next = send(gateway, 'next');
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  assert.equal(backend.seen.length, 2);
+  const refusal = declined(t, gateway);
+  await until(() => backend.seen.length === 3);
   await gateway.close();
-  assert.equal(outcomeOf(await refusal), '503 shutting_down');
+  for (const answer of [refusal, next]) assert.equal(outcomeOf(await answer), '503 shutting_down');
 });
 
 section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
