@@ -1545,8 +1545,8 @@ test('a client that never reads a response loses its connection; one that reads 
   assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
 });
 
-// A queued response never emitted "close", so its request was never aborted, nor logged. Of 16 heads that waited on each
-// of 40 connections, one token filled 128 MB.
+// A queued response never emitted "close", so its request was never aborted, nor logged. By 16 heads that waited on
+// each of 40 connections one token filled 128 MB.
 test('pipelined requests are served one at a time and in order; all are aborted when the client leaves, or if more than seven wait', async (t) => {
   const { backend, gateway } = await startHolding(t);
   const names = ['a', 'b', 'c', 'hang', 'd'];
@@ -4498,8 +4498,6 @@ test('a header that holds a copy of the credential ends here, and what only look
   assert.equal((await pass({ path: `/v1/about?@auth=${short}`, headers: { 'x-short': short } }))['x-short'], short);
 });
 
-/** Bun 1.4.5 refuses more than 198 header fields by itself. */
-const HEADERS_MOST = 'Bun' in globalThis ? 198 : 200;
 const TOO_MANY = '431 too_many_headers';
 
 // Each field of four bytes takes some seventy in memory. What is hidden of a head says what follows it, too.
@@ -4530,7 +4528,8 @@ test('200 header fields pass, with any number of names in Connection; of more th
     assert.ok(gateway.log.join().includes(`"code":"${code}"`), code);
   }
   assert.equal(backend.connections, 0);
-  assert.equal(statusOf(await request(HEADERS_MOST, 'x-more: 1')), 200);
+  const passing = 'Bun' in globalThis ? 198 : 200; // Bun 1.4.5 refuses more by itself
+  assert.equal(statusOf(await request(passing, 'x-more: 1')), 200);
   const { headers } = backend.seen[0]!;
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
@@ -5488,13 +5487,11 @@ test('WebSocket: closing the gateway closes it, and a reload closes those whose 
   const secretOf = (name: string): string => `secret-of-the-token-that-${name}`;
   const named = (tokens: Record<string, TokenConfig>): GatewayConfig => ({
     ...RECEIVING,
+    shutdown: '1h',
     tokens: Object.fromEntries(Object.entries(tokens).map(([name, own]) => [name, { secret: secretOf(name), ...own }])),
   });
-  const { backend, gateway } = await startReceiving(
-    t,
-    undefined,
-    named({ stays: {}, goes: {}, expires: {}, narrows: {}, path: {} }),
-  );
+  const all = named({ stays: {}, goes: {}, expires: {}, narrows: {}, path: {} });
+  const { backend, gateway } = await startReceiving(t, undefined, all);
   const { socket, text } = await accepted(t, gateway, `bearer ${secretOf('stays')}`);
   const others = ['goes', 'expires', 'narrows'].map((name) => `bearer ${secretOf(name)}`);
   const clients = [];
