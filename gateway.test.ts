@@ -28,7 +28,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
-import { test as registerTest, type TestContext } from 'node:test';
+import { suite, test as registerTest, type TestContext } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
@@ -191,19 +191,24 @@ function addressOf(url: string): Address {
 type Run = (t: TestContext) => void | Promise<void>;
 
 const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
-let [inSection, registered] = ['', 0];
+let inSection = '';
+/** The tests that run side by side, and those that run after them, one by one. */
+const together: (() => void)[] = [];
+const alone: (() => void)[] = [];
 
 /** The tests from here on are those of this section. */
 function section(name: string): void {
   inSection = name;
 }
 
-/** Registers a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
-function test(title: string, ...rest: [Run] | [options: { skip?: string | boolean; timeout?: number }, Run]): void {
+/** `isAlone`: the test looks at the memory of a process, or at what all other tests did. */
+type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean };
+
+/** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
+function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
-  registered++;
-  const [options, run] = rest.length === 1 ? [{}, ...rest] : rest;
-  registerTest(title, { timeout: 120_000, ...options }, run);
+  const [{ isAlone, ...options }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
+  (isAlone ? alone : together).push(() => registerTest(title, { timeout: 120_000, ...options }, run));
 }
 
 /** A test with a random generator, once for each seed. */
@@ -2482,7 +2487,7 @@ function collectGarbage(): void {
 }
 
 // A small body whose client had left stayed in memory for 28 s, and its time could be bought with 77 bytes.
-test('nothing of a request stays in memory once its connection is gone', async (t) => {
+test('nothing of a request stays in memory once its connection is gone', { isAlone: true }, async (t) => {
   const text = '{"message":"';
   const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n';
   const upgrade = 'Connection: Upgrade\r\nUpgrade: websocket\r\nHost';
@@ -2538,7 +2543,7 @@ test('nothing of a request stays in memory once its connection is gone', async (
 });
 
 // What was made of one megabyte of "{},{},…" stayed as 20 MB while its send waited: 16 of them ended a small computer.
-test('while a send waits that was made of a body, nothing but the send is in memory', async (t) => {
+test('while a send waits that was made of a body, nothing but the send is in memory', { isAlone: true }, async (t) => {
   const backend = await startBackend(t, () => {}); // and never responds
   const tokens = { test: { secret: SECRET, message: 'hi', defaults: DEFAULTS } };
   const gateway = await startGateway(t, backend, { tokens, backend: { url: backend.url, parallel: 1 } });
@@ -4779,10 +4784,15 @@ test('a backend that takes a connection and closes it is 502, and is asked once:
 
 section('WEBSOCKETS'); // ──────────────────────────────────────────────────────────────────────────
 /** A backend with WebSockets, and a gateway before it. */
-async function startReceiving(t: TestContext, open?: UpgradeHandler, config: GatewayConfig = {}) {
+async function startReceiving(
+  t: TestContext,
+  open?: UpgradeHandler,
+  config: GatewayConfig = {},
+  options?: GatewayOptions,
+) {
   const backend = await startUpgradeBackend(t, open);
   const own = { ...RECEIVING, ...config, backend: { url: backend.url, wait: '0', ...config.backend } };
-  return { backend, gateway: await startGateway(t, backend, own) };
+  return { backend, gateway: await startGateway(t, backend, own, options) };
 }
 type UpgradeHandler = Parameters<typeof startUpgradeBackend>[1];
 
@@ -4988,7 +4998,7 @@ test('closing lets a response finish whose request wished for a WebSocket', asyn
 test('a WebSocket whose handshake has no response ends with its client, and with the gateway; a request that asks for one elsewhere than at receive keeps its slot when its client leaves', async (t) => {
   const silent = (socket: Duplex): void => void socket.on('end', () => socket.end()).resume();
   const own = { shutdown: '1h', allow: ['messaging'], backend: { parallel: 1 } };
-  const { backend, gateway } = await startReceiving(t, silent, own);
+  const { backend, gateway } = await startReceiving(t, silent, own, { slotTimeoutMs: 3_600_000 });
   const { socket } = wish(t, gateway);
   await until(() => backend.seen.length === 1);
   socket.destroy();
@@ -6187,7 +6197,7 @@ async function assertMemory(t: TestContext, backend: Backend, run: (gateway: Pro
 
 for (const [place, pace] of ['header fast', 'header slowly', 'body fast', 'body slowly'].map((way) => way.split(' '))) {
   const title = `150 MiB, the token in the ${place}, to a backend that reads ${pace}, cost no more than 64 MiB`;
-  test(`memory: ${title}`, { skip: noProc }, async (t) => {
+  test(`memory: ${title}`, { skip: noProc, isAlone: true }, async (t) => {
     let got = 0;
     const backend = await startBackend(t, async (req, res) => {
       got = await drain(req, pace === 'slowly');
@@ -6211,39 +6221,47 @@ for (const [place, pace] of ['header fast', 'header slowly', 'body fast', 'body 
   });
 }
 
-test('memory: a response of 150 MiB costs no more than 64 MiB, read slowly too', { skip: noProc }, async (t) => {
-  const backend = await startBackend(t, async (req, res) => {
-    req.resume();
-    res.writeHead(req.method === 'GET' ? 200 : 201);
-    if (req.method === 'GET') await writeBig(res, BIG_BYTES);
-    res.end();
-  });
-  await assertMemory(t, backend, async ({ port }) => {
-    const req = http.get({ host: '127.0.0.1', port, path: '/v1/health', agent: false, headers: BEARER });
-    const [res] = await once(req, 'response') as [http.IncomingMessage];
-    assert.equal(await drain(res, true), BIG_BYTES);
-  });
-});
+test(
+  'memory: a response of 150 MiB costs no more than 64 MiB, read slowly too',
+  { skip: noProc, isAlone: true },
+  async (t) => {
+    const backend = await startBackend(t, async (req, res) => {
+      req.resume();
+      res.writeHead(req.method === 'GET' ? 200 : 201);
+      if (req.method === 'GET') await writeBig(res, BIG_BYTES);
+      res.end();
+    });
+    await assertMemory(t, backend, async ({ port }) => {
+      const req = http.get({ host: '127.0.0.1', port, path: '/v1/health', agent: false, headers: BEARER });
+      const [res] = await once(req, 'response') as [http.IncomingMessage];
+      assert.equal(await drain(res, true), BIG_BYTES);
+    });
+  },
+);
 
-test('a gateway serves beside and after a thousand idle connections and slow uploads', { skip: noProc }, async (t) => {
-  const backend = await startBackend(t);
-  const gateway = await startProcess(t, { backend, env: { MAX_CONNECTIONS: '2100' } });
-  const sockets: net.Socket[] = [];
-  let answered = 0;
-  for (let i = 0; i < 1000; i++) {
-    const { socket: idle } = open(t, gateway, HEALTH);
-    const { socket: slow } = open(t, gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(1000)}`);
-    idle.once('data', () => answered++);
-    sockets.push(idle, slow);
-    if (i % 50 === 49) await until(() => answered === i + 1);
-  }
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.equal(backend.seen.length, 1);
-  t.diagnostic(`${Math.round(memoryOf(gateway, 'VmHWM') / MIB)} MiB in all`);
-  for (const socket of sockets) socket.destroy();
-  await until(() => gateway.output().split('"client_left"').length === 1001);
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
-});
+test(
+  'a gateway serves beside and after a thousand idle connections and slow uploads',
+  { skip: noProc, isAlone: true },
+  async (t) => {
+    const backend = await startBackend(t);
+    const gateway = await startProcess(t, { backend, env: { MAX_CONNECTIONS: '2100' } });
+    const sockets: net.Socket[] = [];
+    let answered = 0;
+    for (let i = 0; i < 1000; i++) {
+      const { socket: idle } = open(t, gateway, HEALTH);
+      const { socket: slow } = open(t, gateway, `${post(SECRET, 1_000_000)}{"message":"${'x'.repeat(1000)}`);
+      idle.once('data', () => answered++);
+      sockets.push(idle, slow);
+      if (i % 50 === 49) await until(() => answered === i + 1);
+    }
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+    assert.equal(backend.seen.length, 1);
+    t.diagnostic(`${Math.round(memoryOf(gateway, 'VmHWM') / MIB)} MiB in all`);
+    for (const socket of sockets) socket.destroy();
+    await until(() => gateway.output().split('"client_left"').length === 1001);
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  },
+);
 
 section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
@@ -6277,7 +6295,7 @@ test('docs/settings.md names every code of an error, with its status, and the se
   for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
-test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false }, () => {
+test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false, isAlone: true }, () => {
   assert.ok(PROBLEMS.length > 20, `only ${PROBLEMS}`);
   assert.deepEqual(PROBLEMS.filter(([code]) => !PROVOKED.has(code)), []);
 });
@@ -6589,6 +6607,7 @@ if (process.env.MAP) {
 
 test('npm pack makes a package that runs by its own name where it is installed', {
   skip: !isNode && 'npm is for Node',
+  isAlone: true,
 }, async (t) => {
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
@@ -6615,4 +6634,10 @@ test('npm pack makes a package that runs by its own name where it is installed',
   if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
 
-assert.ok(registered > 0, 'SECTION or ONLY leaves out every test');
+// Most tests wait most of their time, for a time-out or a process: side by side they take a third of it. Deno and Bun
+// run one test after the other.
+assert.ok(together.length + alone.length > 0, 'SECTION or ONLY leaves out every test');
+const registerTogether = () => together.forEach((register) => register());
+if (isNode) suite('side by side', { concurrency: 8 }, registerTogether);
+else registerTogether();
+alone.forEach((register) => register());

@@ -3627,9 +3627,10 @@ function listenEarly(exchange: Exchange, [socket, head]: Side): () => Duplex {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
   const onLeave = () => exchange.leave();
-  socket.on('data', onData).on('end', onLeave).on('close', onLeave);
+  // A connection that its client has half closed would delay the end of the gateway.
+  socket.on('data', onData).on('end', destroyThis).on('close', onLeave);
   return () => {
-    socket.off('data', onData).off('end', onLeave).off('close', onLeave);
+    socket.off('data', onData).off('end', destroyThis).off('close', onLeave);
     socket.unshift(Buffer.concat(early));
     return socket;
   };
@@ -4302,7 +4303,7 @@ function readDefaults(value: unknown) {
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
-function destroyThis(this: Socket) {
+function destroyThis(this: Duplex) {
   this.destroy();
 }
 
