@@ -4848,14 +4848,13 @@ test('WebSocket: bytes flow both ways until one side goes; the credential, in an
 
 test('WebSocket: a refusal is a complete HTTP response, and the backend sees nothing; each counts towards the rate', async (t) => {
   const [far, limited] = ['secret-for-far-away-clients', 'secret-for-one-websocket-an-hour'];
-  const both = await startReceiving(t, undefined, {
-    tokens: {
-      a: { secret: SECRET, senders: [FROM] },
-      narrow: { secret: OTHER, allow: ['send'] },
-      far: { secret: far, clients: ['192.0.2.1'] },
-      limited: { secret: limited, rate: '1/1h' },
-    },
-  });
+  const own = {
+    a: { secret: SECRET, senders: [FROM] },
+    narrow: { secret: OTHER, allow: ['send'] },
+    far: { secret: far, clients: ['192.0.2.1'] },
+    limited: { secret: limited, rate: '1/1h' },
+  };
+  const both = await startReceiving(t, undefined, { tokens: own }, { now: () => 0 });
   await accepted(t, both.gateway, `bearer ${limited}`);
   const rows = `none → 401 unauthorized ;; bearer wrong → 401 unauthorized ;; bearer | bearer → 400 bad_credential
     bearer ${OTHER} → 403 endpoint_not_allowed ;; bearer ${far} → 403 client_not_allowed
