@@ -4,9 +4,9 @@
  *
  * The backend has no authentication: whoever reaches it can send as you, read your messages and link a phone of their
  * own. This gateway stands in front of it. By default a request with a valid API token may send a message and read the
- * backend's version and health. Everything else is refused. Only `GET /healthz`, and preflights of origins on `cors`,
- * need no token. The gateway never sends a message twice, never follows a redirect and never forwards a client's
- * credential. Account setup stays closed unless the owner allows it explicitly.
+ * backend's version and health. Everything else is refused. Two requests need no token: `/healthz` by GET or HEAD, and
+ * the preflight of an origin on `cors`. The gateway never sends a message twice, never follows a redirect and never
+ * forwards a client's credential. Account setup stays closed unless the owner allows it explicitly.
  *
  * If no token is configured, every request is let in without a credential. Such a gateway starts only on a loopback
  * address or a unix socket, unless `auth.anonymous` is true.
@@ -16,12 +16,12 @@
  *            →  token, its expiry and its form     →  cross-site check
  *            →  endpoint on the token's allowlist  →  the token's rate
  *            →  body scanned while it streams,     →  slot acquired, relayed once, response relayed, logged
- *               or turned into a send (webhook, form, text)
+ *               or made into a send (webhook, form, text)
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (lists every mistake, or what each token may do)
- *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make of a payload)
+ *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
  * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
@@ -80,9 +80,9 @@ interface GatewayConfig {
      */
     url?: string;
     /**
-     * How long the backend may take from the last byte of a request to its response headers. A request waits at most
-     * as long again for its slot. Also how long a response may make no progress. `0` means no limit. After a timeout
-     * the message may still have been sent.
+     * How long the backend may take from the last byte of a request to its response headers. The same time limits the
+     * wait for a slot, and how long a response may make no progress. `0` means no limit. After a timeout the message
+     * may still have been sent.
      * @default 150s
      */
     timeout?: string;
@@ -95,8 +95,8 @@ interface GatewayConfig {
      */
     parallel?: number;
     /**
-     * How long a send waits while the backend restarts and refuses connections. Nothing is sent while it waits. `0`
-     * means that it does not wait.
+     * How long a send waits while the backend restarts and refuses connections. Nothing is sent during the wait. `0`
+     * means that a send does not wait.
      * @default 30s
      */
     wait?: string;
@@ -175,7 +175,10 @@ interface GatewayConfig {
 
 /** One token. A field that the top level has too replaces the top-level value; if absent, the token inherits it. */
 interface TokenConfig {
-  /** At least 16 characters, or `sha256:` and the 64 hexadecimal digits of their digest, which a thief cannot use. */
+  /**
+   * The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. A thief of the file
+   * cannot use a digest.
+   */
   secret?: string;
   /** A file with the secret, instead of `secret`. Reloaded when it changes. */
   secretFile?: string;
@@ -185,7 +188,10 @@ interface TokenConfig {
   allow?: string[];
   /** The accounts that the token may send from and read, each `+` and digits. If absent, every account. */
   senders?: string[];
-  /** Its recipients: phone numbers, user names, UUIDs, `group.…` ids; `group.*` is any group. If absent, anybody. */
+  /**
+   * The recipients that the token may send to: phone numbers, user names, UUIDs and `group.…` ids. `group.*` is any
+   * group. If absent, every recipient.
+   */
   recipients?: string[];
   /** Like the top-level `rate`. */
   rate?: string;
@@ -194,13 +200,13 @@ interface TokenConfig {
   /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). If absent, forever. */
   expires?: string;
   /**
-   * Fields for a send that the body lacks. With `defaults` or `message`, a POST to /v2/send is not relayed as it is:
-   * the gateway makes a new send of its body, which may be JSON, a form or text. A field of the body overrides its
-   * default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled", the backend reads
-   * markup such as `**bold**` in a message.
+   * Fields that the gateway adds to a send if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
+   * not relayed as it is: the gateway makes a new send from the body, which may be JSON, a form or text. A field of the
+   * body overrides its default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled",
+   * the backend reads markup such as `**bold**` in a message.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
-  /** A Mustache template for the message, filled from the body. It overrides a `message` in the body. */
+  /** A Mustache template for the message, filled from the body. The template overrides a `message` in the body. */
   message?: string;
 }
 
@@ -214,11 +220,15 @@ interface GatewayOptions {
   headersTimeoutMs?: number;
   /**
    * How long a response to a client may make no progress. Also the time in which a client must send at least 30 KiB of
-   * its body. An unauthenticated client must send its whole body in that time, with what it sends after the refusal.
+   * its body. An unauthenticated client must send its whole body in that time, even the part after the refusal.
    * @default 30_000
    */
   stallTimeoutMs?: number;
-  /** How long a request may hold a slot before it is lent, and how long it outlives its client. @default 30_000 */
+  /**
+   * How long a request may hold a slot before the slot is lent to another. Also how long a request may go on after its
+   * client has left.
+   * @default 30_000
+   */
   slotTimeoutMs?: number;
 }
 
@@ -263,8 +273,8 @@ type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: 
 const readMethods = listOf(wordOf(FORMS));
 
 /**
- * The settings of the top level: the source of what is read, of `--help`, and of the table in docs/settings.md, which a
- * test compares.
+ * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
+ * docs/settings.md.
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', readBackend, 'may carry a path prefix, and userinfo', 'http://127.0.0.1:8080'],
@@ -296,15 +306,15 @@ const TOKEN_SETTINGS = {
   rate: [readRate],
   clients: [readAddresses],
   secret: [readSecret, 'plain, or sha256:<64 hex>'],
-  secretFile: [readSecretFile, 'a file with it'],
-  senders: [listOf(readNumber), 'accounts that it may use; any if absent'],
+  secretFile: [readSecretFile, 'a file with the secret'],
+  senders: [listOf(readNumber), 'accounts that the token may use; any if absent'],
   recipients: [
     listOf(recipientOr(', group.… or group.*')),
-    'whom it may write to, group.* any group; anybody if absent',
+    'whom the token may send to; group.* is any group; any if absent',
   ],
   expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  defaults: [readDefaults, 'number, recipients, text_mode of the sends made of webhooks'],
-  message: [readTemplate, 'a Mustache template of their message'],
+  defaults: [readDefaults, 'number, recipients, text_mode of a send made from a webhook'],
+  message: [readTemplate, 'a Mustache template for the message of such a send'],
 } satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
 
 /** The rows, in the order of `--help`. */
@@ -339,7 +349,10 @@ const HEADERS_TIMEOUT_MS = 10_000;
  * take. An option of `createGateway` too.
  */
 const STALL_TIMEOUT_MS = 30_000;
-/** The least of a body that must come in each STALL_TIMEOUT_MS of reading. Else single bytes could take days. */
+/**
+ * The fewest bytes of its body that a client must send in each STALL_TIMEOUT_MS of reading. Otherwise a client could
+ * send single bytes for days.
+ */
 const PACE_BYTES = 30 * 1024;
 
 /** The most header fields a request may have. Each costs time at every step; real clients send fewer than twenty. */
@@ -354,7 +367,7 @@ const PIPELINE_LIMIT = 8;
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
-/** How often a warning is logged that an unauthenticated client can trigger. It must not fill the disk. */
+/** How often a warning is logged that an unauthenticated client can trigger. The warnings must not fill the disk. */
 const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
@@ -363,37 +376,42 @@ const WARNING_RATE = { count: 1, perMs: 60_000 };
  */
 const RATE_KEYS_LIMIT = 10_000;
 
-/** A body of at most this size is checked whole before the backend is contacted. `auth` must be complete within it. */
+/**
+ * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
+ * larger body, `auth` must be complete within the head.
+ */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
 /** How long a refused client may still read and send; also how long one half of a WebSocket outlives the other. */
 const LINGER_MS = 2000;
 
-/** The deepest nesting of a JSON body or a template. It bounds the memory of both; no real one comes near it. */
+/**
+ * The deepest nesting of a JSON body or a template. The limit bounds the memory of both; no real body or template comes
+ * near it.
+ */
 const NESTING_LIMIT = 64;
-/** The most bytes kept of a key. The longest key that matters has 18 letters, and each may be written `\u0000`. */
+/** The most bytes kept of a key. The longest key that matters has 18 letters, each up to 6 bytes as an escape. */
 const KEY_LIMIT_BYTES = 256;
 /** The longest value of a key that matters. No credential, account, group id or poll answer comes near it. */
 const VALUE_LIMIT_BYTES = 4096;
 /** The longest metadata before an attachment's data: its type and its file name. */
 const META_LIMIT_BYTES = 1024;
-/** The longest JSON number. A double needs 17 digits. */
+/** The longest number in a JSON body. A double needs 17 digits. */
 const BARE_LIMIT_BYTES = 256;
 
-/** The largest body that the gateway makes a send of. It is held in memory. */
+/** The largest body that the gateway makes a send from. Such a body is read into memory whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
-/** The most memory for all such bodies together, 32 of the largest. Beyond it requests get 503. */
+/** The most memory for all bodies that sends are made from, 32 of the largest. Further requests get 503. */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
 /** The longest text in UTF-8 that a template or a text body may give. The rest is cut off. */
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
- * The most steps of one rendering. A step is about one lookup of a value; all of them take a fraction of a second.
- * A rendering may also not take more steps than the length of the data times the length of the template. Ordinary
- * templates need far fewer. Without a limit, nested sections over one list would take the length of the list to the
- * power of their depth.
+ * The most steps of one rendering. A step is about one lookup of a value; all of them take a fraction of a second. A
+ * rendering may also not take more steps than the length of the data times the length of the template. Ordinary
+ * templates need far fewer. Without a limit, sections nested d deep over one list of n elements would take n^d steps.
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
@@ -401,21 +419,22 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /**
- * How long a request may hold a slot before the slot is lent to another, and how long it outlives its client.
- * An option of `createGateway` too.
+ * How long a request may hold a slot before the slot is lent to another. Also how long a request may go on after its
+ * client has left. An option of `createGateway` too.
  */
 const SLOT_TIMEOUT_MS = 30_000;
 
 /** How long the backend may take to tell its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
 
-/** The first pause between two tries to reach a backend that is down. Each pause is twice the last, up to a limit. */
+/** The first pause between two tries to reach a backend that is down. Each further pause is twice as long. */
 const RETRY_PAUSE_MS = 100;
+/** The longest such pause. */
 const RETRY_PAUSE_LIMIT_MS = 1000;
 
 /**
  * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first: a
- * send that crosses with the closing is lost.
+ * send that is on its way when the connection closes is lost.
  */
 const IDLE_TIMEOUT_MS = 4000;
 
@@ -451,14 +470,15 @@ const SECRET_MIN_LENGTH = 16;
 /** How many bytes of log lines may wait to be read. Further lines are dropped, so that the log cannot fill memory. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
-/** How long before the deadline of a shutdown running requests are answered, so that the responses still get out. */
+/** Running requests get a response this long before the deadline of a shutdown, so that the response still gets out. */
 const LAST_WORDS_MS = 500;
 
 /** How long the process waits at its end for its last log lines to be read. */
 const FLUSH_MS = 500;
 
-/** How often watched files are checked, and how long a file must stay unchanged: it may be half written. */
+/** How often watched files are checked. */
 const WATCH_MS = 500;
+/** How long a changed file must stay unchanged before it is read: it may be half written. */
 const SETTLE_MS = 1200;
 
 // #endregion
@@ -470,7 +490,8 @@ const SETTLE_MS = 1200;
 
 /**
  * Everything that can go wrong with a request. Codes are contract; sentences are for a person. 502
- * `backend_unreachable` and 503 say that nothing was sent; 502 `bad_backend_answer` and 504 that it may have been.
+ * `backend_unreachable` and 503 say that nothing was sent. 502 `bad_backend_answer` and 504 say that the message may
+ * have been sent.
  */
 const PROBLEMS = {
   bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
@@ -489,7 +510,7 @@ const PROBLEMS = {
   method_not_allowed: [405, 'This endpoint does not take this method; the Allow header lists those that it takes.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
-  unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the JSON as it is.'],
+  unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the body uncompressed.'],
   too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
   rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
@@ -543,9 +564,9 @@ const badField = (key: string, why: string) =>
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
 
-/** @param otherwise what is wrong, without the setting's path ("must be …"). @throws {UsageError} unless `isRight`. */
-function ensure(isRight: boolean, otherwise: string): asserts isRight {
-  if (!isRight) throw new UsageError(otherwise);
+/** @param mistake what is wrong, without the setting's path ("must be …"). @throws {UsageError} unless `isRight`. */
+function ensure(isRight: boolean, mistake: string): asserts isRight {
+  if (!isRight) throw new UsageError(mistake);
 }
 
 /** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
@@ -582,7 +603,7 @@ class Mistakes {
     }
   }
 
-  /** Returns the value. @throws {ConfigError} if there were mistakes. */
+  /** Returns the value, or throws. @throws {ConfigError} if any mistake was collected. */
   end<T>(value: T): T {
     if (this.found.length > 0) throw new ConfigError(this.found);
     return value;
@@ -592,9 +613,9 @@ class Mistakes {
 // #endregion
 
 // #region ROUTES
-// The backend's router as of August 2026 (release 0.100 and its head). A route that a newer backend adds belongs to no
-// group. Only a pattern can open it. A wildcard such as `* /v1/*` opens it too, unless it lies below a setup prefix. It
-// stays closed to tokens with `senders` or `recipients`.
+// The backend's router as of August 2026 (release 0.100 and the main branch). A route that a newer backend adds belongs
+// to no group, so only a pattern can open it. The pattern may be a wildcard such as `* /v1/*`, unless the route lies
+// below a setup prefix. To tokens with `senders` or `recipients` such a route stays closed.
 
 /** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
 const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'] as const;
@@ -608,8 +629,8 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
  * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
- * refuses the request without a JSON body; the body of a DELETE names the recipient. The first match wins, so a literal
- * segment stands before a parameter, as in the backend's own router.
+ * refuses the request without a JSON body. A DELETE can need one too: its body names the recipient. The first match
+ * wins, so a literal segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
   info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
@@ -699,12 +720,14 @@ function prefixOf(segments: readonly string[]): string {
   return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
 }
 
-/** A phone number in E.164 with its plus, slightly wider than the standard. Lists compare it as text. */
+/**
+ * A phone number in E.164 with its plus. The pattern is slightly wider than the standard. Numbers are compared as text.
+ */
 const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
- * The mistake in a value for a path parameter. The backend decodes `:number` once more (`%252B` is a plus to it) and
- * makes both parameters arguments of signal-cli, where `--username=…` would be an option.
+ * The mistake in a value for a path parameter. The backend decodes `:number` a second time, so `%252B` becomes a plus.
+ * It makes `:number` and `:groupid` arguments of signal-cli, where `--username=…` would be an option.
  */
 function mistakeInParameter(name: string, value: string): string | undefined {
   if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
@@ -712,13 +735,13 @@ function mistakeInParameter(name: string, value: string): string | undefined {
   return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
 }
 
-/** Whether a text is a group id of the backend: the base64 of the base64 of 32 bytes. (Some routes accept others.) */
+/** Whether a text is a group id as the backend lists them: `group.` and the base64 of the base64 of 32 bytes. */
 function isGroupId(value: string) {
   const internalId = Buffer.from(value.slice('group.'.length), 'base64').toString('latin1');
   return isInternalId(internalId) && value === `group.${btoa(internalId)}`;
 }
 
-/** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded and compared. */
+/** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded again. */
 function isInternalId(value: string) {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
@@ -727,13 +750,13 @@ function isInternalId(value: string) {
 /** A pattern of `allow`. Its method may be `*`, and so may its parts. */
 type Pattern = Pick<Route, 'method' | 'parts'>;
 
-/** A parsed allowlist: its `groups`, its `patterns`, and all entries as `written`. */
+/** A parsed allowlist: its `groups`, its `patterns`, and all entries as the owner has `written` them. */
 type Allow = ReturnType<typeof readAllow>;
 
 /** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
 function partsMatch(parts: readonly string[], segments: readonly string[]) {
-  const isOpen = parts.at(-1) === '*';
-  if (isOpen ? segments.length < parts.length : segments.length !== parts.length) return false;
+  const hasTail = parts.at(-1) === '*';
+  if (hasTail ? segments.length < parts.length : segments.length !== parts.length) return false;
   return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
@@ -792,14 +815,14 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * `token`, the first is the one that has gone longest without a valid token.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
-    /** By connection, the responses that are due on it, in the order of their requests. */
+    /** For each connection, the responses that are not finished yet, in the order of their requests. */
     due: new WeakMap<Socket, ServerResponse[]>(),
     /**
      * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** The queue of the present backend. Requests that began before a reload keep the queue of theirs. */
+    /** The queue of the present backend. A request that began before a reload keeps the queue of its own backend. */
     queue: new BackendQueue(),
     /** The open WebSockets: the request that opened each, which is checked again, and a function that closes it. */
     tunnels: new Map<Exchange, (reason: string) => void>(),
@@ -815,19 +838,20 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
     requestTimeout: 0, // RequestBody has a limit for slow uploads
-    requireHostHeader: false, // checkHead refuses a request without Host, in JSON
+    requireHostHeader: false, // checkHead refuses a request without Host, with a JSON body
     // UNTIL Node 24.9 is the oldest: older ones ignore this, see withoutUpgrade.
     shouldUpgradeCallback: isWebSocket,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // One field more than checkHead accepts. All fields of a head of 16 KiB would take 240 KB. node:http hides further
-  // fields, but obeys them. So a request with too many is refused, and is the last one on its connection.
+  // One field more than checkHead accepts, so that checkHead sees the excess. Without this limit the fields of a head
+  // of 16 KiB would take 240 KB of memory. node:http hides further fields, but obeys them. So a request with too many
+  // fields is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
     if (req.headers.upgrade !== undefined || isTooLong(req)) res.shouldKeepAlive = false;
-    // An idle connection that its client keeps would delay the end until the deadline.
+    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline.
     res.once('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
   };
@@ -835,20 +859,21 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // Behind a request without a response, this response would get between the bytes of that one. No client does that.
-    if (hasNoPeer(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
+    // While an earlier response is not finished, bytes of this one would get into it. No client sends an upgrade then.
+    if (isPeerGone(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
   };
   server.on('upgrade', onUpgrade);
   server.on('connect', onUpgrade);
-  // Drops a client that does not read its response, or is idle between requests; not one that waits for the gateway.
+  // Drops a client that does not read its response, or is idle between requests. Keeps one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
     if (socket.writableLength > 0 || !core.due.get(socket)?.length) socket.destroy();
   });
   server.on('clientError', (error, socket: Socket) => respondUnparsed(core, error, socket));
-  // After clientError, which cannot write to a socket without TLS, and would leave it open for ever.
+  // Runs after respondUnparsed, which cannot write to a socket whose handshake failed, and would leave it open for
+  // ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
   watchConnections(core, server);
   return server;
@@ -869,18 +894,19 @@ function isWebSocket(req: IncomingMessage): boolean {
  */
 function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer): Duplex {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
-  const isLeft = (name: string): boolean => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
+  const isKept = (name: string): boolean => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    if (isLeft(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+    if (isKept(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
   }
-  const others = [...connectionNames(req.headers.connection)].filter(isLeft);
+  const others = [...connectionNames(req.headers.connection)].filter(isKept);
   if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
   socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
   return socket;
 }
 
 /**
- * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any.
+ * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any
+ * other.
  */
 function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
@@ -893,21 +919,21 @@ function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
 
 // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from then on.
 /**
- * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed for
- * it. Otherwise idle connections, which cost nothing, would lock everybody out. The new one is unauthenticated itself,
- * so that there is always one to close.
+ * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed.
+ * Otherwise idle connections, which cost an attacker nothing, would lock everybody out. There is always one to close,
+ * because the new connection is unauthenticated itself.
  */
 function watchConnections(core: Core, server: http.Server) {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    // withoutUpgrade emits a connection again for each request: one listener is enough.
+    // The server emits a connection again after each withoutUpgrade: one listener is enough.
     if (!connections.has(socket)) socket.once('close', () => connections.delete(socket));
-    // With https another socket speaks HTTP. It comes when the handshake is done.
+    // With https another socket speaks HTTP. "secureConnection" brings it when the handshake is done.
     connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
     if (connections.size <= core.rules['limits.connections']) return;
-    const [longest] = [...connections].find(([, { token }]) => token === undefined)!;
-    connections.delete(longest);
-    longest.destroy();
+    const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
+    connections.delete(evicted);
+    evicted.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
   server.on('secureConnection', (speaker: Socket) => connections.set(transportSocket(speaker), { speaker }));
@@ -920,17 +946,17 @@ function watchConnections(core: Core, server: http.Server) {
 async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
-  if (hasNoPeer(core, socket)) return void socket.destroy();
+  if (isPeerGone(core, socket)) return void socket.destroy();
   const due = core.due.get(socket) ?? [];
   core.due.set(socket, due);
-  const before = due.at(-1);
+  const previous = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => due.splice(due.indexOf(res), 1));
   try {
-    if (before !== undefined) await once(before, 'close');
+    if (previous !== undefined) await once(previous, 'close');
     // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
-    if (!socket.destroyed && before?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
+    if (!socket.destroyed && previous?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
   } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
@@ -938,9 +964,10 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
 }
 
 /**
- * Whether the peer is gone. Without its address no `clients` could be checked. Peers of a unix socket never have one.
+ * Whether the peer is gone, so that its socket has no address. Without an address `clients` cannot be checked. On a
+ * unix socket no peer has an address, and none counts as gone.
  */
-function hasNoPeer(core: Core, socket: Socket): boolean {
+function isPeerGone(core: Core, socket: Socket): boolean {
   return socket.remoteAddress === undefined && core.rules.listen.path === undefined;
 }
 
@@ -953,7 +980,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const { code: reason = '', rawPacket } = error;
   const [current, next] = core.due.get(socket) ?? [];
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // refused already
+  if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
@@ -976,9 +1003,9 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
     socket.write(responseHead(problem.status, pairs.flat().map(String)));
     return void close(body);
   }
-  // Only the first request on the connection is refused. Those behind it get no response and are not acted on. Without
-  // Content-Length or chunked, node:http reads the body of a POST as a second request, and fails there: so the POST
-  // before it is refused, unless the backend has it already.
+  // Only the first request on the connection is refused. The requests behind it get no response and are not acted on.
+  // If a POST has neither Content-Length nor chunked, node:http reads its body as a second request, and fails there. So
+  // the POST is refused, unless the backend has it already.
   const exchange = core.running.find(({ res }) => res === current);
   const { req } = current;
   const isWithoutLength = req.method === 'POST' && !hasBody(req) && exchange?.stage !== 'sent' && next === undefined;
@@ -997,8 +1024,8 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
  */
 function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
   if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    const cure = 'AUTH_ANONYMOUS=true would let everybody in';
-    throw new ConfigError([`tokens: there were some and now there is none; ${cure}`]);
+    const hint = 'AUTH_ANONYMOUS=true would let everybody in';
+    throw new ConfigError([`tokens: there were some and now there is none; ${hint}`]);
   }
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
@@ -1016,7 +1043,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
   return !isSame;
 }
 
-/** Said at every start, on every reload and by `--check`: nobody runs an open gateway without being told. */
+/** Logged at every start and reload, and printed by `--check`: nobody runs an open gateway without being told. */
 const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
@@ -1049,13 +1076,13 @@ async function openPort(server: http.Server, core: Core): Promise<string> {
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
   // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "it speaks TLS, and a reload brings…").
-  const isFixed = scheme === 'https' && 'Bun' in globalThis;
-  const note = isFixed ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
+  const keepsOldCertificate = scheme === 'https' && 'Bun' in globalThis;
+  const note = keepsOldCertificate ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
 }
 
-/** Removes the file of a unix socket whose owner was killed, so that nobody listens on it. Touches no other file. */
+/** Removes the file of a unix socket on which nobody listens, because its owner was killed. Touches no other file. */
 async function removeStaleSocket(path: string) {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
   const probe = connect({ path });
@@ -1088,7 +1115,7 @@ async function closeGateway(server: http.Server, core: Core) {
   ];
   await closed;
   deadlines.forEach(clearTimeout);
-  // The rest has no clients any more: see Exchange.leave. Each gets its log line.
+  // The requests that still run have no client any more: see Exchange.leave. Each of them gets its log line.
   for (const exchange of core.running) exchange.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
@@ -1151,9 +1178,9 @@ class Exchange {
   target: Target | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
-  /** The body, or the query of a GET, is not passed on: the gateway makes a send of it. */
+  /** Whether the gateway makes a send from the body, or from the query of a GET, and relays that send instead. */
   isMadeSend = false;
-  /** What the log line says besides. */
+  /** Further fields of the log line. */
   readonly report = {
     route: undefined as string | undefined,
     status: 0,
@@ -1162,28 +1189,28 @@ class Exchange {
     bytesOut: 0,
   };
 
-  // How far it has come, and what ended it.
+  // How far the exchange has come, and what ended it.
   stage: Stage = 'received';
-  /** The client has left, and the request goes on without it: see `leave`. */
+  /** Whether the client has left, and the request goes on without a client: see `leave`. */
   hasLeft = false;
-  /** Why it ends before its time: the first reason. */
+  /** Why the exchange ended early: the first reason. */
   endedBy: Problem | undefined;
 
-  // What it holds.
+  // What the exchange holds.
   /** Its place in the queue of the backend, with its slot. */
   readonly place = new Place();
-  /** How many bytes of its body are in memory, for a send that is made of them. */
+  /** How many bytes of its body are in memory, for a send that is made from them. */
   heldBytes = 0;
   /**
-   * The request to the backend, which ends with the exchange. No closure: its context would keep a whole request of
-   * node:http alive, which took twice the memory.
+   * The request to the backend, which ends with the exchange. Not a closure: the context of a closure would keep a
+   * whole request of node:http alive, and took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
   /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
   rest: Uint8Array | string | undefined;
   /** Ends `standBy`. */
   wake: (() => void) | undefined;
-  /** Listeners of its own, because those of an AbortSignal cost 5 µs a request. */
+  /** The functions that `end` calls. Not those of an AbortSignal, which cost 5 µs a request. */
   readonly #listeners: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
 
@@ -1198,7 +1225,10 @@ class Exchange {
     this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
-  /** Goes on to a stage, if it follows on the present one. An early response, for example, stays `answered`. */
+  /**
+   * Goes on to a stage, if `NEXT_STAGES` allows it; otherwise does nothing. After an early response, for example, the
+   * stage stays `answered`.
+   */
   moveTo(stage: Stage) {
     if (NEXT_STAGES[this.stage].includes(stage)) this.stage = stage;
   }
@@ -1243,7 +1273,11 @@ class Exchange {
     for (const listener of this.#listeners) listener();
   }
 
-  /** Starts the timer anew. @param act what happens when `timeoutMs` is over; Infinity is no limit. */
+  /**
+   * Starts the timer anew, and returns at once.
+   * @param timeoutMs Infinity starts no timer.
+   * @param act what happens when the time is over: by default the exchange ends.
+   */
   waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
     clearTimeout(this.#timer);
     const onTimeout = () => act(new Problem(code, 'timeout'));
@@ -1256,7 +1290,7 @@ class Exchange {
 
   /**
    * Waits for `wake`, while the backend has nothing of the request.
-   * @throws {Problem} what ended the exchange instead. The gateway's end does so at once.
+   * @throws {Problem} what ended the exchange instead. A shutdown ends it at once.
    */
   async standBy() {
     if (this.core.draining) this.end(new Problem('shutting_down'));
@@ -1286,7 +1320,7 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
     // A preflight of an origin that is not on `cors` is handled like any other request.
     if (respondToPreflight(exchange)) return;
 
-    // Before any decision: all later steps check this one canonical form, and the backend gets the same.
+    // Before all further steps: they check this one canonical form, and the backend gets the same.
     checkHead(req);
     const target = exchange.target = parseTarget(req.method ?? '', req.url ?? '');
     exchange.report.route = target.route?.template ?? maskPath(target.segments);
@@ -1294,7 +1328,8 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
     if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
 
-    // Header, path, query. The body only if these have none and a token accepts that form, and then its head alone.
+    // Header, path, query, in this order. If these have no credential, and a token accepts `auth`: the head of the
+    // body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
 
     // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
@@ -1312,7 +1347,7 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
     takeRate(core, token);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
-    // it streams. If the gateway makes a send of the body, that send is checked. Then the request is relayed, once.
+    // it streams. If the gateway makes a send from the body, that send is checked. Then the request is relayed, once.
     const check = (field: Field) => checkField(token, target, field);
     exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
     if (exchange.isMadeSend) {
@@ -1342,7 +1377,7 @@ function begin(exchange: Exchange) {
     if (!exchange.res.writableFinished) exchange.leave();
     const connection = connections.get(socket);
     if (connection?.token === undefined) return;
-    connections.delete(socket); // set again, behind those whose last good token is older
+    connections.delete(socket); // set again as the last: its valid token is the most recent
     connections.set(socket, { speaker: connection.speaker });
   });
 }
@@ -1354,7 +1389,7 @@ function begin(exchange: Exchange) {
  */
 function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token) {
   const limit = Math.max(1, rules['limits.connections'] / 2);
-  // With fewer connections than that, there is nothing to count.
+  // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
     const others = [...connections.values()].filter(({ token }) => token === name);
     if (others.length + 1 > limit) throw new Problem('busy', 'half_of_connections');
@@ -1375,12 +1410,12 @@ function respondHealth(exchange: Exchange) {
 }
 
 /**
- * Responds with what went wrong. After the first byte of a response the connection is broken off instead: a body that
- * is cut must look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
+ * Responds with what went wrong. If a response has begun, the connection is destroyed instead: a body that is cut must
+ * look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
  * @param thrown what a step threw or returned.
  */
 function refuse(exchange: Exchange, thrown: unknown) {
-  const error = exchange.endedBy ?? thrown; // a client that has left meanwhile is logged as that
+  const error = exchange.endedBy ?? thrown; // a client that left meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
   exchange.report.problem = problem;
   exchange.report.status = problem.status;
@@ -1396,13 +1431,14 @@ function refuse(exchange: Exchange, thrown: unknown) {
 
 /**
  * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
- * numbers. Of what a client wrote it has only the method, which node:http knows, and an origin that is not on `cors`.
+ * numbers. Only two texts come from the client: the method, which is one that node:http knows, and an origin that is
+ * not on `cors`.
  */
 function logExchange(exchange: Exchange) {
   const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = exchange;
-  const { code, reason: said } = problem ?? {};
-  const origin = said === 'no_credential' ? unlistedOrigin(exchange) : undefined;
-  const reason = origin ? 'origin_not_listed' : said;
+  const { code, reason: given } = problem ?? {};
+  const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
+  const reason = origin ? 'origin_not_listed' : given;
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
   const ms = Math.round(core.now() - exchange.startedMs);
   // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
@@ -1416,7 +1452,7 @@ function logExchange(exchange: Exchange) {
 
 /**
  * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
- * it opens; without this it would outlive its token by weeks.
+ * it opens; without this function it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
@@ -1439,7 +1475,7 @@ function closeStaleTunnels(core: Core) {
 /** A parsed and checked request target. The target for the backend is built from these parts alone. */
 interface Target {
   readonly method: string;
-  /** Decoded, none empty, without the `@auth` segment. */
+  /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
   readonly segments: readonly string[];
   /** The query without its `@auth` parameter, still encoded. */
   readonly query: string;
@@ -1457,8 +1493,8 @@ interface Target {
 const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
- * Checks what node:http leaves open: the HTTP version (Node and Deno accept others), the Host header and the number of
- * header fields.
+ * Checks what node:http leaves open: the HTTP version (Node and Deno accept others than 1.0 and 1.1), the Host header
+ * and the number of header fields.
  * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
  *   others the last.
  */
@@ -1479,12 +1515,13 @@ function parseTarget(method: string, raw: string): Target {
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
-  // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode otherwise.
+  // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode
+  // differently.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
-  // Checked here, because `segments` must hold the whole path after the secret's segment is removed.
+  // Only a first `@auth` segment is accepted: `shift` removes it, and `segments` is the rest of the path.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
   }
@@ -1527,9 +1564,9 @@ function parseQuery(query: string, isOfSend: boolean) {
 function checkSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
   if (mistake) throw badTarget(mistake);
-  // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then it is account setup.
+  // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then the path is account setup.
   if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
-  // Attack: /v1/groups/--username=…. An attachment's id is a random file name; one in 64 begins with "-".
+  // Attack: /v1/groups/--username=…. Attachments are exempt: their ids are random, and one in 64 begins with "-".
   if (segment.startsWith('-') && part !== ':attachment') {
     throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
   }
@@ -1555,7 +1592,7 @@ function decodePart(text: string, isText = false): string {
 /** The literal segments of all routes. The log may show them, whatever the path. */
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
-/** A path for the log, with `*` for segments that may hold a phone number or a token. No route has more than eight. */
+/** A path for the log, with `*` for segments that may hold a phone number or a token. No route has over 8 segments. */
 function maskPath(segments: readonly string[]) {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
@@ -1567,7 +1604,10 @@ function maskPath(segments: readonly string[]) {
 /** The credential of a request, valid or not. */
 interface Credential {
   readonly form: Form;
-  /** Undefined for another user name than `api`, or another scheme. The credential counts as wrong, not as absent. */
+  /**
+   * Undefined if the user name is not `api`, or the scheme is neither Basic nor Bearer. Such a credential counts as
+   * wrong, not as absent.
+   */
   readonly secret: string | undefined;
 }
 
@@ -1601,7 +1641,7 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
   return undefined;
 }
 
-/** The secret in a place, if there is one. @throws {Problem} bad_credential for two: which one counts is unclear. */
+/** The only secret of one place, if any. @throws {Problem} bad_credential for two: which one counts is unclear. */
 function takeSecret(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
@@ -1635,7 +1675,8 @@ function parseAuthorization(value: string): Credential {
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
  * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
  * can lock others out.
- * @returns the token, or the problem: unauthorized, too_many_failures. To throw it would cost 5 µs of 55 for a refusal.
+ * @returns the token, or the problem: unauthorized, too_many_failures. Throwing it would take 5 of the 55 µs of a
+ *   refusal.
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
@@ -1663,8 +1704,8 @@ function failureKey(address: string): string {
 // #endregion
 
 // #region ORIGINS
-// Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For the pages of all
-// other origins it must not use what a browser adds by itself.
+// Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For a page of any other
+// origin, what the browser adds by itself must not count as a credential.
 
 /**
  * The headers that let a page read a response, if its origin is on `cors`; else false. Two Origin headers arrive as one
@@ -1724,22 +1765,22 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': stated, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
+  const { origin = '', 'sec-fetch-site': fetchSite, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    const detail = 'Without tokens the gateway is called by an IP address or a local name, not by one of public DNS.';
+    const detail = 'Without tokens, call the gateway by an IP address or a local name, not by one of public DNS.';
     return new Problem('cross_site', 'public_host', { detail });
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
-  const site = stated ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
+  const site = fetchSite ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
   if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
   // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = stated !== undefined || agent?.startsWith('Mozilla/');
+  const isBrowsing = fetchSite !== undefined || agent?.startsWith('Mozilla/');
   return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
 }
 
@@ -1759,9 +1800,9 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 // #region ENDPOINTS
 
 /**
- * The problem if a token may not make a request: its client addresses, endpoints and accounts. Open WebSockets are
- * checked again when the rules change. First the allowlist decides. Then some of its endpoints are closed to a token
- * that has `senders` or `recipients`. Each of these rules stands on its own.
+ * The problem if a token may not make a request. The client's address is checked first, then the allowlist. Then some
+ * endpoints on the allowlist are closed to a token that has `senders` or `recipients`. Each of these rules stands on
+ * its own. Open WebSockets are checked again when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
@@ -1780,14 +1821,14 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
   // send has its account in the body.)
-  const isOfAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
-  if (senders && isOfAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
+  const showsAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
+  if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
   const isGroupChange = recipients && GROUP_CHANGE.test(`${method} ${route?.template}`);
   if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
 
-  // The numbers of a search become arguments of signal-cli, like those in a body.
+  // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
   for (const [name, value] of target.parameters) {
     const mistake = name === 'numbers' && mistakeInArgument(value);
     if (mistake) return badField(name, mistake);
@@ -1849,9 +1890,9 @@ class RateLimiter {
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
   take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
-    // Never later than `perMs` from now. If the clock is set back, the stored time lies far in the future, and would
-    // lock the key out until then. A refusal stores the corrected time too; otherwise every later request, until then,
-    // would find the bucket empty.
+    // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time lies far in the future, and
+    // would lock the key out until then. So the time is corrected here. A refusal stores the corrected time too;
+    // otherwise every request before the old time would find the bucket empty.
     const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
     const nextMs = fullAtMs + perMs / count;
     const waitMs = nextMs - nowMs - perMs;
@@ -1872,9 +1913,10 @@ function takeRate(core: Core, token: Token) {
 // #endregion
 
 // #region REQUEST BODY
-// A body is read in two steps. First the head, 64 KiB: it may hold the credential, and it is checked as a whole before
-// the backend is contacted. Then the rest, which is checked while it streams. Of an unauthenticated client only the
-// head is read. Nothing is read before it is needed, as `Expect: 100-continue` asks for.
+// A body is read in two steps. First its head, the first 64 KiB: the head may hold the credential, and is checked as a
+// whole before the backend is contacted. Then the rest, which is checked while it streams. The gateway reads only the
+// head of an unauthenticated client's body. No byte is read before it is needed, as `Expect: 100-continue` asks for. In
+// this section "head" means the head of a body, not the headers.
 
 /** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
 type Content = Uint8Array | { chunks: () => AsyncGenerator<Uint8Array>; length: number | undefined } | undefined;
@@ -1884,18 +1926,18 @@ function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
-/** Reads a request's body: first the head, and after the credential was accepted the rest. */
+/** Reads a request's body: first the head, and the rest only after the credential was accepted. */
 class RequestBody {
   readonly #exchange: Exchange;
   readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   readonly #lingerMs: number; // how long a refused client may be silent
-  #limitBytes: number; // the most that the body may have
+  #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
   readonly #keepAlive: boolean; // whether the connection may be kept once the body is complete
-  #owedBytes = PACE_BYTES; // must come within #leftMs of reading
+  #owedBytes = PACE_BYTES; // how many bytes the client must send within #leftMs of reading
   #leftMs: number;
-  #head: Uint8Array[] = []; // what was read, until it is passed on or streams
+  #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
   #scan: BodyScan | undefined;
   #isComplete: boolean;
 
@@ -1910,15 +1952,15 @@ class RequestBody {
     this.#keepAlive = res.shouldKeepAlive;
     this.#declaredBytes = Number(req.headers['content-length']) || undefined;
     // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
-    // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Told so, the
-    // client sends no further request on this connection, which would be lost.
+    // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Then the client
+    // sends no further request on this connection, where that request would be lost.
     const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
     if (!this.#isComplete && (isLong || req.headers.expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
-   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client is told nothing
-   * of its other fields. A body that does not begin like an object (a text, a form) has no `auth`.
+   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client learns nothing
+   * about other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
@@ -1953,17 +1995,17 @@ class RequestBody {
       throw new Problem('body_too_large');
     }
     // A small body is sent in one piece, and can wait for a slot.
-    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#head : scan.takePassed());
-    // The backend is told the length now. From here on the scanner replaces what it takes out with spaces.
+    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
+    // The backend is told the length now. From here on the scanner replaces what it cuts with spaces.
     const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
     scan.keepLength = length !== undefined;
-    this.#head = [];
+    this.#chunksRead = [];
     return { chunks: () => this.#chunks(scan, check), length };
   }
 
   /**
    * Reads the whole body into memory.
-   * @param limitBytes the most that it may have; `limits.body` holds too.
+   * @param limitBytes the largest body accepted here; `limits.body` applies too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
   async readWhole(limitBytes: number): Promise<Buffer> {
@@ -1971,15 +2013,15 @@ class RequestBody {
     this.#checkLength(this.#declaredBytes);
     this.#countHeld();
     while (!this.#isComplete) {
-      gatherChunk(this.#head, await this.#next());
+      gatherChunk(this.#chunksRead, await this.#next());
       this.#countHeld();
     }
-    return Buffer.concat(this.#head.splice(0));
+    return Buffer.concat(this.#chunksRead.splice(0));
   }
 
   /**
-   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may have half of
-   * them.
+   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may use half of
+   * HELD_LIMIT_BYTES.
    * @throws {Problem} busy.
    */
   #countHeld() {
@@ -1993,22 +2035,22 @@ class RequestBody {
     }
     const ownLimitBytes = exchange.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
-    // The refused request makes room at once: otherwise others that are read in the same moment would be refused too.
+    // The refused request frees its bytes at once: otherwise other requests at this moment would be refused too.
     exchange.heldBytes = 0;
     throw new Problem('busy');
   }
 
   /**
    * Ends the response, after the rest of the request was read and dropped. A connection that is closed with unread
-   * bytes is reset, and the reset can overtake the response. Of an unauthenticated client no more than the head is
-   * read.
+   * bytes is reset, and the reset can overtake the response. The gateway reads no more than the head of an
+   * unauthenticated client's body.
    */
   async endResponse() {
     const { req, res, rest, stage } = this.#exchange;
-    this.#head = [];
+    this.#chunksRead = [];
     this.#exchange.stopTimer();
     if (stage === 'tunnel') return;
-    // A small body mostly came in one packet with the head, and is here by now.
+    // A small body mostly comes in one packet with the headers, and is here by now.
     if (!this.#isComplete) await undefined;
     if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (this.#isComplete) return void res.end(rest);
@@ -2018,14 +2060,14 @@ class RequestBody {
     else res.end();
   }
 
-  /** Reads and drops the rest of the body. Resolves at its end, at the limit, or after a time. */
+  /** Reads and drops the rest of the body. Resolves at the end of the body, at the size limit or at the deadline. */
   async #discardRest() {
     const { req, res, token, rules, core } = this.#exchange;
     this.#exchange.end(new Problem('client_left')); // stops a large upload; the log line is already written
     if (req.destroyed) return; // "close" has been emitted already
     // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
-    // A client that was told "Connection: close" may just wait; any other sends the rest of the body first.
+    // A client that was told "Connection: close" may stop sending and wait. Any other client sends the rest first.
     const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
     let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#exchange.report.bytesIn;
     await new Promise((resolve) => {
@@ -2045,33 +2087,33 @@ class RequestBody {
     this.#exchange.stopTimer();
   }
 
-  /** Checks the declared length before a byte is read, and then the bytes read. @throws {Problem} body_too_large. */
+  /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
   #checkLength(bytes = 0) {
     if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
   /**
    * Reads and scans the head, once, for the credential and for all fields that are checked.
-   * @returns the scan; or the problem, if the body does not even begin like an object: it is a text or a form.
+   * @returns the scan; or the problem, if the body does not begin like an object, so that it is a text or a form.
    * @throws {Problem} as readCredential.
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
     const { target, token, report } = this.#exchange;
     const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
-    // An unauthenticated client must not learn from the faults of fields what the gateway looks for.
+    // An unauthenticated client must not learn from a refused field which fields the gateway checks.
     scan.defers = token === undefined;
     try {
       while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
         const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
-        gatherChunk(this.#head, chunk);
+        gatherChunk(this.#chunksRead, chunk);
         scan.write(chunk);
       }
       if (this.#isComplete && report.bytesIn > 0) scan.end();
       return scan;
     } catch (error) {
       if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
-      if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#head).toString())) throw error;
+      if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#chunksRead).toString())) throw error;
       return error;
     }
   }
@@ -2089,9 +2131,10 @@ class RequestBody {
 
   /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
-   * must send at least 30 KiB in every 30 s of reading, or the end; time in which the gateway does not read does not
-   * count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for the refusal.
-   * @param roomBytes the most that the chunk may have.
+   * must send at least 30 KiB, or the end of the body, in every 30 s of reading. Time in which the gateway does not
+   * read does not count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for
+   * the refusal.
+   * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
@@ -2141,8 +2184,8 @@ class RequestBody {
 // #endregion
 
 // #region SENDS
-// Grafana, GitHub and others post JSON of their own form; scripts and devices post a line of text, or an HTML form. If
-// the token has `defaults` or `message`, the gateway makes a new send of what was posted. The send contains only the
+// Grafana, GitHub and others post JSON of their own shape; scripts and devices post a line of text, or an HTML form. If
+// the token has `defaults` or `message`, the gateway makes a new send from the posted body. The send contains only the
 // fields of a send, and the text that the template made. Here, "payload" is the posted body as an object, "send" is the
 // body that goes to the backend, and "form" is an HTML form.
 
@@ -2155,7 +2198,7 @@ type JsonObject = Record<string, unknown>;
 /** A field of a form, or a parameter of a query. */
 type Pair = readonly [name: string, value: string];
 
-/** The fields of a send that are taken from a payload. The hidden `recipient` is not one: no documentation names it. */
+/** The fields of a send that are taken from a payload. `recipient` is not one: the backend does not document it. */
 const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
@@ -2163,7 +2206,7 @@ const SEND_FIELDS =
 /**
  * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
  * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into
- * a form as "recipients[]" or "recipients.0". "amp;" is left of an "&" that was escaped for HTML. secured-signal-api
+ * a form as "recipients[]" or "recipients.0". "amp;" remains of an "&" that was escaped for HTML. secured-signal-api
  * reads "@recipients" in a query.
  */
 const NEVER_DROPPED =
@@ -2171,7 +2214,7 @@ const NEVER_DROPPED =
 
 /** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
 const SEND_AT = /send_at/iu;
-const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; without it, a message is sent at once';
+const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; leave the field out to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 
 /** The name of a body's credential. A credential, valid or not, must not get into the text of a message. */
@@ -2192,15 +2235,15 @@ const NOT_TEXT =
   // deno-lint-ignore no-control-regex
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** Whether the gateway makes a send of each body that this token posts to /v2/send, whatever the body is. */
+/** Whether the gateway makes a send from each body that this token posts to /v2/send, whatever the body is. */
 function makesSends({ defaults, message }: Token): boolean {
   return defaults !== undefined || message !== undefined;
 }
 
 /**
- * Makes a send of the body, or of the query of a GET, and checks it. A payload may take twenty times the memory of its
- * text; nothing of it outlives this function, however long the request waits. The connection of a GET is not kept,
- * because HTTP libraries repeat a GET on a kept connection that broke.
+ * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
+ * memory of its text; nothing of the payload outlives this function, however long the request waits. The connection of
+ * a GET is not kept, because HTTP libraries repeat a GET on a kept connection that broke.
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
@@ -2213,7 +2256,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: (field: Fi
     payload = readFields(target.parameters);
   } else {
     for (const [name] of target.parameters) {
-      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, of which nothing is read with a POST');
+      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, which is not read with a POST');
     }
     const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
     payload = readPayload(token, bytes, exchange.req.headers['content-type']);
@@ -2231,7 +2274,7 @@ function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
-  if (!isUtf8(body)) throw badJson('The body is no JSON, no form and no text in UTF-8.');
+  if (!isUtf8(body)) throw badJson('The body is neither JSON nor a form nor a text in UTF-8.');
   const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
   const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
   if (isForm) return readFields(new URLSearchParams(form));
@@ -2288,8 +2331,8 @@ function readMultipart(body: Buffer, contentType: string): Pair[] {
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
 function readPart(part: string): Pair {
-  const [, latin1 = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
-  const head = Buffer.from(latin1, 'latin1').toString();
+  const [, rawHead = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
+  const head = Buffer.from(rawHead, 'latin1').toString();
   const bytes = Buffer.from(content, 'latin1');
   const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
   if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
@@ -2329,16 +2372,16 @@ function readFields(pairs: Iterable<Pair>): JsonObject {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
     if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
-    const known = fields[name];
-    if (name === 'number' && known) throw badField(name, 'may be given only once');
+    const earlier = fields[name];
+    if (name === 'number' && earlier) throw badField(name, 'may be given only once');
     // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
     let text = value.replaceAll('\r\n', '\n');
     if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
-    if (known === undefined) fields[name] = text;
-    else if (Array.isArray(known)) known.push(text);
-    else fields[name] = [known, text];
+    if (earlier === undefined) fields[name] = text;
+    else if (Array.isArray(earlier)) earlier.push(text);
+    else fields[name] = [earlier, text];
   }
-  // The form of GitHub has only the field "payload", that of Uptime Kuma only "data", with JSON in it.
+  // GitHub's form has one field with JSON in it, "payload". Uptime Kuma's form has one, "data".
   const json = Object.keys(fields).length === 1 ? fields.payload ?? fields.data : undefined;
   return typeof json === 'string' && BEGINS_OBJECT.test(json) ? readJson(Buffer.from(json)) : fields;
 }
@@ -2365,13 +2408,13 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
 
 /**
  * The fields of a send that a payload has.
- * @param isData whether the token has a template: then `send_at` is data for it.
+ * @param hasTemplate whether the token has a template: then `send_at` is data for the template.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: JsonObject, isData: boolean): JsonObject {
+function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null || (isData && SEND_AT.test(key))) continue;
+    if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     const isList = /^(?:recipients|base64_attachments)$/.test(key);
     if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
@@ -2408,8 +2451,8 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
 
 /**
  * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
- * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if it is
- * blank; it is not part of the match.
+ * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if that is
+ * blank; the match does not include it.
  */
 const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
@@ -2434,15 +2477,15 @@ interface Tag {
 class Template {
   /** The names that the template looks up at the top level: the first part of each name. */
   readonly names = new Set<string>();
-  readonly #whole: Tag;
+  readonly #root: Tag;
 
   /**
    * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
    * @throws {SyntaxError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
-    this.#whole = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
-    const open = [this.#whole];
+    this.#root = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
+    const open = [this.#root];
     let from = 0;
     for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
       // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
@@ -2474,7 +2517,7 @@ class Template {
   render(data: unknown): string {
     let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
-    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#whole.text.length);
+    let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#root.text.length);
     const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
     const write = (piece: string) => {
       text += piece;
@@ -2489,10 +2532,12 @@ class Template {
     };
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
       leftSteps -= contexts.length + tag.path.length; // the most lookups that follow here
-      // The first part of a name is looked up from the innermost context outwards, and any other in the one before it.
+      // The first part of a name is looked up from the innermost context outwards. Each further part is looked up in
+      // the value of the part before it.
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
       const value = tag.path.reduce(memberOf, owner);
-      // A section is rendered for each element of a list, and once for any other value but null, '', false and 0.
+      // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
+      // '', false and 0.
       const items = Array.isArray(value) ? value : value ? [value] : [];
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
       if (tag.sigil !== '#') return write(toText(value));
@@ -2502,7 +2547,7 @@ class Template {
         renderNodes(tag, [...contexts, item]);
       }
     };
-    renderNodes(this.#whole, [data]);
+    renderNodes(this.#root, [data]);
     return cutText(text, isSpent());
   }
 }
@@ -2522,7 +2567,7 @@ function toText(value: unknown): string {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text that is too long between two characters, and adds an ellipsis, which has three bytes. */
+/** Cuts a text that is too long, and never inside a character. The ellipsis that it adds has three bytes. */
 function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
   return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
@@ -2545,8 +2590,8 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string 
 }
 
 /**
- * A tag for a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The braces
- * do not count.
+ * Shows a tag in a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The
+ * four braces do not count as length.
  */
 function showTag(tag: string): string {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
@@ -2594,14 +2639,16 @@ const LIST_KEYS = {
 const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
 type BodyKey = keyof typeof KEY_ROLES;
 
-/** A decoded string of a body under one of these keys. Of an attachment it is only the part before the data. */
+/**
+ * A key of a body that matters, with its decoded value. The value of an attachment is only the part before its data.
+ */
 interface Field {
   readonly key: BodyKey;
   /** Undefined if the whole body has no `number`. */
   readonly value: string | undefined;
 }
 
-/** The routes whose recipients are persons. signal-cli would make a phone number of the digits of a group's id. */
+/** The routes whose recipients are persons. signal-cli would read the digits in a group's id as a number. */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
 
 /**
@@ -2639,7 +2686,8 @@ function mistakeInArgument(value: string): string | undefined {
  */
 function mistakeInRecipient(value: string, isPerson: boolean): string | undefined {
   if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
-  // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. This base64 is "-…".
+  // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. The pattern matches
+  // the base64 of a text that begins with "-".
   if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
   if (!value.startsWith('group.')) return undefined;
   if (isPerson) return 'must be a person here, not a group';
@@ -2661,7 +2709,7 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   return new Problem('recipient_not_allowed', undefined, { detail });
 }
 
-/** What the backend takes a recipient for. */
+/** The kind of recipient that the backend takes a text for. */
 function kindOf(value: string): string {
   if (value.startsWith('group.')) return 'group';
   if (/^[+0-9 ]+$/.test(value)) return 'phone number';
@@ -2678,7 +2726,7 @@ function kindOf(value: string): string {
  */
 const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
 
-/** What may follow a backslash, or the beginning of it. */
+/** An escape without its backslash, complete or not complete yet. */
 const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
@@ -2701,7 +2749,7 @@ const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
 /** The bytes that cannot stand in a number, `true`, `false` or `null`. */
 const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
-/** The keys that matter: in the body of a send, in the body of any request, and where only the syntax is checked. */
+/** The keys that matter: in a send as posted, in any other body, and where only the syntax is checked. */
 const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
 const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
 
@@ -2830,9 +2878,9 @@ class BodyScan {
   }
 
   // Which bytes are passed on. The key of a member decides. So the bytes of a member are held, from the comma before it
-  // to the end of its key. There `#release` passes them on. If the key is `auth`, they are held until the end of the
-  // value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. An example
-  // is {"a":1,"auth":"x","b":2}: `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
+  // to the end of its key. There `#release` passes them on. If the key is `auth`, the bytes are held until the end of
+  // the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. In
+  // {"a":1,"auth":"x","b":2}, `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
   // comma after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
 
   /** Passes on the bytes up to `end`, or adds them to the held ones. */
@@ -2854,7 +2902,8 @@ class BodyScan {
 
   #cut(end: number) {
     const length = this.#offset + end - this.#heldFrom;
-    // A length that was announced must stay true. White space is allowed wherever a member may stand.
+    // The backend may have been told the length, and then it must stay true. White space is allowed wherever a member
+    // may stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
     this.#held = undefined;
@@ -2867,7 +2916,7 @@ class BodyScan {
   #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // Held bytes stay in memory. An unauthenticated client may occupy no more of it than the head of its body does.
+    // Held bytes stay in memory. An unauthenticated client may occupy no more memory than the head of a body.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
@@ -2946,9 +2995,9 @@ class BodyScan {
     this.#scope.key = undefined;
   }
 
-  // Strings, numbers and words. Of the strings, `#text` collects each key that can matter, and the value of a key that
-  // does. All other strings stream through, however long they are. Numbers and words are always collected, to be
-  // checked. `#text` is read up to a limit:
+  // Strings, numbers and words. `#text` collects each key that can matter, and the value of each key that does. All
+  // other strings stream through, however long they are. Numbers and words are always collected, to be checked. `#text`
+  // is read up to a limit:
   //
   //   a key              one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
   //   an attachment      the metadata before its data: META_LIMIT_BYTES at most
@@ -3018,8 +3067,8 @@ class BodyScan {
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
     // Most texts are ASCII without an escape.
-    // UNTIL V8 tells keys apart: JSON.parse gets only single strings. Of objects, Node 24.21 and 26.10 read the key of
-    // {"k\"":0} as that of {"k\\":0}, if they have read that before.
+    // UNTIL V8 tells keys apart: JSON.parse gets only single strings, and no objects. After Node 24.21 or 26.10 has
+    // parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -3029,11 +3078,11 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. From here on a held member is passed on, unless the key is `auth`. */
+  /** Notes a key that matters. Passes on the held bytes, unless the key is `auth`. */
   #endKey(name: string) {
-    // As Go's encoding/json folds case: besides capitals, only the long s and the Kelvin sign fold to ASCII letters.
+    // Go's encoding/json folds case so: besides capitals, only the long s and the Kelvin sign become ASCII letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    // One key counts only within another one's object. At the top level, the outer scope has no key.
+    // `base64_thumbnail` counts only in the object of `link_preview`. At the top level, the outer scope has no key.
     const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
     if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
@@ -3091,22 +3140,22 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
 }
 
 /** Finds the first byte from `i` on that is in the table. Returns the length of the chunk if there is none. */
-function findByte(chunk: Buffer, i: number, pairs: Uint8Array): number {
+function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
   // First byte by byte: most strings are short, and a view for each escape would cost more than this loop. A byte is
   // looked up as a pair with itself. The loop ends at an even address, because a view of pairs has to begin at one.
   const near = Math.min(chunk.length, i + 64 + (chunk.byteOffset + i) % 2);
-  while (i < near && !pairs[0x101 * chunk[i]!]) i++;
+  while (i < near && !table[0x101 * chunk[i]!]) i++;
   if (i < near || near === chunk.length) return i;
-  // Then four pairs at once: a large attachment spends its time in this loop. The order of the bytes in a pair does not
-  // matter, so neither does the byte order of the processor.
-  const two = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
-  const last = two.length - 4;
+  // Then four pairs at once: most of the time for a large attachment is spent here. The order of the bytes in a pair
+  // does not matter, and so the byte order of the processor does not.
+  const pairs = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
+  const last = pairs.length - 4;
   let at = 0;
   while (
     at <= last &&
-    (pairs[two[at]!]! | pairs[two[at + 1]!]! | pairs[two[at + 2]!]! | pairs[two[at + 3]!]!) === 0
+    (table[pairs[at]!]! | table[pairs[at + 1]!]! | table[pairs[at + 2]!]! | table[pairs[at + 3]!]!) === 0
   ) at += 4;
-  return findByte(chunk, i + 2 * at, pairs); // the byte or the end is at most eight bytes away
+  return findByte(chunk, i + 2 * at, table); // the byte or the end is at most eight bytes away
 }
 
 // #endregion
@@ -3118,14 +3167,14 @@ const HOP_BY_HOP = ('connection transfer-encoding te trailer upgrade proxy-authe
   'keep-alive proxy-connection proxy-authentication-info http2-settings').split(' ');
 
 /** Fields of a response that the client does not get. */
-const NOT_INBOUND = new Set([...HOP_BY_HOP, 'x-request-id']);
+const NOT_TO_CLIENT = new Set([...HOP_BY_HOP, 'x-request-id']);
 
 /** Fields of the client that the backend does not get. */
-const NOT_OUTBOUND = new Set([
+const NOT_TO_BACKEND = new Set([
   ...HOP_BY_HOP,
   // The gateway sets these itself, or has obeyed them (`expect`).
   ...'host expect authorization forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
-  // Copies of the URL, which may hold a token, that browsers and proxies make; and cookies of other programs.
+  // Browsers and proxies copy the URL, which may hold a token, into the first three. Cookies belong to other programs.
   ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
 ]);
 
@@ -3135,7 +3184,7 @@ const NOT_OUTBOUND = new Set([
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(exchange: Exchange, target: Target, content: Content, upgrade?: Side) {
-  const early = upgrade && listenEarly(exchange, upgrade);
+  const takeSocket = upgrade && listenEarly(exchange, upgrade);
   let incoming: IncomingMessage | undefined;
   try {
     incoming = await sendWhenUp(exchange, target, content, upgrade !== undefined);
@@ -3143,14 +3192,14 @@ async function relay(exchange: Exchange, target: Target, content: Content, upgra
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(exchange, headers));
-    if (early && incoming.statusCode === 101) return openTunnel(exchange, headers, early(), incoming.socket);
+    if (takeSocket && incoming.statusCode === 101) return openTunnel(exchange, headers, takeSocket(), incoming.socket);
     exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
     await relayBody(exchange, incoming, length);
     // The end must be read, or the connection is not used again.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     // The connection of a response that breaks off is not used again.
-    // UNTIL Node lets `outgoing.destroy()` destroy it: of a complete response, Node 26.10 pools the socket again.
+    // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response.
     if (incoming?.readableEnded === false) incoming.socket.destroy();
     throw backendProblem(error);
   }
@@ -3180,9 +3229,9 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
     const value = req.rawHeaders[i + 1]!;
-    const isOurs = NOT_OUTBOUND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+    const isDropped = NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
       (isMadeSend && name.startsWith('content-')); // these describe the client's body
-    if (!isOurs && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
+    if (!isDropped && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
@@ -3317,8 +3366,8 @@ function lengthHeaders(method: string, content: Content): string[] {
 }
 
 /**
- * Reads the head of a response, and refuses what no honest backend says: a client would hang, take the bytes of one
- * response for those of another, or lose its credential on a redirect.
+ * Reads the head of a response, and refuses a head that no honest backend sends: with it, a client could hang, take the
+ * bytes of one response for those of another, or lose its credential on a redirect.
  * @param protocol the protocol that the client has asked for.
  * @returns the headers for the client, without those for this hop and those that only the gateway may set; and the
  *   length of the body, Infinity if it is not known.
@@ -3331,19 +3380,19 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
   for (let i = 0; i < rawHeaders.length; i += 2) {
     const name = rawHeaders[i]!.toLowerCase();
     // Only `cors` says which origins may read a response: some proxies before a backend say "*".
-    const isOurs = NOT_INBOUND.has(name) || named.has(name) || name.startsWith('access-control-');
-    if (!isOurs) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
+    const isDropped = NOT_TO_CLIENT.has(name) || named.has(name) || name.startsWith('access-control-');
+    if (!isDropped) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
   }
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
     (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
-  const lies = {
+  const faults = {
     unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
     redirect: status >= 300 && status < 400 && status !== 304,
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
   };
-  for (const [reason, isTrue] of Object.entries(lies)) if (isTrue) throw new Problem('bad_backend_answer', reason);
+  for (const [reason, isFault] of Object.entries(faults)) if (isFault) throw new Problem('bad_backend_answer', reason);
   return { headers: passed, length: isBodiless || status === 304 ? 0 : Number(length ?? Infinity) };
 }
 
@@ -3382,7 +3431,7 @@ function collectSoon(chunk: Uint8Array | undefined) {
 }
 
 /**
- * What a failure at the backend means to the client.
+ * The problem that the client gets for a failure at the backend.
  * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
  */
 function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
@@ -3445,11 +3494,11 @@ class BackendQueue {
   #holders: Exchange[] = [];
   /** The requests that wait for a slot, or for the backend, in the order in which they were ready to be sent. */
   #waiting: Exchange[] = [];
-  /** By the name of the token, when it last got a slot. */
+  /** For the name of each token, the time at which the token last got a slot. */
   readonly #lastSlotMs = new Map<string, number>();
   #outage: Outage | undefined;
 
-  /** Must come before `enter`. A request that has joined must release. */
+  /** Is called before `enter`. After `join`, `release` must be called. */
   join({ place, target, rules }: Exchange) {
     const group = target?.route?.group;
     // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
@@ -3459,8 +3508,8 @@ class BackendQueue {
   }
 
   /**
-   * Waits until the request may go on: to connect, and with a slot if it `wantsSlot`. The request that tries whether
-   * the backend is up goes on without a slot.
+   * Waits until the request may go on. It has a slot then, if `wantsSlot` and if it needs one. Only the request that
+   * tries whether the backend is up goes on without its slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(exchange: Exchange, wantsSlot: boolean) {
@@ -3470,8 +3519,8 @@ class BackendQueue {
     if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
     if (place.slot !== 'wanted' && !this.#isInLine(exchange)) return;
     do {
-      const before = this.#waiting.findLastIndex((other) => other.place.readyMs <= place.readyMs);
-      this.#waiting.splice(before + 1, 0, exchange);
+      const lastBefore = this.#waiting.findLastIndex((other) => other.place.readyMs <= place.readyMs);
+      this.#waiting.splice(lastBefore + 1, 0, exchange);
       this.serve(core);
       if (!this.#waiting.includes(exchange)) return;
       // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
@@ -3489,7 +3538,8 @@ class BackendQueue {
     const line = this.#unconnected();
     this.#outage = undefined;
     this.#log(exchange, 'the backend can be connected to again', [exchange, ...line].filter(waits));
-    // They enter again when the present call has returned. `exchange`, which was ready before them, enters first.
+    // The requests in line enter again when the present call has returned. `exchange`, which was ready before them,
+    // enters first.
     for (const other of line) this.#admit(other);
   }
 
@@ -3513,7 +3563,7 @@ class BackendQueue {
     if (isLate(exchange)) throw problem;
   }
 
-  /** Lets nobody try for a while. */
+  /** Lets no request try to connect until the pause is over. */
   #pause(outage: Outage, core: Core) {
     outage.trier = 'pause';
     setTimeout(() => {
@@ -3534,7 +3584,7 @@ class BackendQueue {
     this.serve(exchange.core);
   }
 
-  /** Admits who may go on: the request that tries while the backend is down, and one for each free slot. */
+  /** Admits the requests that may go on: the trier while the backend is down, and one request for each free slot. */
   serve(core: Core) {
     if (this.#outage) this.#serveLine(this.#outage);
     const slots = core.rules['backend.parallel'];
@@ -3556,15 +3606,15 @@ class BackendQueue {
   }
 
   /**
-   * The next request for a free slot: of the token that got one longest ago, and of its requests the first.
-   * Where there are several tokens and several slots, no token holds all of them.
-   * @param holders the requests whose slots are not lent.
+   * The next request for a free slot: the first request of the token that has gone longest without getting a slot.
+   * Where there are several tokens and several slots, no token holds all of the slots.
+   * @param held the requests whose slots are not lent.
    */
-  #next({ tokens, 'backend.parallel': slots }: Rules, holders: Exchange[]): Exchange | undefined {
+  #next({ tokens, 'backend.parallel': slots }: Rules, held: Exchange[]): Exchange | undefined {
     const candidates = this.#waiting.filter((each) => each.place.slot === 'wanted' && !this.#isInLine(each));
     if (tokens.size < 2) return candidates[0];
     const limit = Math.max(1, slots - 1);
-    const hasRoom = ({ token }: Exchange) => holders.filter((each) => each.token!.name === token!.name).length < limit;
+    const hasRoom = ({ token }: Exchange) => held.filter((each) => each.token!.name === token!.name).length < limit;
     const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
     return candidates.filter(hasRoom).sort((a, b) => lastMs(a) - lastMs(b))[0];
   }
@@ -3684,8 +3734,8 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
 // #region MESSAGE READER
 
 /**
- * Reads a request's or a response's body, chunk by chunk. Cheaper than the async iterator of node:http: most messages
- * are here already, and then it adds no listener.
+ * Reads a request's or a response's body, chunk by chunk. It is cheaper than the async iterator of node:http, because
+ * it adds no listener for a message that is here already, as most are.
  */
 class MessageReader {
   readonly #exchange: Exchange;
@@ -3693,7 +3743,7 @@ class MessageReader {
   readonly #broken: ProblemCode;
   #changed: (() => Promise<void>) | undefined;
 
-  /** @param broken the problem if the message breaks off. */
+  /** @param broken the code of the problem if the message breaks off. */
   constructor(exchange: Exchange, message: IncomingMessage, broken: ProblemCode) {
     this.#exchange = exchange;
     this.#message = message;
@@ -3703,7 +3753,7 @@ class MessageReader {
   /**
    * Reads the next chunk.
    * @param timeoutMs how long that may take; then the exchange ends with `code`.
-   * @param limitBytes the most that the chunk may have; the rest is left for the next time.
+   * @param limitBytes the largest chunk to return; the rest stays for the next call.
    * @returns undefined at the end of the message.
    * @throws {Problem} what ended the exchange, or that the message broke off.
    */
@@ -3717,7 +3767,7 @@ class MessageReader {
       const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
       if (isEnded) return undefined;
       if (message.destroyed) throw new Problem(this.#broken, 'aborted');
-      // A small body often comes in one packet with the head. node:http parses it when the present call has returned.
+      // A small body often comes in one packet with the headers. node:http parses it after the present call.
       if (isFirst) await undefined;
       else {
         this.#exchange.waitFor(timeoutMs, code);
@@ -3754,8 +3804,8 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 }
 
 /**
- * Headers added to a relayed response, before the backend's own: of several X-Content-Type-Options browsers obey the
- * first.
+ * Headers added to a relayed response. They come before the backend's own, because browsers obey the first of several
+ * X-Content-Type-Options.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
@@ -3767,7 +3817,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
   const added = Object.entries(ownHeaders).flat();
   if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
-  // Of several fields with one name the last counts.
+  // The last of several fields with one name counts.
   const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   added.push('X-Content-Type-Options', 'nosniff');
   // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
@@ -3778,8 +3828,8 @@ function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed:
 }
 
 /**
- * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost, and the second
- * header only when they open a page.
+ * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
+ * Upgrade-Insecure-Requests only when they open a page.
  */
 function isBrowser({ headers }: IncomingMessage): boolean {
   return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
@@ -3812,10 +3862,10 @@ function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): 
   if (trusted === undefined) return address;
   const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
   for (const hop of hops.reverse()) {
-    const next = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
+    const claimed = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
     // If a trusted proxy names no address, its own address counts.
-    if (!addressAllowed(trusted, address) || !isIP(next)) break;
-    address = next;
+    if (!addressAllowed(trusted, address) || !isIP(claimed)) break;
+    address = claimed;
   }
   return address;
 }
@@ -3830,7 +3880,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A unix socket's peer, which has none, is local. */
+/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer without one counts as local. */
 function normalizeAddress(address = '127.0.0.1'): string {
   return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
@@ -3867,7 +3917,8 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
   };
   const write = options.log ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
-    // Lines of requests are written once per turn of the event loop: a system call for each costs as much as a refusal.
+    // Lines of requests are written once per turn of the event loop: a system call for each line costs as much as a
+    // refusal.
     if (pending === '') setImmediate(flush);
     pending += `${line}\n`;
   });
@@ -3898,8 +3949,8 @@ function warnRarely(core: Core, message: string, fields: object) {
   if (waitMs === 0) core.log('warn', message, fields);
 }
 
-// UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9:
-// Deno.stdout (tests "a log that nobody reads …" and "a standard output that goes to a full disk …").
+// UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
+// gateway uses Deno.stdout (tests "a log that nobody reads …" and "a standard output that goes to a full disk …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
@@ -3916,16 +3967,16 @@ function writeOut(text: string, done: () => void = () => {}) {
 
 // #region LOADING
 // Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
-// every setting is read and checked. All mistakes are reported at once, and the gateway runs with none of them: a wrong
-// limit that fell back to its default could be wider than its owner believes.
+// every setting is read and checked. All mistakes are reported at once. The gateway does not run with a mistake: a
+// wrong limit that fell back to its default could be wider than its owner believes.
 
 /** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
-  /** By the setting's path: the value, and the place for messages, as its owner wrote it. */
+  /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
   readonly given = new Map<string, { value: unknown; at: string }>();
   readonly warnings: string[] = [];
 
-  /** Notes a value. It replaces the value of an earlier source: tokens of two sources are not merged. */
+  /** Notes a value. A later source replaces the value of an earlier one: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
     if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
@@ -3959,7 +4010,7 @@ function embeddedSettings(config: GatewayConfig) {
 /** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
-/** Notes the settings of a file. One that cannot be read is a mistake: without its tokens the gateway might be open. */
+/** Notes the settings of a file. An unreadable file is a mistake: without its tokens the gateway might be open. */
 function noteFile(sources: Sources, file: string) {
   const text = sources.collect('configuration', () => readFile(file).text);
   if (text === undefined) return;
@@ -4013,7 +4064,7 @@ function parseFile(text: string): unknown {
  */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** Finds the keys that their object has already. JSON.parse would silently take the last one. */
+/** Finds each key that its object has a second time. JSON.parse would silently take the last value. */
 function* repeatedKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
@@ -4032,7 +4083,9 @@ function placeAfter(text: string) {
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/** The variables that restrict who gets in. One that is misspelt is refused: without it the gateway is more open. */
+/**
+ * The variables that restrict who gets in. A misspelt one is refused: ignored, it would leave the gateway more open.
+ */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
@@ -4055,16 +4108,16 @@ const MISTAKEN = [
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
   if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-  const lines = env[at] && sources.collect(at, () => readFile(env[at]).text.replace(/^\s*#.*$/gm, ''));
+  const tokenLines = env[at] && sources.collect(at, () => readFile(env[at]).text.replace(/^\s*#.*$/gm, ''));
   for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
-  sources.note('tokens', lines, at);
+  sources.note('tokens', tokenLines, at);
   for (const name in env) {
-    // One letter off, and without digits. Other programs' names can be two letters off.
+    // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
-    const [, isRefused, cure] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
-    if (isRefused) sources.add(name, `is not a setting; ${cure}`);
+    const [, isRefused, hint] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
+    if (isRefused) sources.add(name, `is not a setting; ${hint}`);
     else if (near) sources.add(name, `is not a setting; did you mean "${near}"?`);
-    else if (cure) sources.warnings.push(`${name} is not a setting, and does nothing; ${cure}`);
+    else if (hint) sources.warnings.push(`${name} is not a setting, and does nothing; ${hint}`);
   }
 }
 
@@ -4074,15 +4127,15 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  */
 function readSettings(sources: Sources) {
   const { given, found, warnings } = sources;
-  const isAllGiven = found.length === 0; // otherwise the tokens may be in what could not be read
+  const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
   const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
   });
   const settings: Settings = { tokens: [], warnings, ...Object.fromEntries(entries) };
-  if (isAllGiven && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const cure = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${cure}`);
+  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+    const hint = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
+    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${hint}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
@@ -4126,7 +4179,7 @@ function makeRules(settings: Settings) {
 // One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
 // message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
 
-/** Returns what `run` returns. What it throws is explained in the gateway's words: the error may quote a secret. */
+/** Returns what `run` returns. If `run` throws, `explain` gives the message: the error's own may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string) {
   try {
     return run();
@@ -4194,8 +4247,8 @@ function refuseNull(value: unknown): unknown {
 function refuseSetting(key: string, known: string[]): never {
   const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
   const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
-  const cure = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
-  throw new UsageError(`is not a setting${cure}`);
+  const hint = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
+  throw new UsageError(`is not a setting${hint}`);
 }
 
 /** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
@@ -4213,7 +4266,7 @@ function wordOf<T extends string>(words: readonly T[]) {
   return (value: unknown) => readScalar(value, expected, (text) => words.find((word) => word === text));
 }
 
-/** Makes a reader of texts that are kept as they are. */
+/** Makes a reader of texts. A text that `isRight` is kept as it is. */
 function textThat(isRight: (text: string) => boolean, expected: string) {
   return (value: unknown) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
 }
@@ -4347,8 +4400,8 @@ function readOrigins(value: unknown) {
 
 /**
  * Reads where to listen: the `path` of a unix socket, or else a `port` and a `host`, where '' means every interface.
- * `isLocal` says that only programs on this machine can connect. Of names only localhost is local: another may mean any
- * address.
+ * `isLocal` says that only programs on this machine can connect. The only local name is localhost: any other name may
+ * mean any address.
  */
 function readListen(value: unknown) {
   return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
@@ -4393,7 +4446,7 @@ function checkTls(settings: Settings) {
   const parts = (text: string, kind: string) =>
     text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
-  // Each certificate by itself: of a chain, X509Certificate reads only the first.
+  // Each certificate by itself: X509Certificate reads only the first of a chain.
   const [cert] = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
   ensure(cert !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
@@ -4439,9 +4492,9 @@ function readPattern(text: string): Pattern | undefined {
 }
 
 /**
- * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. An empty one is a
- * mistake: without tokens everybody is let in. So are two tokens with one secret: which one's rights would count? And a
- * secret as a name: each log line would show it.
+ * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. Three things are
+ * mistakes. No token: everybody would be let in. Two tokens with one secret: it is unclear whose rights count. A secret
+ * as a name: each log line would show the secret.
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
@@ -4483,18 +4536,18 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object, name to settings');
   return Object.entries(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
-    // In { "SECRET": "phone" } the name is the secret, so the message gives the position.
+    // In { "SECRET": "phone" } the secret stands as the name, so the message gives the position.
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
-      const read = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
-      return read.secret ?? read.secretFile;
+      const digests = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      return digests.secret ?? digests.secretFile;
     });
-    const read = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
-    return { ...read, name, digest, secretFile };
+    const settings = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
+    return { ...settings, name, digest, secretFile };
   });
 }
 
@@ -4511,8 +4564,8 @@ const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
  * Reads a secret, and returns its digest. No message shows any of it.
- * @param isBare whether it comes from the environment or a file of its own, where a quote is taken literally. In JSON
- *   nobody writes one by mistake.
+ * @param isBare whether it comes from the environment or a file of its own, where a stray quote would become a part of
+ *   the secret. In JSON a stray quote is a syntax error.
  */
 function readSecret(secret: unknown, isBare = false): string {
   ensure(typeof secret === 'string', 'must be a string');
@@ -4579,17 +4632,17 @@ async function runDemo(listen: string, print: (text: string) => void) {
   });
   stopOnSignal(gateway);
   const url = await gateway.listen();
-  const between = `"number":"${number}","recipients":["${recipient}"]`;
+  const addresses = `"number":"${number}","recipients":["${recipient}"]`;
   const others = `
-The token can stand in four more places, and a message can say from whom and to whom it goes.
+The token can stand in four more places. A send can name its account and recipients.
 
-curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${between}}'
+curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${addresses}}'
 
-curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${between}}'
+curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${addresses}}'
 
-curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${between}}'
+curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${addresses}}'
 
-curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${between}}'
+curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${addresses}}'
 
 # and what it refuses: account setup
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
@@ -4625,9 +4678,9 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
     // `render` throws a Problem: the refusal that the webhook would get.
-    const isAnswer = error instanceof UsageError || error instanceof Problem;
-    const cure = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
-    const stderr = `gateway: ${isAnswer ? message : `cannot run: ${message}${cure}`}\n`;
+    const isExpected = error instanceof UsageError || error instanceof Problem;
+    const hint = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${hint}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
@@ -4693,20 +4746,20 @@ function usage() {
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
   gateway.ts [FLAGS]        run
-  gateway.ts --check        say all that is wrong, or what each token may do
+  gateway.ts --check        list every mistake, or what each token may do
   gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts render NAME    print the send that a token makes of standard input
+  gateway.ts render NAME    print the send that a token makes from stdin
   gateway.ts token [NAME]   make a secret, and its digest
   gateway.ts hash           print the digest of a secret on standard input
 
 Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
 
-Settings, by their path in the JSON file (--config, or GATEWAY_CONFIG), with
-their variable and [default]; of file, environment and flags, the later wins.
+Settings, by path in the JSON file (--config, or GATEWAY_CONFIG), each with its
+variable and [default]. Flags override variables, variables override the file.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
-SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let what
-runs finish; the same signal again cuts it off.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let
+running requests finish; the same signal again cuts them off.
 
 ${rows.join('\n')}
 
@@ -4719,9 +4772,9 @@ The groups of allow:
 
   send        POST /v2/send and /v1/send
   info        GET /v1/about and /v1/health
-  receive     GET /v1/receive: what others write to the account
+  receive     GET /v1/receive: the messages that the account receives
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
-  setup       accounts, linking, devices, profiles: can take the account over
+  setup       accounts, linking, devices, profiles: can take over the account
 
 The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
 }
@@ -4772,13 +4825,13 @@ function describeToken(token: Token) {
   return [`  ${token.name}`, ...lines, ...idle].join('\n');
 }
 
-/** Values for the parameters that have a form; others may be anything. */
+/** Values for the parameters whose format is checked; any value fits another parameter. */
 const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
 
 /**
- * Whether an allowlist of one pattern lets any request through. For each route it tries one request. Its path has the
- * literals and examples of the pattern, and where the pattern has none, those of the route: `GET /v1/groups/*` and the
- * route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ * Whether an allowlist of one pattern lets any request through. One request is tried for each route. The request's path
+ * has the literals and examples of the pattern. Where the pattern has none, the path has those of the route:
+ * `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
  */
 function canMatch(token: Token, allow: Allow) {
   const pattern = allow.patterns[0]!;
@@ -4796,7 +4849,7 @@ function canMatch(token: Token, allow: Allow) {
   });
 }
 
-/** Describes what is made of a webhook, and whether the token may send to its own defaults. */
+/** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
 function describeSends(token: Token) {
   const { defaults = {} } = token;
   const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
@@ -4820,7 +4873,7 @@ function sendTarget(token: Token) {
 }
 
 /**
- * The send that a gateway with these settings would make of a body posted with a token.
+ * The send that a gateway with these settings would make from a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} the refusal that the gateway would give.
  */
@@ -4879,11 +4932,12 @@ function stopOnSignal(gateway: Gateway) {
 
 /**
  * Reloads on SIGHUP, and when a file that the settings came from has changed and stayed the same for a while. Files are
- * watched by name, for editors and secret mounts replace them. Files that a new configuration names are watched too.
+ * watched by name, because editors and secret mounts replace them. Files that a new configuration names are watched
+ * too.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]) {
-  let settled: NodeJS.Timeout | undefined;
-  /** The watched files, as they were at the last load: a change that a signal has announced is not read twice. */
+  let settleTimer: NodeJS.Timeout | undefined;
+  /** The watched files, as they were at the last load, so that a change is not loaded twice after a SIGHUP. */
   const loaded = new Map<string, string>();
   const stateOf = (file: string) =>
     JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
@@ -4892,12 +4946,12 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
     loaded.set(file, stateOf(file));
     watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
       if (stateOf(file) === loaded.get(file)) return;
-      clearTimeout(settled);
-      settled = setTimeout(reload, SETTLE_MS).unref();
+      clearTimeout(settleTimer);
+      settleTimer = setTimeout(reload, SETTLE_MS).unref();
     });
   };
   const reload = () => {
-    clearTimeout(settled);
+    clearTimeout(settleTimer);
     loaded.forEach((_, file) => loaded.set(file, stateOf(file)));
     // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
