@@ -1121,7 +1121,7 @@ test('where there are several tokens, one token holds at most half of limits.con
   }
 });
 
-test('reload: tokens and rules change for the next request; a running request ends under the old ones', async (t) => {
+test('reload: tokens and rules change for the next request; a running request ends under the old ones; without tokens no reload leaves the gateway open by mistake', async (t) => {
   const { backend, gateway, finish } = await startHolding(t);
   const other = { headers: AS_OTHER };
   const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
@@ -1132,9 +1132,11 @@ test('reload: tokens and rules change for the next request; a running request en
   assert.deepEqual(await running, [200]);
   const before = gateway.log.length;
   assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
-  assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), [
-    'tokens: there were some and now there is none; AUTH_ANONYMOUS=true would let everybody in',
-  ]);
+  const open = ['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in'];
+  assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
+  // The new `listen` is for the next start: until then other machines could reach this gateway.
+  const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
+  assert.deepEqual(problemsOf(() => anonymous.reload({ listen: '127.0.0.1:0' })), open);
   assert.equal(gateway.log.length, before);
   assert.deepEqual(await statusesOf(gateway, other, {}), [200, 401]);
 });

@@ -1020,12 +1020,13 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 /**
  * Replaces the rules.
  * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if a gateway with tokens would lose them all: a file may have been emptied by mistake.
+ * @throws {ConfigError} if a gateway would be open by mistake: it had tokens, and the file may have been emptied; or
+ *   other machines reach it, because a new `listen` counts only after a restart.
  */
 function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
-  if (core.rules.anonymous === undefined && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    const hint = 'AUTH_ANONYMOUS=true would let everybody in';
-    throw new ConfigError([`tokens: there were some and now there is none; ${hint}`]);
+  const mayBeOpen = core.rules.anonymous !== undefined && core.rules.listen.isLocal;
+  if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
+    throw new ConfigError(['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in']);
   }
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
