@@ -1076,7 +1076,7 @@ async function openPort(server: http.Server, core: Core): Promise<string> {
     : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "it speaks TLS, and a reload brings…").
+  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "the gateway speaks TLS, and a reload brings…").
   const keepsOldCertificate = scheme === 'https' && 'Bun' in globalThis;
   const note = keepsOldCertificate ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
