@@ -1901,7 +1901,9 @@ const EXPOSED = `Access-Control-Allow-Origin: ${DASHBOARD} | Access-Control-Expo
 const HIDDEN = 'Access-Control-Allow-Origin: | Access-Control-Expose-Headers: | Vary:';
 const [GOOD, LISTED] = [`bearer ${OTHER}`, `* Origin: ${DASHBOARD} → ${EXPOSED} | Vary: Origin`];
 const READERS = { ...tokens({ rate: '3/1h' }, {}), cors: CORS, allow: ['send', 'info'], limits: { body: '1KiB' } };
-table('a page of an origin on cors may read every response, refusals included, and no other page any', READERS)([
+// On Bun a refused request whose body nobody reads has no end: its connection closes after the stall time-out.
+const READ_ALL = 'a page of an origin on cors may read every response, refusals included, and no other page any';
+table(READ_ALL, READERS, { stallTimeoutMs: 500 })([
   [LISTED, ...NOT_LISTED.map((origin) => `* ${origin} → ${HIDDEN}`)],
   `/v1/health | ${GOOD} → 204 ;; ${HELLO} | ${GOOD} → 201 ;; /v1/about | ${GOOD} → 200
   /.. → 400 bad_target ;; /v1/about | ${GOOD} | ${GOOD} → 400 bad_credential ;; {} | ${GOOD} → passes
@@ -2329,7 +2331,10 @@ table('a body that the backend would read in another way is 400; without a token
   bearer | {"auth":1} ;; bearer | {"Auth":"x"} ;; {"auth":"${SECRET}","number":1} ;; {"Auth":"${SECRET}"}`;
 /** Settings of a token that makes sends. */
 const OF_A_WEBHOOK = `@ {"defaults":{"number":"${FROM}","recipients":["${TO}"]}}`;
-table('a body of the size that is allowed passes, and one byte more is 413', { limits: { body: '1KiB' } })`
+/** On Bun a refused request whose body nobody reads has no end: its connection closes after this time. */
+const SOON_CLOSED = { stallTimeoutMs: 500 };
+const SMALL = { limits: { body: '1KiB' } };
+table('a body of the size that is allowed passes, and one byte more is 413', SMALL, SOON_CLOSED)`
   * bearer → 413 body_too_large
   ${sized(1024)} → 201 ;; ${sized(1024)} | Transfer-Encoding: chunked → 201 ;; ${sized(1025)} → bytesIn=0
   ${sized(1025)} | Transfer-Encoding: chunked ;; ${OF_A_WEBHOOK} | ${sized(1025)} → bytesIn=0`;
