@@ -11,12 +11,11 @@
  * If no token is configured, every request is let in without a credential. Such a gateway starts only on a loopback
  * address or a unix socket, unless `auth.anonymous` is true.
  *
- *   A request:  preflight answered                 →  target made canonical, or 400
- *            →  client address checked             →  credential found and removed
- *            →  token, its expiry and its form     →  cross-site check
- *            →  endpoint on the token's allowlist  →  the token's rate
- *            →  body scanned while it streams,     →  slot acquired, relayed once, response relayed, logged
- *               or made into a send (webhook, form, text)
+ *   A request:  preflight answered → target made canonical, or 400 → client address checked
+ *            →  credential found and removed → token, its expiry and its form checked → cross-site check
+ *            →  endpoint on the token's allowlist → the token's rate
+ *            →  body scanned while it streams, or made into a send (webhook, form, text)
+ *            →  slot acquired → relayed once → response relayed → logged
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
@@ -36,6 +35,9 @@
  *   TARGET 75 · CREDENTIALS 61 · ORIGINS 50 · ENDPOINTS 48 · RATE 19 · REQUEST BODY 190 · SENDS 149 · TEMPLATES 110 ·
  *   POLICY 70 · BODY SCAN 280 · RELAY 193 · SLOTS 138 · WEBSOCKETS 50 · MESSAGE READER 29 · RESPONSES 38 ·
  *   ADDRESSES 22 · LOG 57 · LOADING 138 · READERS 274 · DEMO 46 · COMMAND LINE 246 · EXPORTS 4
+ *
+ * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
+ * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
  *
  * @module
  */
@@ -429,7 +431,7 @@ const ASK_TIMEOUT_MS = 5000;
 
 /** The first pause between two tries to reach a backend that is down. Each further pause is twice as long. */
 const RETRY_PAUSE_MS = 100;
-/** The longest such pause. */
+/** The longest pause between two such tries. */
 const RETRY_PAUSE_LIMIT_MS = 1000;
 
 /**
@@ -449,7 +451,7 @@ const BUSY_RETRY_MS = 10_000;
 
 /**
  * How many unread bytes a WebSocket client may accumulate before it is dropped. The backend writes to its readers one
- * after the other, so one that is not drained starves the others.
+ * after the other, so a slow reader would delay all others.
  */
 const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 /** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
@@ -753,7 +755,10 @@ type Pattern = Pick<Route, 'method' | 'parts'>;
 /** A parsed allowlist: its `groups`, its `patterns`, and all entries as the owner has `written` them. */
 type Allow = ReturnType<typeof readAllow>;
 
-/** Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. */
+/**
+ * Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. So
+ * `/v1/groups/*` matches /v1/groups/+4915 and all paths below it, but not /v1/groups.
+ */
 function partsMatch(parts: readonly string[], segments: readonly string[]) {
   const hasTail = parts.at(-1) === '*';
   if (hasTail ? segments.length < parts.length : segments.length !== parts.length) return false;
@@ -811,8 +816,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     lineLimiter: new RateLimiter(),
     /**
      * All connections, by transport socket. `speaker` is the socket that speaks HTTP; with TLS it is undefined until
-     * the handshake is done. `token` is the name of the token whose request is being served. Of the connections without
-     * `token`, the first is the one that has gone longest without a valid token.
+     * the handshake is done. `token` is the name of the token whose request is being served. The map's order decides
+     * which connection is closed at the limit: the first without `token` has gone longest without a valid token.
      */
     connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
     /** For each connection, the responses that are not finished yet, in the order of their requests. */
@@ -822,7 +827,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** The queue of the present backend. A request that began before a reload keeps the queue of its own backend. */
+    /** The queue of the current backend. A request that began before a reload keeps the queue of its own backend. */
     queue: new BackendQueue(),
     /** The open WebSockets: the request that opened each, which is checked again, and a function that closes it. */
     tunnels: new Map<Exchange, (reason: string) => void>(),
@@ -859,7 +864,8 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // While an earlier response is not finished, bytes of this one would get into it. No client sends an upgrade then.
+    // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
+    // client sends an upgrade then.
     if (isPeerGone(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
@@ -917,7 +923,7 @@ function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
   return res;
 }
 
-// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from then on.
+// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
 /**
  * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed.
  * Otherwise idle connections, which cost an attacker nothing, would lock everybody out. There is always one to close,
@@ -978,7 +984,7 @@ function isPeerGone(core: Core, socket: Socket): boolean {
  */
 function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
   const { code: reason = '', rawPacket } = error;
-  const [current, next] = core.due.get(socket) ?? [];
+  const [current, next] = core.due.get(socket) ?? []; // the response that is due, and the one behind it
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
@@ -1003,9 +1009,12 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
     socket.write(responseHead(problem.status, pairs.flat().map(String)));
     return void close(body);
   }
-  // Only the first request on the connection is refused. The requests behind it get no response and are not acted on.
-  // If a POST has neither Content-Length nor chunked, node:http reads its body as a second request, and fails there. So
-  // the POST is refused, unless the backend has it already.
+  // A response is due. The requests behind it get none, and are not acted on. The request of the due response is
+  //
+  //   incomplete              refused, unless its response has begun: the parser failed in its body
+  //   complete                relayed, and then the connection ends: the parser failed in the bytes behind it
+  //   a POST without length   refused, unless the backend has it: node:http took its body for a second request, because
+  //                           there is neither Content-Length nor chunked
   const exchange = core.running.find(({ res }) => res === current);
   const { req } = current;
   const isWithoutLength = req.method === 'POST' && !hasBody(req) && exchange?.stage !== 'sent' && next === undefined;
@@ -1020,8 +1029,10 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 /**
  * Replaces the rules.
  * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if a gateway would be open by mistake: it had tokens, and the file may have been emptied; or
- *   other machines reach it, because a new `listen` counts only after a restart.
+ * @throws {ConfigError} if there is no token, unless the owner wants an open gateway. The owner does if
+ *   `auth.anonymous` is true, or if the gateway had no token before either and listens on a local address. A gateway
+ *   that had tokens stays closed, because its file may have been emptied by mistake. The address in use counts: a new
+ *   `listen` takes effect only after a restart.
  */
 function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
   const mayBeOpen = core.rules.anonymous !== undefined && core.rules.listen.isLocal;
@@ -1031,17 +1042,17 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
   const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
   const backend = core.rules['backend.url'];
-  const isSame = settings['backend.url'].url.href === backend.url.href;
+  const isSameBackend = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its queue and a known outage are kept.
-  core.rules = makeRules({ ...settings, ...kept, ...(isSame && { 'backend.url': backend }) });
-  if (!isSame) core.queue = new BackendQueue();
+  core.rules = makeRules({ ...settings, ...kept, ...(isSameBackend && { 'backend.url': backend }) });
+  if (!isSameBackend) core.queue = new BackendQueue();
   core.queue.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
-  return !isSame;
+  return !isSameBackend;
 }
 
 /** Logged at every start and reload, and printed by `--check`: nobody runs an open gateway without being told. */
@@ -1134,13 +1145,9 @@ function endRunning(core: Core) {
 // #region PIPELINE
 
 /**
- * How far a request has come. `NEXT_STAGES` has the same arrows.
+ * How far a request has come. `NEXT_STAGES` says which stages can follow.
  *
- *   received ──► sending ──► sent ──► answered ──► tunnel
- *          │      │   ▲                  ▲
- *          ▼      ▼   │                  │
- *          waiting ───┴──────────────────┘
- *
+ *   received   the gateway checks the request; the backend has nothing
  *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
  *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
  *   sent       the backend has the last byte, and may have acted on it
@@ -1150,8 +1157,8 @@ function endRunning(core: Core) {
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
   received: ['waiting', 'sending'],
-  waiting: ['sending', 'answered'],
-  sending: ['waiting', 'sent', 'answered'],
+  waiting: ['sending', 'answered'], // answered: a WebSocket, or the response to a body that is not complete
+  sending: ['waiting', 'sent', 'answered'], // waiting: the connection was refused, or there is no slot yet
   sent: ['answered'],
   answered: ['tunnel'],
   tunnel: [],
@@ -1207,7 +1214,7 @@ class Exchange {
    * whole request of node:http alive, and took twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
-  /** The last part of the response's body. It is written with the end, in most cases with the head too: one write. */
+  /** The last part of the response's body. `endResponse` writes it, so that a short response is one write. */
   rest: Uint8Array | string | undefined;
   /** Ends `standBy`. */
   wake: (() => void) | undefined;
@@ -1333,7 +1340,7 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
     // body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
 
-    // Before the endpoint: an unauthenticated client must not learn which endpoints exist.
+    // Before the endpoint: an unauthenticated client must not learn which endpoints an allowlist opens.
     const token = identify(exchange);
     if (token instanceof Problem) return refuse(exchange, token);
     exchange.token = token;
@@ -1442,7 +1449,7 @@ function logExchange(exchange: Exchange) {
   const reason = origin ? 'origin_not_listed' : given;
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
   const ms = Math.round(core.now() - exchange.startedMs);
-  // A flood must not fill a small computer's card: health checks, preflights, and the unauthenticated requests of an
+  // A flood must not fill a small computer's disk: health checks, preflights, and the unauthenticated requests of an
   // address beyond 30 a minute are logged at debug level.
   const isQuiet = exchange.token === undefined &&
     (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
@@ -1739,7 +1746,7 @@ const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
 
 /**
  * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one: an
- * unauthenticated client must not learn which endpoints exist.
+ * unauthenticated client must not learn which endpoints an allowlist opens.
  * @returns whether the request was such a preflight.
  */
 function respondToPreflight(exchange: Exchange): boolean {
@@ -1802,8 +1809,8 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 
 /**
  * The problem if a token may not make a request. The client's address is checked first, then the allowlist. Then some
- * endpoints on the allowlist are closed to a token that has `senders` or `recipients`. Each of these rules stands on
- * its own. Open WebSockets are checked again when the rules change.
+ * endpoints on the allowlist are closed to a token that has `senders` or `recipients`. One rule that refuses is enough:
+ * no later rule opens the endpoint again. Open WebSockets are checked again when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
@@ -1820,8 +1827,8 @@ function refusalOf(token: Token, target: Target, client?: string): Problem | und
   }
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
-  // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name it. (A
-  // send has its account in the body.)
+  // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name the
+  // route. (A send has its account in the body.)
   const showsAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
@@ -1844,7 +1851,7 @@ const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:m
 
 /**
  * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
- * `covered` if only a group or a wildcard opens it.
+ * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
  */
 function findGrant(token: Token, target: Target): 'named' | 'covered' | undefined {
   const { groups, patterns, written } = token.allow;
@@ -2051,7 +2058,8 @@ class RequestBody {
     this.#chunksRead = [];
     this.#exchange.stopTimer();
     if (stage === 'tunnel') return;
-    // A small body mostly comes in one packet with the headers, and is here by now.
+    // A small body mostly comes in one packet with the headers. node:http parses it after the present call. `handle`
+    // writes the log line during this wait, before `#discardRest` ends the exchange.
     if (!this.#isComplete) await undefined;
     if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
     if (this.#isComplete) return void res.end(rest);
@@ -2064,7 +2072,7 @@ class RequestBody {
   /** Reads and drops the rest of the body. Resolves at the end of the body, at the size limit or at the deadline. */
   async #discardRest() {
     const { req, res, token, rules, core } = this.#exchange;
-    this.#exchange.end(new Problem('client_left')); // stops a large upload; the log line is already written
+    this.#exchange.end(new Problem('client_left')); // stops a large upload; see endResponse
     if (req.destroyed) return; // "close" has been emitted already
     // One deadline for the whole rest: single bytes must not hold the connection for hours.
     const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
@@ -2224,13 +2232,16 @@ const CREDENTIAL_NAME = /^auth$/iu;
 /** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. */
+/**
+ * Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. It matches
+ * in `disk=98 %` (a space) and in `a=1&b` (a pair without "="), and not in `disk=98+%25`.
+ */
 const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
 /**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
- * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. CR LF becomes a
- * line feed, because every CR is removed.
+ * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. So `ESC[31mred`
+ * becomes `red`. CR LF becomes a line feed, because every CR is removed.
  */
 const NOT_TEXT =
   // deno-lint-ignore no-control-regex
@@ -2303,7 +2314,8 @@ function readJson(json: Buffer): JsonObject {
 // The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
 // .NET, which omits quotes and adds "filename*". Programs disagree about other forms: a second "name" or boundary,
 // "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway could miss recipients that another
-// program sees, and the message would go to the default ones.
+// program sees, and the message would go to the default ones. MULTIPART matches `multipart/form-data; boundary=x`,
+// DISPOSITION matches `content-disposition: form-data; name="file"; filename="a.png"`.
 const VALUE = '=("[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+)';
 const FILENAME = 'filename=("[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
@@ -2750,7 +2762,10 @@ const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
 /** The bytes that cannot stand in a number, `true`, `false` or `null`. */
 const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
-/** The keys that matter: in a send as posted, in any other body, and where only the syntax is checked. */
+/**
+ * The keys that matter: `send` in a send as posted, `all` in any other body, `none` where only the syntax is checked.
+ * `all` lacks `send_at`: another route or a send that the gateway made has no such field.
+ */
 const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
 const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
 
@@ -3068,8 +3083,8 @@ class BodyScan {
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
     // Most texts are ASCII without an escape.
-    // UNTIL V8 tells keys apart: JSON.parse gets only single strings, and no objects. After Node 24.21 or 26.10 has
-    // parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
+    // UNTIL V8 tells keys apart: a key is parsed here as a single string, not within an object. After Node 24.21 or
+    // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -3118,7 +3133,7 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
   chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
-/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3). */
+/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
 function wholeCharacters(bytes: Buffer): Buffer {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
@@ -3134,8 +3149,8 @@ function wrongType(key: BodyKey, inList: boolean, char: string): string | undefi
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const list = key in LIST_KEYS;
   const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
-  // The votes of a poll are numbers, which begin with a digit or "-". Other bytes before ":" begin no value, and
-  // #readBare refuses them. Clients send `"base64_attachments": null` for none.
+  // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
+  // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
   return isRight ? undefined : `must be ${type}`;
 }
@@ -3221,7 +3236,7 @@ function backendPath(backend: Backend, target: Target): string {
 function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
   // The credentials of this request, right or wrong, as a header would hold them. No header with a copy is passed on.
-  // Copies of a credential shorter than COPY_FROM_LENGTH are not looked for.
+  // Copies of a credential shorter than COPY_FROM_LENGTH are not looked for, nor copies in the query or in the body.
   const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
     secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
   );
@@ -3265,8 +3280,9 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
 }
 
 /**
- * Sends the request when it has a slot and the backend is up. Without a connection nothing can have been sent. So a
- * send may wait and connect again. No byte is sent twice: the gateway reads a large body only after it has connected.
+ * Sends the request when it has a slot and the backend is up. The gateway tries again only while `place.isConnected` is
+ * false. The first byte is written only after `isConnected` is true, so no byte is sent twice. A large body is read
+ * beyond its head only then.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
@@ -3322,7 +3338,8 @@ function connectAndSend(exchange: Exchange, target: Target, content: Content, is
       socket.unshift(head); // openTunnel reads it
       onHead(incoming);
     });
-    // Without a connection nothing can have been sent. After the response has come, this does nothing.
+    // Only backend_unreachable is tried again: without a connection nothing can have been sent. After the response has
+    // come, `reject` does nothing.
     const fail = (error?: Error) =>
       reject(exchange.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
     outgoing.on('error', fail).on('close', fail);
@@ -3345,7 +3362,7 @@ function connectAndSend(exchange: Exchange, target: Target, content: Content, is
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   if (content === undefined || !('chunks' in content)) {
-    await exchange.queue.enter(exchange, true); // the request that tried whether the backend is up has no slot yet
+    await exchange.queue.enter(exchange, true); // only the trier (see SLOTS) has no slot yet
     exchange.waitFor(exchange.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
     // Every other request may act once it is sent, even if it asks for a WebSocket.
@@ -3454,7 +3471,7 @@ class Place {
   /** How long the request waits for a backend that is down. */
   waitMs = 0;
   isConnected = false;
-  /** Whether the request waits for a slot or holds one. After `slotTimeoutMs` the slot is overdue. */
+  /** none → wanted (`enter`) → held (`serve`) → overdue (after `slotTimeoutMs`). `release` sets none, from any. */
   slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
   /** Runs until the slot is overdue. */
   timer: NodeJS.Timeout | undefined;
@@ -3487,8 +3504,8 @@ interface Outage {
  * line". One of them, the trier, tries to connect.
  *
  * A slot that is held for `slotTimeoutMs` is overdue. The queue lends it to the next request, while the first request
- * goes on waiting for its response. At most `backend.parallel` slots are lent, so the backend has at most twice as many
- * requests.
+ * goes on waiting for its response. At most `backend.parallel` slots are lent. So the backend has at most twice
+ * `backend.parallel` requests.
  */
 class BackendQueue {
   /** The requests that hold a slot, in the order in which they acquired it. */
@@ -3509,8 +3526,8 @@ class BackendQueue {
   }
 
   /**
-   * Waits until the request may go on. It has a slot then, if `wantsSlot` and if it needs one. Only the request that
-   * tries whether the backend is up goes on without its slot.
+   * Waits until the request may go on. If `wantsSlot` is true and the request needs a slot, it has one then. Only the
+   * trier goes on without its slot.
    * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
    */
   async enter(exchange: Exchange, wantsSlot: boolean) {
@@ -3528,7 +3545,7 @@ class BackendQueue {
       if (this.#isInLine(exchange)) exchange.stopTimer();
       else exchange.waitFor(exchange.rules['backend.timeout'], 'busy');
       await exchange.standBy();
-      // Admitted without a slot, and not to try: the backend is up again. Now the request waits for its slot.
+      // A request that still wants a slot here was in line, and the backend is up again: now it waits for the slot.
     } while (place.slot === 'wanted' && this.#outage?.trier !== exchange);
   }
 
@@ -3591,8 +3608,8 @@ class BackendQueue {
     const slots = core.rules['backend.parallel'];
     while (this.#waiting.length > 0) {
       const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
-      const held = this.#holders.filter((exchange) => !lent.includes(exchange));
-      const next = held.length < slots ? this.#next(core.rules, held) : undefined;
+      const unlent = this.#holders.filter((exchange) => !lent.includes(exchange));
+      const next = unlent.length < slots ? this.#next(core.rules, unlent) : undefined;
       if (!next) return;
       this.#lastSlotMs.set(next.token!.name, performance.now());
       this.#holders.push(next);
@@ -3609,13 +3626,13 @@ class BackendQueue {
   /**
    * The next request for a free slot: the first request of the token that has gone longest without getting a slot.
    * Where there are several tokens and several slots, no token holds all of the slots.
-   * @param held the requests whose slots are not lent.
+   * @param unlent the requests whose slots are not lent.
    */
-  #next({ tokens, 'backend.parallel': slots }: Rules, held: Exchange[]): Exchange | undefined {
+  #next({ tokens, 'backend.parallel': slots }: Rules, unlent: Exchange[]): Exchange | undefined {
     const candidates = this.#waiting.filter((each) => each.place.slot === 'wanted' && !this.#isInLine(each));
     if (tokens.size < 2) return candidates[0];
     const limit = Math.max(1, slots - 1);
-    const hasRoom = ({ token }: Exchange) => held.filter((each) => each.token!.name === token!.name).length < limit;
+    const hasRoom = ({ token }: Exchange) => unlent.filter((each) => each.token!.name === token!.name).length < limit;
     const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
     return candidates.filter(hasRoom).sort((a, b) => lastMs(a) - lastMs(b))[0];
   }
@@ -3662,7 +3679,9 @@ function waits({ place }: Exchange): boolean {
 
 // #region WEBSOCKETS
 // A WebSocket is an HTTP request until the backend accepts the upgrade. From then on its bytes are relayed unread. They
-// need no checks: the backend's only WebSocket, GET /v1/receive, reports received messages and takes no commands.
+// need no checks: the backend's only WebSocket, GET /v1/receive, reports received messages and takes no commands. If an
+// allowlist opens an unknown route, such as a plugin's, a WebSocket there is not checked either. A token with `senders`
+// or `recipients` cannot open such a route.
 
 /** One side of a WebSocket, and the bytes that were already read from it. */
 type Side = readonly [socket: Duplex, head: Buffer];
@@ -3713,7 +3732,7 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     // After one side has ended its half, the other may send its last bytes, but not for ever.
     side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
   }
-  // Not by `pipe`, which would pause the backend for a slow client. The backend writes to all its readers in turn.
+  // `pipe` would pause the backend for a slow client, and the backend writes to all its readers in turn.
   backend.on('data', (chunk: Buffer) => {
     bytesOut += chunk.length;
     socket.write(chunk);
@@ -3881,7 +3900,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer without one counts as local. */
+/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer on a unix socket counts as 127.0.0.1. */
 function normalizeAddress(address = '127.0.0.1'): string {
   return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
@@ -4091,9 +4110,9 @@ const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
 /**
- * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of their
- * names, whether they are refused, and what to do. The first row that matches decides. Restrictions are refused. The
- * other variables may belong to another program, and are a warning.
+ * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of names,
+ * whether such a variable is refused, and a hint for its owner. The first row that matches decides. Restrictions are
+ * refused. Other variables may belong to another program, and cause only a warning.
  */
 const MISTAKEN = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
@@ -4721,7 +4740,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
 
 /**
  * Parses the flags. Every setting has a variable; only two, for a first try, have a flag too.
- * @throws {UsageError} with the first sentence of parseArgs; the others are advice.
+ * @throws {UsageError} with the first sentence of parseArgs's message; its other sentences are advice.
  */
 function parseCommandLine(args: string[]) {
   const options = {
@@ -4920,7 +4939,8 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { name: back
  * the log says that the gateway listens.
  */
 function stopOnSignal(gateway: Gateway) {
-  // UNTIL Deno ends while a signal is handled: not before "listening", or Deno 2.9 would not end if the port is taken.
+  // UNTIL Deno ends while a signal is handled: signals are handled only after "listening", because otherwise Deno 2.9
+  // would not end if the port is taken.
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
@@ -4933,12 +4953,12 @@ function stopOnSignal(gateway: Gateway) {
 
 /**
  * Reloads on SIGHUP, and when a file that the settings came from has changed and stayed the same for a while. Files are
- * watched by name, because editors and secret mounts replace them. Files that a new configuration names are watched
- * too.
+ * watched by name, because editors and secret mounts replace them. Files that only a new configuration names are
+ * watched once it is in force.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]) {
   let settleTimer: NodeJS.Timeout | undefined;
-  /** The watched files, as they were at the last load, so that a change is not loaded twice after a SIGHUP. */
+  /** For each watched file, its state at the last load. So a change that SIGHUP has loaded is not loaded again. */
   const loaded = new Map<string, string>();
   const stateOf = (file: string) =>
     JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
