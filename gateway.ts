@@ -1145,7 +1145,13 @@ function endRunning(core: Core) {
 // #region PIPELINE
 
 /**
- * How far a request has come. `NEXT_STAGES` says which stages can follow.
+ * How far a request has come. `NEXT_STAGES` has the same arrows.
+ *
+ *   received ──► sending ──► sent ──► answered ──► tunnel
+ *      │          ▲ │ │                ▲   ▲
+ *      │          │ │ └────────────────┘   │
+ *      ▼          │ ▼                      │
+ *      └────────► waiting ─────────────────┘
  *
  *   received   the gateway checks the request; the backend has nothing
  *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
