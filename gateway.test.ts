@@ -2735,8 +2735,9 @@ table('a urlencoded form is the object of its fields', hook())`
   'message=x&number=&text_mode=&sticker&view_once=&recipient=' → {"message":"x"}
   'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
   @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
+  @ {"message":"{{constructor}}{{__proto__}}"} | 'constructor=d&__proto__=c&message=x' → {"message":"dc"}
   @ {"message":"{{payload}}"} | 'payload=x=1&y' → {"message":"x=1"}
-  'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'base64_attachments=QUJD&base64_attachments=QUJE' → {"base64_attachments":["QUJD","QUJE"]}
+  'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'base64_attachments=QUJD&base64_attachments=QUJE&base64_attachments=QUJF' → {"base64_attachments":["QUJD","QUJE","QUJF"]}
   '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
   '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
 
@@ -2808,7 +2809,7 @@ table('attack: write a multipart form that two honest programs read differently'
   '${MESSAGE_PART}${TO_PART.replace('--limit', '--limits')}--limit--\r\n' ;; '${MESSAGE_PART}${TO_PART}'
   '${MESSAGE_PART}${TO_PART.replace('--limit', '--limit ')}--limit--\r\n'
   '${MESSAGE_PART}${TO_PART.replaceAll(literal`\r\n`, literal`\n`)}--limit--\r\n'
-  '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n'
+  '${TO_PART.replace('--limit', '--other')}${MESSAGE_PART}--limit--\r\n' ;; ' \n${MESSAGE_PART}--limit--\r\n'
   '${MESSAGE_PART.replace(/x(?=\\r\\n$)/, literal`caf\xe9`)}--limit--\r\n'
   '${MESSAGE_PART.replace('message', literal`recipients\xe9`)}--limit--\r\n'
   ${
@@ -5035,6 +5036,7 @@ const FORWARDED = literal`
   203.0.113.7 ⇐ X-Forwarded-For: ::ffff:203.0.113.7
   203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7:4711
   2001:db8::1 ⇐ X-Forwarded-For: [2001:db8::1]:443
+  fe80::1 ⇐ X-Forwarded-For: fe80::1%eth0
   # All are trusted: the outermost. Beyond what is no address nobody can be known.
   10.0.0.3 ⇐ X-Forwarded-For: 10.0.0.3, 10.0.0.2
   10.0.0.2 ⇐ X-Forwarded-For: 203.0.113.7, unknown, 10.0.0.2
