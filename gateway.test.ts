@@ -938,11 +938,12 @@ test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is
 
 // The 400 took the place of the response that was due, or of its rest.
 test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
-  const { backend, gateway, finish } = await startHolding(t);
-  for (const begins of [false, true]) {
-    const { socket, text } = open(t, gateway, ABOUT.replace('about', `about?hang${begins ? 'begun' : ''}`));
+  const { backend, gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
+  for (const [method, begins] of [['GET', false], ['GET', true], ['POST', true]] as const) {
+    const request = ABOUT.replace('GET /v1/about', `${method} /v1/about?hang${begins ? 'begun' : ''}`);
+    const { socket, text } = open(t, gateway, request);
     await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
-    for (const piece of [`${ABOUT}GET /a b HTTP/1.1\r\n`, '\r\n', 'more rubbish']) {
+    for (const piece of [`${method === 'GET' ? ABOUT : ''}GET /a b HTTP/1.1\r\n`, '\r\n', 'more rubbish']) {
       socket.write(piece);
       await ask(gateway, { path: '/healthz' });
     }
@@ -1260,7 +1261,8 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
 // Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
 test('closing ends a connection on which no request has begun at once', async (t) => {
   for (const more of [{}, { tls: certificate(t) }]) {
-    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { shutdown: '1h', ...more });
+    const patient = { headersTimeoutMs: 1e6, stallTimeoutMs: 1e6 }; // nothing else ends these connections
+    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { shutdown: '1h', ...more }, patient);
     const { socket: kept } = open(t, gateway, HEALTH);
     await once(kept, 'data');
     const sockets = [kept, open(t, { port: gateway.port }).socket];
@@ -4646,6 +4648,7 @@ async function startDown(t: TestContext, wait: string, config: GatewayConfig = {
       res.shouldKeepAlive = false; // what is sent on a connection that just ends is lost, and may not be sent again
       backend.server.emit('request', req, res);
     });
+    server.on('connection', () => void backend.connections++);
     await serve(t, server, port);
     return server;
   };
@@ -4665,7 +4668,11 @@ async function isDown(gateway: Gateway): Promise<void> {
 test('a backend that goes down in the middle of twenty sends: none is lost, none doubled', async (t) => {
   const { backend, gateway, url, up } = await startDown(t, '1h');
   const server = await up();
-  backend.server.prependListener('request', () => backend.seen.length === 7 && server.close());
+  let most = 0; // connections beyond the sends
+  backend.server.prependListener('request', () => {
+    most = Math.max(most, backend.connections - backend.sent.length);
+    if (backend.seen.length === 7) server.close();
+  });
   const names = Array.from({ length: 20 }, (_, i) => `number ${i}`);
   const answers = await queueUp(gateway, names);
   await isDown(gateway);
@@ -4676,6 +4683,7 @@ test('a backend that goes down in the middle of twenty sends: none is lost, none
   for (const answer of answers) assert.equal((await answer).status, 201);
   // In the order in which they were sent: message 12 came behind message 27.
   assert.deepEqual(backend.sent.map(({ message }) => message), names);
+  assert.equal(most, 1, 'some connected before they had a slot');
   const lines = linesOf(gateway, /no connection|connected to again/).map((
     line,
   ) => [line.level, line.backend, line.waiting]);
@@ -5099,6 +5107,7 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   gateway.child.stdout!.pause();
   const logged = requests(gateway).length;
   assert.ok(logged > 1000, `${logged} lines were kept`);
+  assert.equal(linesOf(gateway, /dropped/).length, 1);
   assert.equal(logLines(gateway.log).at(-1)!.lines, total - logged);
   await askMany();
   await gateway.close();
