@@ -201,7 +201,7 @@ function section(name: string): void {
   inSection = name;
 }
 
-/** `isAlone`: the test looks at the memory of a process, or at what all other tests did. */
+/** `isAlone`: the test looks at the memory of a process, or at what all other tests did, or blocks for half a second. */
 type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean };
 
 /** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
@@ -5357,7 +5357,8 @@ const SETTING_ROWS = Array.from(
   ([, path, env]) => [path!, env!] as const,
 );
 
-test('the canary: a secret in any wrong place of a configuration is in no message, at start or on reload', async (t) => {
+const NO_MESSAGE = 'the canary: a secret in any wrong place of a configuration is in no message, at start or on reload';
+test(NO_MESSAGE, { isAlone: true }, async (t) => {
   const file = join(folder(t), 'gateway.json');
   let messages = 0;
   const nest = (path: string, value: unknown): object =>
