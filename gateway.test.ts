@@ -4,6 +4,7 @@
  *                   deno test -A --no-check gateway.test.ts            bun test --timeout 60000 ./gateway.test.ts
  *                   npx --yes -p node@26 node --test gateway.test.ts   (any Node; npx -p deno@2 and bun@1 likewise)
  * One section:      SECTION=RATE node --import tsx --test gateway.test.ts        (grep "^section(" lists them)
+ * The titles:       grep -nE "^ *(test|table|randomTest)\(" gateway.test.ts      (in sections named like the code's)
  * Some tests:       ONLY='keep-alive|trickles' node …                            (a regular expression for titles)
  * A random test:    SEED=310410416 ONLY='random targets' node …                  (a run shows its seed in the title)
  *                   SEEDS=500 ONLY='random targets' node …                       (once for each of 500 seeds)
@@ -201,7 +202,7 @@ function section(name: string): void {
   inSection = name;
 }
 
-/** `isAlone`: the test looks at the memory of a process, or at what all other tests did, or blocks for half a second. */
+/** `isAlone`: the test looks at memory, or at what all other tests did, or blocks for half a second. */
 type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean };
 
 /** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
@@ -423,7 +424,7 @@ function copiesOf(token: string): http.OutgoingHttpHeaders[] {
     origin: http://api:${token}@gateway | host: api:${token}@gateway
     origin: http://api:${encoded}@gateway | host: api:${encoded}@gateway
     host: ${token}
-    x-token: ${token} | x-request-uri: /@auth=${encoded}/v2/send | x-auth-request-redirect: /login?to=${path} | x-amzn-remapped-authorization: ${ofUser} | x-authorization: ${alone} | x-base64url: ${inUrl} | x-list: a, "${list}", b`;
+    x-token: ${token} | x-upper: ${encoded.toUpperCase()} | x-request-uri: /@auth=${encoded}/v2/send | x-auth-request-redirect: /login?to=${path} | x-amzn-remapped-authorization: ${ofUser} | x-authorization: ${alone} | x-base64url: ${inUrl} | x-list: a, "${list}", b`;
   return rows.trim().split('\n').map((row) => Object.fromEntries(parseRow(row).headers));
 }
 
@@ -1452,7 +1453,7 @@ test('closing lets running requests finish, refuses new ones and at once those t
   assert.deepEqual(arrived(backend), ['first']);
 });
 
-test('at the deadline a request that the backend has is 504, any other is 503, and the gateway waits for nobody', async (t) => {
+test('closing: at the deadline a request that the backend has is 504, any other is 503, each says Connection: close, and the gateway waits for nobody', async (t) => {
   const { backend, gateway } = await startHolding(t, { shutdown: '1s' });
   const clients = [
     [SEND, '504 backend_timeout'],
@@ -1718,7 +1719,7 @@ table("attack: use somebody else's token in the body beside one that may not", t
   * ${HELLO} | bearer → 403 endpoint_not_allowed
   ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
-test('attack: wrong credentials from any number of addresses do not fill the memory', () => {
+test('attack: wrong credentials from any number of addresses do not fill the memory; the limiter forgets the key used longest ago', () => {
   const limiter = new RateLimiter();
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000 }, 0) > 0;
   for (let i = 0; i < 50_000; i++) isKnown(i);
@@ -2367,7 +2368,7 @@ const BIG_SEND = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_00
 const LATE_AUTH = `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`;
 const ODD_TEXT = literal`é😀\\u00e9\\n`.repeat(50_000);
 const ODDLY_WRITTEN = `'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${ODD_TEXT}"}'`;
-table('small bodies arrive with their true length, large ones with the length that was announced, byte for byte', {})`
+table('small bodies, chunked too, arrive with their true length, large ones with the announced one, byte for byte', {})`
   * bearer → 201
   ${HELLO} | Transfer-Encoding: chunked → '${HELLO}' | > Content-Length: ${HELLO.length} | > Transfer-Encoding:
   ${BIG_SEND} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
@@ -2549,6 +2550,21 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
       assert.fail(`of ${arrives}: ${left.map((count, i) => `${count()} stay: ${all[i]!.slice(0, 200)}`)}`)
     );
   }
+});
+
+test('a gateway that was closed leaves nothing in memory, no timer either', { isAlone: true }, async () => {
+  const listenAndClose = async () => {
+    const log = (): void => {};
+    const gateway = createGateway({ listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } }, { log });
+    await gateway.listen();
+    await gateway.close();
+    return new WeakRef(log);
+  };
+  const log = await listenAndClose();
+  await until(() => {
+    collectGarbage();
+    return log.deref() === undefined;
+  });
 });
 
 // What was made of one megabyte of "{},{},…" stayed as 20 MB while its send waited: 16 of them ended a small computer.
@@ -3128,7 +3144,7 @@ const BAD_SETTINGS = literal`
   {"defaults":{"constructor":1},"message":["{{x}}"]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
   {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
-test("what is wrong with a webhook's settings is said with its place", () => {
+test("what is wrong with a token's defaults or message, an empty template too, is said with its place", () => {
   for (const line of BAD_SETTINGS.trim().split('\n')) {
     const [token = '', ...problems] = line.trim().split(' ⇒ ');
     const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
@@ -4735,7 +4751,7 @@ test('a reload to another address begins without an outage; who waits, with a la
   assert.equal(linesOf(gateway, /no connection/).length, 1);
 });
 
-test('a backend that is down and not waited for is 502 at once, and is found again by any request', async (t) => {
+test('while the backend is down, what may not wait (backend.wait 0) is 502 at once; any request finds it again', async (t) => {
   const { gateway, up } = await startDown(t, '0', RECEIVING);
   const poll = { path: RECEIVE, headers: BEARER };
   for (const answer of [ask(gateway, poll), send(gateway, 'lost')]) {
@@ -4747,7 +4763,7 @@ test('a backend that is down and not waited for is 502 at once, and is found aga
 });
 
 // They were 502 in waves, each after `backend.wait`: 24 sends took 24 times as long.
-test('a wait for the backend ends with its time, for all at once, with its client and with the gateway', async (t) => {
+test('a send waits for a backend that is down, no longer than backend.wait or backend.timeout; the wait ends for all at once, with its client and with the gateway', async (t) => {
   const { backend, gateway, up, settings } = await startDown(t, '500ms', { shutdown: '1h' });
   let met = 0;
   gateway.server.on('request', () => met++);
@@ -5307,7 +5323,7 @@ test('flags replace the environment, the environment replaces the file, and toke
   assert.deepEqual([without.shutdown, less.shutdown, without.cors], [8000, 3000, undefined]);
 });
 
-test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file', (t) => {
+test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file (secretFile), white space around it aside', (t) => {
   const digest = hashOf(OTHER);
   const list = fileWith(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
   const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
@@ -5315,7 +5331,7 @@ test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, an
     const { tokens } = loadSettings({ env });
     assert.deepEqual(tokens.map((token) => [token.name, token.digest]), [['ha', hashOf(SECRET)], ['token-2', digest]]);
   }
-  const secretFile = fileWith(t, `${SECRET}\n`);
+  const secretFile = fileWith(t, ` ${SECRET}\n`);
   const file = fileWith(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
   const { digest: own, expires, methods } = loadSettings({ file }).tokens[0]!;
   assert.deepEqual([own, expires, ...methods!], [hashOf(SECRET), Date.parse('2027-06-30T23:59:59.999Z'), 'path']);
@@ -5629,7 +5645,10 @@ test('token makes a secret that hash and the gateway agree on', async (t) => {
   const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
   assert.notEqual(named[0], `secret  ${secret}`);
   assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
-  assert.equal((await cli(['hash'], { input: 'short\n' })).code, 2);
+  assert.equal((await cli(['hash'], { input: `${secret}\r\n` })).stdout, `${hashed}\n`);
+  assert.equal((await cli(['hash'], { input: ` ${secret}\n` })).code, 2);
+  const { code, stderr } = await cli(['hash'], { input: 'short\n' });
+  assert.deepEqual([code, /^gateway: stdin: the secret is shorter/.test(stderr)], [2, true], stderr);
 });
 
 test('--check says in words what each token may do, and nothing of its secret', async (t) => {
