@@ -1904,9 +1904,10 @@ const EXPOSED = `Access-Control-Allow-Origin: ${DASHBOARD} | Access-Control-Expo
 const HIDDEN = 'Access-Control-Allow-Origin: | Access-Control-Expose-Headers: | Vary:';
 const [GOOD, LISTED] = [`bearer ${OTHER}`, `* Origin: ${DASHBOARD} → ${EXPOSED} | Vary: Origin`];
 const READERS = { ...tokens({ rate: '3/1h' }, {}), cors: CORS, allow: ['send', 'info'], limits: { body: '1KiB' } };
-// On Bun a refused request whose body nobody reads has no end: its connection closes after the stall time-out.
+/** On Bun a refused request whose body nobody reads has no end: its connection closes after this time. */
+const SOON_CLOSED = { stallTimeoutMs: 500 };
 const READ_ALL = 'a page of an origin on cors may read every response, refusals included, and no other page any';
-table(READ_ALL, READERS, { stallTimeoutMs: 500 })([
+table(READ_ALL, READERS, SOON_CLOSED)([
   [LISTED, ...NOT_LISTED.map((origin) => `* ${origin} → ${HIDDEN}`)],
   `/v1/health | ${GOOD} → 204 ;; ${HELLO} | ${GOOD} → 201 ;; /v1/about | ${GOOD} → 200
   /.. → 400 bad_target ;; /v1/about | ${GOOD} | ${GOOD} → 400 bad_credential ;; {} | ${GOOD} → passes
@@ -2334,8 +2335,6 @@ table('a body that the backend would read in another way is 400; without a token
   bearer | {"auth":1} ;; bearer | {"Auth":"x"} ;; {"auth":"${SECRET}","number":1} ;; {"Auth":"${SECRET}"}`;
 /** Settings of a token that makes sends. */
 const OF_A_WEBHOOK = `@ {"defaults":{"number":"${FROM}","recipients":["${TO}"]}}`;
-/** On Bun a refused request whose body nobody reads has no end: its connection closes after this time. */
-const SOON_CLOSED = { stallTimeoutMs: 500 };
 const SMALL = { limits: { body: '1KiB' } };
 table('a body of the size that is allowed passes, and one byte more is 413', SMALL, SOON_CLOSED)`
   * bearer → 413 body_too_large
@@ -5870,7 +5869,7 @@ test('the command line asks the backend once at start, and after a reload to ano
   const file = fileWith(t, config(`http://api:password-of-backend@${host}/200${about}/`));
   const gateway = await startProcess(t, { args: ['--config', file] });
   const heard = async (count: number): Promise<LogLine> => {
-    const lines = (): LogLine[] => logLines(gateway.log).filter(({ message }) => message.startsWith('the backend '));
+    const lines = (): LogLine[] => linesOf(gateway, /^the backend /);
     await until(() => lines().length === count);
     return lines().at(-1)!;
   };

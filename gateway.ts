@@ -1135,9 +1135,7 @@ async function closeGateway(server: http.Server, core: Core) {
 
 /** Ends the running requests. The response tells the client whether the backend has the request. */
 function endRunning(core: Core) {
-  for (const exchange of core.running) {
-    exchange.end(new Problem(exchange.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
-  }
+  for (const each of core.running) each.end(new Problem(each.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
 // #endregion
@@ -3292,11 +3290,10 @@ function holdsSecret(value: string, secrets: readonly string[]): boolean {
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function sendWhenUp(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const isLarge = content !== undefined && 'chunks' in content;
   exchange.queue.join(exchange);
   try {
     for (;;) {
-      await exchange.queue.enter(exchange, !isLarge); // a large body acquires its slot before its last byte
+      await exchange.queue.enter(exchange, !isLarge(content)); // a large body acquires its slot before its last byte
       try {
         return await connectAndSend(exchange, target, content, isUpgrade);
       } catch (error) {
@@ -3308,6 +3305,11 @@ async function sendWhenUp(exchange: Exchange, target: Target, content: Content, 
   } finally {
     exchange.queue.release(exchange);
   }
+}
+
+/** Whether the body for the backend is larger than the head, and so a stream. */
+function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+  return content !== undefined && 'chunks' in content;
 }
 
 /**
@@ -3369,7 +3371,7 @@ function connectAndSend(exchange: Exchange, target: Target, content: Content, is
 // its response on Deno 2.9.
 /** Writes the request on its connection, a large body at the backend's pace. */
 async function writeRequest(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  if (content === undefined || !('chunks' in content)) {
+  if (!isLarge(content)) {
     await exchange.queue.enter(exchange, true); // only the trier (see SLOTS) has no slot yet
     exchange.waitFor(exchange.rules['backend.timeout'], 'backend_timeout');
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -3452,8 +3454,8 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
  * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation.
  */
-function collectSoon(chunk: Uint8Array | undefined) {
-  if (!chunk || chunk.length < COLLECT_FROM_BYTES) return;
+function collectSoon(chunk: Uint8Array) {
+  if (chunk.length < COLLECT_FROM_BYTES) return;
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
@@ -4302,7 +4304,7 @@ function textThat(isRight: (text: string) => boolean, expected: string) {
 }
 
 /** Whether a value is what JSON calls an object. */
-function isObject(value: unknown): value is Record<string, unknown> {
+function isObject(value: unknown): value is JsonObject {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
