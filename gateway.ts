@@ -26,15 +26,11 @@
  * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
  * configuration.
  *
- * Budget: 3,040 lines of code, 45 a function, 230 a class. A feature pays for its lines by what it makes superfluous.
- *
- * Contents, with the most lines of code that each section may have. The first five sections hold types and tables that
- * all others use. From GATEWAY to READERS a section calls only functions of sections below it. The command line stands
- * last and may call everything.
- *   PUBLIC TYPES 65 · SETTINGS 55 · FIXED LIMITS 40 · PROBLEMS 87 · ROUTES 103 · GATEWAY 246 · PIPELINE 200 ·
- *   TARGET 75 · CREDENTIALS 61 · ORIGINS 50 · ENDPOINTS 48 · RATE 19 · REQUEST BODY 190 · SENDS 149 · TEMPLATES 110 ·
- *   POLICY 70 · BODY SCAN 280 · RELAY 193 · SLOTS 138 · WEBSOCKETS 50 · MESSAGE READER 29 · RESPONSES 38 ·
- *   ADDRESSES 22 · LOG 57 · LOADING 138 · READERS 274 · DEMO 46 · COMMAND LINE 246 · EXPORTS 4
+ * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
+ * only functions of sections below it. The command line stands last and may call everything.
+ *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
+ *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · SLOTS · WEBSOCKETS ·
+ *   MESSAGE READER · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -232,6 +228,14 @@ interface GatewayOptions {
    * @default 30_000
    */
   slotTimeoutMs?: number;
+  /** How long connecting to the backend may take, TLS included. @default 10_000 */
+  connectTimeoutMs?: number;
+  /**
+   * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
+   * outlives the other.
+   * @default 2000
+   */
+  lingerMs?: number;
 }
 
 /** The result of `createGateway`. It does nothing before `listen`. */
@@ -384,7 +388,10 @@ const RATE_KEYS_LIMIT = 10_000;
  */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
-/** How long a refused client may still read and send; also how long one half of a WebSocket outlives the other. */
+/**
+ * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
+ * outlives the other. An option of `createGateway` too.
+ */
 const LINGER_MS = 2000;
 
 /**
@@ -417,7 +424,7 @@ const RENDER_LIMIT_BYTES = 64 * 1024;
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
-/** How long connecting to the backend may take, TLS included. */
+/** How long connecting to the backend may take, TLS included. An option of `createGateway` too. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /**
@@ -810,6 +817,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     log: makeLog(settings, options),
     stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
+    connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
+    lingerMs: options.lingerMs ?? LINGER_MS,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     /** Counts the log lines of unauthenticated requests, by address. */
@@ -1001,7 +1010,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
 
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
   // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
-  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), LINGER_MS).unref());
+  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), core.lingerMs).unref());
   const problem = new Problem(code);
   if (current === undefined) {
     const { headers, body } = problemResponse(problem, randomUUID());
@@ -1957,7 +1966,7 @@ class RequestBody {
     const { req, res, core } = exchange;
     this.#exchange = exchange;
     this.#reader = new MessageReader(exchange, req, 'client_left');
-    this.#lingerMs = Math.min(LINGER_MS, core.stallTimeoutMs / 4);
+    this.#lingerMs = Math.min(core.lingerMs, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
@@ -3360,7 +3369,7 @@ function connectAndSend(exchange: Exchange, target: Target, content: Content, is
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(CONNECT_TIMEOUT_MS, exchange.rules['backend.timeout']);
+      const timeoutMs = Math.min(exchange.core.connectTimeoutMs, exchange.rules['backend.timeout']);
       exchange.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
       socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
@@ -3741,7 +3750,7 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
     side.on('error', () => close('broken'));
     // After one side has ended its half, the other may send its last bytes, but not for ever.
-    side.once('end', () => setTimeout(close, LINGER_MS, 'ended').unref());
+    side.once('end', () => setTimeout(close, core.lingerMs, 'ended').unref());
   }
   // `pipe` would pause the backend for a slow client, and the backend writes to all its readers in turn.
   backend.on('data', (chunk: Buffer) => {
