@@ -29,8 +29,8 @@
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
  * only functions of sections below it. The command line stands last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
- *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · SLOTS · WEBSOCKETS ·
- *   MESSAGE READER · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
+ *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS · CONNECT ·
+ *   WEBSOCKETS · MESSAGE READER · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -40,12 +40,12 @@
 
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
-import { type EventEmitter, once } from 'node:events';
+import { once } from 'node:events';
 import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
 import http, { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
-import { type AddressInfo, BlockList, connect, isIP, Socket } from 'node:net';
+import { type AddressInfo, BlockList, connect as connectSocket, isIP, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
@@ -450,9 +450,6 @@ const IDLE_TIMEOUT_MS = 4000;
 /** The smallest chunk for which `collectSoon` runs. */
 const COLLECT_FROM_BYTES = 4096;
 
-/** The shortest credential whose copies are removed from other headers. A shorter one may occur there by chance. */
-const COPY_FROM_LENGTH = 16;
-
 /** The `Retry-After` of 503 `busy`. A guess: a backend takes 10 to 20 seconds to restart. */
 const BUSY_RETRY_MS = 10_000;
 
@@ -811,33 +808,31 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
+  const stallTimeoutMs = options.stallTimeoutMs ?? STALL_TIMEOUT_MS;
   return {
     rules: makeRules(settings),
     now: options.now ?? Date.now,
     log: makeLog(settings, options),
-    stallTimeoutMs: options.stallTimeoutMs ?? STALL_TIMEOUT_MS,
+    stallTimeoutMs,
     slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
     connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
-    lingerMs: options.lingerMs ?? LINGER_MS,
+    lingerMs: options.lingerMs ?? Math.min(LINGER_MS, stallTimeoutMs / 4),
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     /** Counts the log lines of unauthenticated requests, by address. */
     lineLimiter: new RateLimiter(),
     /**
-     * All connections, by transport socket. `speaker` is the socket that speaks HTTP; with TLS it is undefined until
-     * the handshake is done. `token` is the name of the token whose request is being served. The map's order decides
-     * which connection is closed at the limit: the first without `token` has gone longest without a valid token.
+     * All connections, by transport socket. The map's order decides which connection is closed at the limit: the first
+     * without `token` has gone longest without a valid token.
      */
-    connections: new Map<Socket, { speaker: Socket | undefined; token?: string | undefined }>(),
-    /** For each connection, the responses that are not finished yet, in the order of their requests. */
-    due: new WeakMap<Socket, ServerResponse[]>(),
+    connections: new Map<Socket, Connection>(),
     /**
      * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
      * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** The queue of the current backend. A request that began before a reload keeps the queue of its own backend. */
-    queue: new BackendQueue(),
+    /** The way to the current backend. A request that began before a reload keeps the way to its own backend. */
+    upstream: new Upstream(),
     /** The open WebSockets: the request that opened each, which is checked again, and a function that closes it. */
     tunnels: new Map<Exchange, (reason: string) => void>(),
     draining: false,
@@ -862,9 +857,6 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   // fields is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
-    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
-    // as a request of its own. So this request is the last one on its connection (test "a request hidden in the body").
-    if (req.headers.upgrade !== undefined || isTooLong(req)) res.shouldKeepAlive = false;
     // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline.
     res.once('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
@@ -875,7 +867,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
     // client sends an upgrade then.
-    if (isPeerGone(core, req.socket) || core.due.get(req.socket)?.length) socket.destroy();
+    if (isPeerGone(core, req.socket) || connectionOf(core, req.socket).due.length > 0) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
@@ -884,7 +876,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.on('connect', onUpgrade);
   // Drops a client that does not read its response, or is idle between requests. Keeps one that waits for the gateway.
   server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
-    if (socket.writableLength > 0 || !core.due.get(socket)?.length) socket.destroy();
+    if (socket.writableLength > 0 || connectionOf(core, socket).due.length === 0) socket.destroy();
   });
   server.on('clientError', (error, socket: Socket) => respondUnparsed(core, error, socket));
   // Runs after respondUnparsed, which cannot write to a socket whose handshake failed, and would leave it open for
@@ -927,9 +919,66 @@ function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new ServerResponse(req);
   res.assignSocket(socket as Socket);
-  res.shouldKeepAlive = false;
   res.once('finish', () => socket.end(() => socket.destroy()));
   return res;
+}
+
+/**
+ * A client's connection. Everything that outlives one of its requests is here.
+ *
+ * `decideKeepAlive` alone decides whether the connection is kept, when the head of a response is written. Once
+ * `isClosing` is true, it stays true, and no further request of the connection is acted on (RFC 9112 9.6).
+ */
+class Connection {
+  /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
+  speaker: Socket | undefined;
+  /** The name of the token whose request is being served. */
+  token: string | undefined;
+  /** The responses that are not finished yet, in the order of their requests. */
+  readonly due: ServerResponse[] = [];
+  #isClosing = false;
+
+  constructor(speaker: Socket | undefined) {
+    this.speaker = speaker;
+  }
+
+  get isClosing() {
+    return this.#isClosing;
+  }
+
+  /** From now on, no further request is acted on. */
+  beginClosing() {
+    this.#isClosing = true;
+  }
+
+  /**
+   * Decides whether the connection is kept after a response, whose head is about to be written. `shouldKeepAlive` is
+   * the wish of the client, as node:http reads it.
+   */
+  decideKeepAlive({ core, req, res, isMadeSend }: Exchange): boolean {
+    const hasArrived = req.complete || !hasBody(req);
+    // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
+    const isSendByGet = isMadeSend && req.method === 'GET';
+    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
+    // as a request of its own (test "a request hidden in the body").
+    const isUpgrade = req.headers.upgrade !== undefined || req.method === 'CONNECT';
+    // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
+    const isKept = res.shouldKeepAlive && hasArrived && !isSendByGet && !isUpgrade && !isTooLong(req) && !core.draining;
+    this.#isClosing ||= !isKept;
+    return !this.#isClosing;
+  }
+}
+
+/** The connection of a socket that speaks HTTP. */
+function connectionOf({ connections }: Core, speaker: Socket): Connection {
+  const socket = transportSocket(speaker);
+  const known = connections.get(socket);
+  if (known) return known;
+  const connection = new Connection(speaker);
+  if (socket.destroyed) return connection;
+  connections.set(socket, connection);
+  socket.once('close', () => connections.delete(socket));
+  return connection;
 }
 
 // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
@@ -941,17 +990,16 @@ function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
 function watchConnections(core: Core, server: http.Server) {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    // The server emits a connection again after each withoutUpgrade: one listener is enough.
-    if (!connections.has(socket)) socket.once('close', () => connections.delete(socket));
+    if (connections.has(socket)) return; // the server emits a connection again after each withoutUpgrade
     // With https another socket speaks HTTP. "secureConnection" brings it when the handshake is done.
-    connections.set(socket, { speaker: 'setSecureContext' in server ? undefined : socket });
+    connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket;
     if (connections.size <= core.rules['limits.connections']) return;
     const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
     connections.delete(evicted);
     evicted.destroy();
     warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
   });
-  server.on('secureConnection', (speaker: Socket) => connections.set(transportSocket(speaker), { speaker }));
+  server.on('secureConnection', (speaker: Socket) => (connectionOf(core, speaker).speaker = speaker));
 }
 
 /**
@@ -962,16 +1010,15 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
   if (isPeerGone(core, socket)) return void socket.destroy();
-  const due = core.due.get(socket) ?? [];
-  core.due.set(socket, due);
+  const connection = connectionOf(core, socket);
+  const { due } = connection;
   const previous = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.once('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (previous !== undefined) await once(previous, 'close');
-    // A request behind a response with "Connection: close" must not be acted on (RFC 9112 9.6).
-    if (!socket.destroyed && previous?.shouldKeepAlive !== false) await handle(core, req, res, upgrade);
+    if (!socket.destroyed && !connection.isClosing) await handle(core, connection, req, res, upgrade);
   } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
@@ -993,8 +1040,12 @@ function isPeerGone(core: Core, socket: Socket): boolean {
  */
 function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
   const { code: reason = '', rawPacket } = error;
-  const [current, next] = core.due.get(socket) ?? []; // the response that is due, and the one behind it
+  const connection = connectionOf(core, socket);
+  const [current, next] = connection.due; // the response that is due, and the one behind it
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
+  // UNTIL Deno keeps a parser that has failed to itself: Deno 2.9 uses it again for another connection, and gives it
+  // these bytes too (test "rubbish behind a refusal").
+  if (reason.startsWith('HPE_')) socket.removeAllListeners('data').resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
@@ -1008,15 +1059,14 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   if (warning) warnRarely(core, warning, fields);
   else core.log('debug', 'client error', fields);
 
+  connection.beginClosing();
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
-  // The rest is read and dropped: unread bytes would reset the connection, and the response would be lost.
-  const close = (last = '') => socket.end(last, () => setTimeout(() => socket.destroy(), core.lingerMs).unref());
   const problem = new Problem(code);
   if (current === undefined) {
     const { headers, body } = problemResponse(problem, randomUUID());
     const pairs = Object.entries({ 'Connection': 'close', ...headers });
     socket.write(responseHead(problem.status, pairs.flat().map(String)));
-    return void close(body);
+    return void endSocket(core, socket, body);
   }
   // A response is due. The requests behind it get none, and are not acted on. The request of the due response is
   //
@@ -1028,8 +1078,8 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const { req } = current;
   const isWithoutLength = req.method === 'POST' && !hasBody(req) && exchange?.stage !== 'sent' && next === undefined;
   if (exchange && !current.headersSent && (!req.complete || isWithoutLength)) exchange.end(problem);
-  else if (current.shouldKeepAlive) current.once('close', () => close());
-  current.shouldKeepAlive = false;
+  // node:http ends a connection whose response says "close". This response may have said otherwise.
+  else if (current.headersSent && current.shouldKeepAlive) current.once('close', () => endSocket(core, socket));
 }
 
 /** Settings that are used only at start. A reload leaves them as they are, and its log line names those that differ. */
@@ -1052,10 +1102,14 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
   const backend = core.rules['backend.url'];
   const isSameBackend = settings['backend.url'].url.href === backend.url.href;
-  // If `backend.url` is unchanged, its connections, its queue and a known outage are kept.
+  // If `backend.url` is unchanged, its connections, its slots and a known outage are kept.
   core.rules = makeRules({ ...settings, ...kept, ...(isSameBackend && { 'backend.url': backend }) });
-  if (!isSameBackend) core.queue = new BackendQueue();
-  core.queue.serve(core); // there may be more slots now
+  if (!isSameBackend) {
+    const old = core.upstream;
+    core.upstream = new Upstream();
+    old.gate.stopIfIdle(core);
+  }
+  core.upstream.slots.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -1106,7 +1160,7 @@ async function openPort(server: http.Server, core: Core): Promise<string> {
 /** Removes the file of a unix socket on which nobody listens, because its owner was killed. Touches no other file. */
 async function removeStaleSocket(path: string) {
   if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
-  const probe = connect({ path });
+  const probe = connectSocket({ path });
   const failure = await once(probe, 'connect').then(() => undefined, ({ code }: NodeJS.ErrnoException) => code);
   probe.destroy();
   if (failure === 'ECONNREFUSED') unlinkSync(path);
@@ -1118,6 +1172,7 @@ async function removeStaleSocket(path: string) {
  */
 async function closeGateway(server: http.Server, core: Core) {
   core.draining = true;
+  core.upstream.gate.stopIfIdle(core);
   for (const close of core.tunnels.values()) close('shutdown');
   for (const exchange of core.running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
@@ -1152,13 +1207,7 @@ function endRunning(core: Core) {
 // #region PIPELINE
 
 /**
- * How far a request has come. `NEXT_STAGES` has the same arrows.
- *
- *   received ──► sending ──► sent ──► answered ──► tunnel
- *      │          ▲ │ │                ▲   ▲
- *      │          │ │ └────────────────┘   │
- *      ▼          │ ▼                      │
- *      └────────► waiting ─────────────────┘
+ * How far a request has come. The section RELAY moves it on, and `standBy` below.
  *
  *   received   the gateway checks the request; the backend has nothing
  *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
@@ -1168,25 +1217,16 @@ function endRunning(core: Core) {
  *   tunnel     an open WebSocket: nothing of HTTP is written any more
  */
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
-const NEXT_STAGES: Record<Stage, readonly Stage[]> = {
-  received: ['waiting', 'sending'],
-  waiting: ['sending', 'answered'], // answered: a WebSocket, or the response to a body that is not complete
-  sending: ['waiting', 'sent', 'answered'], // waiting: the connection was refused, or there is no slot yet
-  sent: ['answered'],
-  answered: ['tunnel'],
-  tunnel: [],
-};
 
-/**
- * One request with its response. The functions of all stages get it as `exchange`. It has one timer, because the
- * gateway never waits for client and backend at the same time.
- */
+/** One request with its response. The functions of all stages get it as `exchange`. */
 class Exchange {
   readonly core: Core;
+  /** The client's connection. */
+  readonly connection: Connection;
   /** The rules when the request began: a reload in the middle changes nothing for it. */
   readonly rules: Rules;
-  /** The queue of the backend in these rules. */
-  readonly queue: BackendQueue;
+  /** The gate and the slots of the backend in these rules. */
+  readonly upstream: Upstream;
   readonly req: IncomingMessage;
   readonly res: ServerResponse;
   readonly requestId = randomUUID();
@@ -1196,6 +1236,7 @@ class Exchange {
   readonly ownHeaders: Record<string, string>;
 
   // What the steps of the pipeline find out.
+  /** What is asked of the backend. */
   target: Target | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
@@ -1216,12 +1257,21 @@ class Exchange {
   hasLeft = false;
   /** Why the exchange ended early: the first reason. */
   endedBy: Problem | undefined;
+  /** Ends the waits of an upload. Only `transmit` writes it. */
+  earlyResponse: EarlyResponse | undefined;
 
-  // What the exchange holds.
-  /** Its place in the queue of the backend, with its slot. */
-  readonly place = new Place();
+  // What the exchange holds. Slots and Gate write the first three.
+  slot: Slot | undefined;
+  /** How long the request may still wait for a slot. */
+  slotWaitMs = 0;
+  /** How long the request may still wait for a backend that is down. */
+  gateWaitMs = 0;
+  /** When the request was ready to be sent, by performance.now(). Requests wait in this order. */
+  readyMs = 0;
   /** How many bytes of its body are in memory, for a send that is made from them. */
   heldBytes = 0;
+  /** How many bytes the backend has of a large body that is not complete. */
+  uploadBytes = 0;
   /**
    * The request to the backend, which ends with the exchange. Not a closure: the context of a closure would keep a
    * whole request of node:http alive, and took twice the memory.
@@ -1229,16 +1279,13 @@ class Exchange {
   underway: { destroy(): unknown } | undefined;
   /** The last part of the response's body. `endResponse` writes it, so that a short response is one write. */
   rest: Uint8Array | string | undefined;
-  /** Ends `standBy`. */
-  wake: (() => void) | undefined;
-  /** The functions that `end` calls. Not those of an AbortSignal, which cost 5 µs a request. */
-  readonly #listeners: (() => void)[] = [];
-  #timer: NodeJS.Timeout | undefined;
+  #resume: (() => void) | undefined;
 
-  constructor(core: Core, req: IncomingMessage, res: ServerResponse) {
+  constructor(core: Core, connection: Connection, req: IncomingMessage, res: ServerResponse) {
     this.core = core;
+    this.connection = connection;
     this.rules = core.rules;
-    this.queue = core.queue;
+    this.upstream = core.upstream;
     this.req = req;
     this.res = res;
     this.startedMs = core.now();
@@ -1246,32 +1293,12 @@ class Exchange {
     this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
-  /**
-   * Goes on to a stage, if `NEXT_STAGES` allows it; otherwise does nothing. After an early response, for example, the
-   * stage stays `answered`.
-   */
-  moveTo(stage: Stage) {
-    if (NEXT_STAGES[this.stage].includes(stage)) this.stage = stage;
-  }
-
   /** Writes the head of the response. @param rest the body, if it is short. */
   respond(status: number, headers: OutgoingHttpHeaders | string[], rest?: string, statusText?: string) {
-    if (this.core.draining) this.res.shouldKeepAlive = false;
+    this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
     this.report.status = status;
     this.rest = rest;
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
-  }
-
-  /**
-   * Returns a function that waits until one of these events comes, or the exchange ends. `once` would wait for ever for
-   * the "drain" of a client that has left.
-   */
-  changesOf(stream: EventEmitter, events: string[]): () => Promise<void> {
-    let wake = () => {};
-    const onChange = () => wake();
-    for (const event of events) stream.on(event, onChange);
-    this.#listeners.push(onChange);
-    return () => new Promise((resolve) => (wake = resolve));
   }
 
   /**
@@ -1280,7 +1307,7 @@ class Exchange {
    * until the slot is overdue.
    */
   leave() {
-    if (this.stage !== 'sent' || this.place.slot !== 'held') return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || this.slot?.state !== 'held') return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -1290,35 +1317,51 @@ class Exchange {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
     this.underway?.destroy();
-    this.wake?.();
-    for (const listener of this.#listeners) listener();
+    this.wake();
   }
+
+  // An exchange waits for one thing at a time: a part of the client's body, a slot, the backend, or room to write. All
+  // of its waits but that of `connect`, which has its own timer, go through `waitUntil`, which alone sets a timer.
 
   /**
-   * Starts the timer anew, and returns at once.
-   * @param timeoutMs Infinity starts no timer.
-   * @param act what happens when the time is over: by default the exchange ends.
+   * Waits until `isOver` returns true, which `wake` asks again.
+   * @param timeoutMs Infinity sets no timer.
+   * @param late the problem after that time, or its code.
+   * @throws {Problem | EarlyResponse} as throwIfEnded.
    */
-  waitFor(timeoutMs: number, code: ProblemCode, act = (problem: Problem) => this.end(problem)) {
-    clearTimeout(this.#timer);
-    const onTimeout = () => act(new Problem(code, 'timeout'));
-    this.#timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
+  async waitUntil(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
+    if (this.#resume) throw new Error('an exchange waits for two things at once');
+    let timer: NodeJS.Timeout | undefined;
+    try {
+      for (this.throwIfEnded(); !isOver(); this.throwIfEnded()) {
+        const onTimeout = () => this.end(typeof late === 'string' ? new Problem(late, 'timeout') : late());
+        if (timeoutMs < Infinity) timer ??= setTimeout(onTimeout, timeoutMs);
+        await new Promise<void>((resolve) => (this.#resume = resolve));
+      }
+    } finally {
+      this.#resume = undefined;
+      clearTimeout(timer);
+    }
   }
 
-  stopTimer() {
-    clearTimeout(this.#timer);
+  /** @throws {Problem | EarlyResponse} what has ended the exchange, or its upload. */
+  throwIfEnded() {
+    const reason = this.endedBy ?? this.earlyResponse;
+    if (reason) throw reason;
   }
+
+  /** Asks the condition of the wait again. Is a listener for the events of streams. */
+  readonly wake = () => this.#resume?.();
 
   /**
-   * Waits for `wake`, while the backend has nothing of the request.
-   * @throws {Problem} what ended the exchange instead. A shutdown ends it at once.
+   * Waits while the backend has nothing of the request, or not its last byte.
+   * @throws {Problem} as waitUntil. A shutdown ends this wait at once.
    */
-  async standBy() {
+  async standBy(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
-    this.moveTo('waiting');
-    if (!this.endedBy) await new Promise<void>((resolve) => (this.wake = resolve));
-    this.moveTo('sending');
-    if (this.endedBy) throw this.endedBy;
+    this.stage = 'waiting';
+    await this.waitUntil(isOver, timeoutMs, late);
+    this.stage = 'sending';
   }
 }
 
@@ -1327,8 +1370,8 @@ class Exchange {
  * why it stands where it stands.
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
-async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
-  const exchange = new Exchange(core, req, res);
+async function handle(core: Core, connection: Connection, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
+  const exchange = new Exchange(core, connection, req, res);
   const { rules, client } = exchange;
   const body = new RequestBody(exchange);
   begin(exchange);
@@ -1355,33 +1398,31 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
 
     // Before the endpoint: an unauthenticated client must not learn which endpoints an allowlist opens.
     const token = identify(exchange);
-    if (token instanceof Problem) return refuse(exchange, token);
+    if (token instanceof Problem) throw token;
     exchange.token = token;
-    claimConnection(exchange, token);
 
     // The cross-site check comes after the token, because only Basic is a form that a browser adds by itself. It comes
-    // before the endpoint, because another site must not learn which endpoints are allowed.
-    const refusal = refusalOfOrigin(rules, exchange) ?? refusalOf(token, target, client);
-    if (refusal) return refuse(exchange, refusal);
-
-    // After the endpoint: a request that can never pass must not use up the rate of those that can.
-    takeRate(core, token);
+    // before the endpoint, because another site must not learn which endpoints are allowed. The rate comes after the
+    // endpoint: a request that can never pass must not use up the rate of those that can.
+    const refusal = claimConnection(exchange) ?? refusalOfOrigin(rules, exchange) ??
+      refusalOf(token, target, client) ?? takeRate(core, token);
+    if (refusal) throw refusal;
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
-    // it streams. If the gateway makes a send from the body, that send is checked. Then the request is relayed, once.
-    const check = (field: Field) => checkField(token, target, field);
+    // it streams. If the gateway makes a send from the body, that send is checked.
     exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    if (exchange.isMadeSend) {
-      await relay(exchange, { ...target, method: SEND_ROUTE.method, query: '' }, await readSend(exchange, body, check));
-    } else {
-      await relay(exchange, target, await body.open(target, check), upgrade);
-      if (exchange.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
-    }
+    if (exchange.isMadeSend) exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
+    const check = (field: Field) => checkField(token, target, field);
+    const content = exchange.isMadeSend ? await readSend(exchange, body, check) : await body.open(check);
+
+    // Once: see `relay`. A send that was made is no WebSocket.
+    await relay(exchange, content, exchange.isMadeSend ? undefined : upgrade);
+    if (exchange.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
   } catch (error) {
-    refuse(exchange, error);
+    await refuse(exchange, error);
   } finally {
     core.running.splice(core.running.indexOf(exchange), 1);
-    void body.endResponse();
+    void endResponse(exchange);
     logExchange(exchange);
   }
 }
@@ -1391,32 +1432,33 @@ async function handle(core: Core, req: IncomingMessage, res: ServerResponse, upg
  * the response is finished, the connection counts as unauthenticated again, until its next valid token.
  */
 function begin(exchange: Exchange) {
-  const { connections, running } = exchange.core;
+  const { core: { connections, running }, connection, req, res } = exchange;
   running.push(exchange);
-  const socket = transportSocket(exchange.req.socket);
-  exchange.res.once('close', () => {
-    if (!exchange.res.writableFinished) exchange.leave();
-    const connection = connections.get(socket);
-    if (connection?.token === undefined) return;
-    connections.delete(socket); // set again as the last: its valid token is the most recent
-    connections.set(socket, { speaker: connection.speaker });
+  const socket = transportSocket(req.socket);
+  res.once('close', () => {
+    if (!res.writableFinished) exchange.leave();
+    if (connection.token === undefined) return;
+    connection.token = undefined;
+    // Set again as the last: its valid token is the most recent. A connection that is closed is on the list no more.
+    if (connections.delete(socket)) connections.set(socket, connection);
   });
 }
 
 /**
  * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
- * @throws {Problem} busy.
+ * @returns the problem if the token has that many: busy.
  */
-function claimConnection({ core: { connections }, rules, req }: Exchange, { name }: Token) {
+function claimConnection({ core: { connections }, rules, connection, token }: Exchange): Problem | undefined {
+  const { name } = token!;
   const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
-    const others = [...connections.values()].filter(({ token }) => token === name);
-    if (others.length + 1 > limit) throw new Problem('busy', 'half_of_connections');
+    const others = [...connections.values()].filter((other) => other.token === name);
+    if (others.length + 1 > limit) return new Problem('busy', 'half_of_connections');
   }
-  const connection = connections.get(transportSocket(req.socket));
-  if (connection) connection.token = name;
+  connection.token = name;
+  return undefined;
 }
 
 /** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
@@ -1433,20 +1475,24 @@ function respondHealth(exchange: Exchange) {
 /**
  * Responds with what went wrong. If a response has begun, the connection is destroyed instead: a body that is cut must
  * look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
- * @param thrown what a step threw or returned.
+ * @param thrown what a step threw.
  */
-function refuse(exchange: Exchange, thrown: unknown) {
+async function refuse(exchange: Exchange, thrown: unknown) {
+  const { core, req, res, requestId, report } = exchange;
+  // A small body mostly comes in one packet with the headers, and node:http has parsed it one turn later. Then the
+  // connection can be kept. A promise alone would be too early on Bun and on Node.
+  if (!req.complete && hasBody(req) && !res.headersSent) await new Promise(setImmediate);
   const error = exchange.endedBy ?? thrown; // a client that left meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
-  exchange.report.problem = problem;
-  exchange.report.status = problem.status;
+  report.problem = problem;
+  report.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
-    exchange.core.log('error', 'internal error', { requestId: exchange.requestId, stack });
+    core.log('error', 'internal error', { requestId, stack });
   }
-  if (problem.code === 'bad_request') exchange.res.shouldKeepAlive = false;
-  if (exchange.res.headersSent) return void exchange.req.socket.destroy();
-  const { headers, body } = problemResponse(problem, exchange.requestId, exchange.req);
+  if (problem.code === 'bad_request') exchange.connection.beginClosing();
+  if (res.headersSent) return void req.socket.destroy();
+  const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, { ...headers, ...exchange.ownHeaders }, body);
 }
 
@@ -1541,7 +1587,7 @@ function parseTarget(method: string, raw: string): Target {
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
-  const pathSecret = takeSecret(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
+  const pathSecret = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
   // Only a first `@auth` segment is accepted: `shift` removes it, and `segments` is the rest of the path.
   if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
     throw badTarget('the "@auth=" segment must come first');
@@ -1574,7 +1620,7 @@ function parseQuery(query: string, isOfSend: boolean) {
       parameters.push([name, value]);
     }
   }
-  return { query: kept.join('&'), parameters, querySecret: takeSecret(secrets) };
+  return { query: kept.join('&'), parameters, querySecret: onlyOne(secrets) };
 }
 
 /**
@@ -1655,7 +1701,7 @@ interface Token {
  */
 function findCredential(req: IncomingMessage, target: Target): Credential | undefined {
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
-  const header = takeSecret(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
+  const header = onlyOne(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1663,7 +1709,7 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
 }
 
 /** The only secret of one place, if any. @throws {Problem} bad_credential for two: which one counts is unclear. */
-function takeSecret(found: string[]) {
+function onlyOne(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
@@ -1696,8 +1742,7 @@ function parseAuthorization(value: string): Credential {
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
  * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
  * can lock others out.
- * @returns the token, or the problem: unauthorized, too_many_failures. Throwing it would take 5 of the 55 µs of a
- *   refusal.
+ * @returns the token, or the problem: unauthorized, too_many_failures.
  */
 function identify({ core, rules, credential, client }: Exchange): Token | Problem {
   if (rules.anonymous) return rules.anonymous;
@@ -1925,10 +1970,10 @@ class RateLimiter {
   }
 }
 
-/** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
-function takeRate(core: Core, token: Token) {
+/** Counts a request against its token's rate, even if the backend fails later. @returns the problem: rate_limited. */
+function takeRate(core: Core, token: Token): Problem | undefined {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
+  return retryAfterMs > 0 ? new Problem('rate_limited', undefined, { retryAfterMs }) : undefined;
 }
 
 // #endregion
@@ -1940,7 +1985,14 @@ function takeRate(core: Core, token: Token) {
 // this section "head" means the head of a body, not the headers.
 
 /** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
-type Content = Uint8Array | { chunks: () => AsyncGenerator<Uint8Array>; length: number | undefined } | undefined;
+type Content = Uint8Array | Upload | undefined;
+
+/** A large body, in pieces. `chunks` calls `beforeEnd` before it yields the pieces with the last byte. */
+interface Upload {
+  chunks(beforeEnd: () => Promise<void>): AsyncGenerator<Uint8Array>;
+  /** Undefined if the client did not declare it. */
+  readonly length: number | undefined;
+}
 
 /** Whether a request has a body (RFC 9112 6.3). */
 function hasBody({ headers }: IncomingMessage): boolean {
@@ -1952,31 +2004,23 @@ class RequestBody {
   readonly #exchange: Exchange;
   readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
-  readonly #lingerMs: number; // how long a refused client may be silent
   #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
-  readonly #keepAlive: boolean; // whether the connection may be kept once the body is complete
   #owedBytes = PACE_BYTES; // how many bytes the client must send within #leftMs of reading
   #leftMs: number;
   #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
   #scan: BodyScan | undefined;
+  #notAnObject: Problem | undefined; // if the head does not begin like an object, so that it is a text or a form
   #isComplete: boolean;
 
   constructor(exchange: Exchange) {
-    const { req, res, core } = exchange;
+    const { req, core } = exchange;
     this.#exchange = exchange;
     this.#reader = new MessageReader(exchange, req, 'client_left');
-    this.#lingerMs = Math.min(core.lingerMs, core.stallTimeoutMs / 4);
     this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
-    this.#keepAlive = res.shouldKeepAlive;
     this.#declaredBytes = Number(req.headers['content-length']) || undefined;
-    // A response that comes before the end of the body says "Connection: close" in two cases: the body is longer than
-    // an unauthenticated client may send, or the client waits for "100 Continue" and may send no body. Then the client
-    // sends no further request on this connection, where that request would be lost.
-    const isLong = (this.#declaredBytes ?? Infinity) > HEAD_LIMIT_BYTES;
-    if (!this.#isComplete && (isLong || req.headers.expect !== undefined)) res.shouldKeepAlive = false;
   }
 
   /**
@@ -1986,9 +2030,8 @@ class RequestBody {
    */
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
-    const scan = await this.#scanHead();
-    if (scan instanceof Problem || scan.auth === undefined) return undefined;
-    return { form: 'body', secret: scan.auth };
+    const { auth } = await this.#scanHead();
+    return this.#notAnObject || auth === undefined ? undefined : { form: 'body', secret: auth };
   }
 
   /**
@@ -1996,12 +2039,14 @@ class RequestBody {
    * @param check throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
-  async open(target: Target, check: (field: Field) => void): Promise<Content> {
+  async open(check: (field: Field) => void): Promise<Content> {
+    const target = this.#exchange.target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
-    if (scan instanceof Problem) {
-      if (target.route !== SEND_ROUTE) throw scan;
-      throw badJson(`${scan.message} A text or a form is taken with a token that has "defaults" or "message".`);
+    if (this.#notAnObject) {
+      if (target.route !== SEND_ROUTE) throw this.#notAnObject;
+      const { message } = this.#notAnObject;
+      throw badJson(`${message} A text or a form is taken with a token that has "defaults" or "message".`);
     }
     scan.defers = false;
     scan.takeFields().forEach(check);
@@ -2021,7 +2066,7 @@ class RequestBody {
     const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
     scan.keepLength = length !== undefined;
     this.#chunksRead = [];
-    return { chunks: () => this.#chunks(scan, check), length };
+    return { chunks: (beforeEnd) => this.#chunks(scan, check, beforeEnd), length };
   }
 
   /**
@@ -2061,62 +2106,14 @@ class RequestBody {
     throw new Problem('busy');
   }
 
-  /**
-   * Ends the response, after the rest of the request was read and dropped. A connection that is closed with unread
-   * bytes is reset, and the reset can overtake the response. The gateway reads no more than the head of an
-   * unauthenticated client's body.
-   */
-  async endResponse() {
-    const { req, res, rest, stage } = this.#exchange;
-    this.#chunksRead = [];
-    this.#exchange.stopTimer();
-    if (stage === 'tunnel') return;
-    // A small body mostly comes in one packet with the headers. node:http parses it after the present call. `handle`
-    // writes the log line during this wait, before `#discardRest` ends the exchange.
-    if (!this.#isComplete) await undefined;
-    if (req.readableLength === this.#declaredBytes) this.#isComplete = req.read() !== null;
-    if (this.#isComplete) return void res.end(rest);
-    if (rest !== undefined) res.write(rest);
-    await this.#discardRest();
-    if (res.shouldKeepAlive && !this.#isComplete) req.socket.destroy();
-    else res.end();
-  }
-
-  /** Reads and drops the rest of the body. Resolves at the end of the body, at the size limit or at the deadline. */
-  async #discardRest() {
-    const { req, res, token, rules, core } = this.#exchange;
-    this.#exchange.end(new Problem('client_left')); // stops a large upload; see endResponse
-    if (req.destroyed) return; // "close" has been emitted already
-    // One deadline for the whole rest: single bytes must not hold the connection for hours.
-    const deadlineMs = (token ? performance.now() : this.#startedMs) + core.stallTimeoutMs - this.#lingerMs;
-    // A client that was told "Connection: close" may stop sending and wait. Any other client sends the rest first.
-    const patienceMs = res.shouldKeepAlive ? Infinity : this.#lingerMs;
-    let leftBytes = (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - this.#exchange.report.bytesIn;
-    await new Promise((resolve) => {
-      const wait = () => {
-        const leftMs = Math.min(patienceMs, deadlineMs - performance.now());
-        this.#exchange.waitFor(Math.max(0, leftMs), 'request_timeout', resolve);
-      };
-      wait();
-      req.removeAllListeners('readable').once('end', resolve).once('close', resolve);
-      req.on('data', ({ length }: Buffer) => {
-        leftBytes -= length;
-        if (leftBytes < 0) req.pause();
-        wait();
-      }).resume();
-    });
-    this.#isComplete = req.readableEnded;
-    this.#exchange.stopTimer();
-  }
-
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
   #checkLength(bytes = 0) {
     if (bytes > this.#limitBytes) throw new Problem('body_too_large');
   }
 
   /**
-   * Reads and scans the head, once, for the credential and for all fields that are checked.
-   * @returns the scan; or the problem, if the body does not begin like an object, so that it is a text or a form.
+   * Reads and scans the head, once, for the credential and for all fields that are checked. Notes in `#notAnObject` the
+   * problem of a body that does not begin like an object.
    * @throws {Problem} as readCredential.
    */
   async #scanHead() {
@@ -2132,12 +2129,12 @@ class RequestBody {
         scan.write(chunk);
       }
       if (this.#isComplete && report.bytesIn > 0) scan.end();
-      return scan;
     } catch (error) {
       if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
       if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#chunksRead).toString())) throw error;
-      return error;
+      this.#notAnObject = error;
     }
+    return scan;
   }
 
   /**
@@ -2154,17 +2151,16 @@ class RequestBody {
   /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
    * must send at least 30 KiB, or the end of the body, in every 30 s of reading. Time in which the gateway does not
-   * read does not count. An unauthenticated client must send its whole body within 30 s. Part of the 30 s is kept for
-   * the refusal.
+   * read does not count. An unauthenticated client must send its whole body within 30 s.
    * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
-    const { core: { stallTimeoutMs }, token, report, res } = this.#exchange;
+    const { core: { stallTimeoutMs }, token, report } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
-    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - 2 * this.#lingerMs - sinceMs;
+    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
     const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
@@ -2172,35 +2168,72 @@ class RequestBody {
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     report.bytesIn += chunk.length;
     this.#checkLength(report.bytesIn);
-    if (chunk.length === 0 || report.bytesIn === this.#declaredBytes) {
-      this.#isComplete = true;
-      res.shouldKeepAlive = this.#keepAlive;
-    }
+    this.#isComplete = chunk.length === 0 || report.bytesIn === this.#declaredBytes;
     return chunk;
   }
 
-  /** Yields the body at the backend's pace. The backend's timeout is paused while the gateway waits for the client. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void) {
+  /** Yields the body of an upload as fast as it is taken. @throws {Problem} as #next, and what `check` throws. */
+  async *#chunks(scan: BodyScan, check: (field: Field) => void, beforeEnd: () => Promise<void>) {
     yield* scan.takePassed();
     while (!this.#isComplete) {
-      try {
-        const chunk = await this.#next();
-        collectSoon(chunk);
-        scan.write(chunk);
-        if (this.#isComplete) scan.end();
-        scan.takeFields().forEach(check);
-        if (this.#isComplete) {
-          await this.#exchange.queue.enter(this.#exchange, true);
-          this.#exchange.moveTo('sent'); // the last byte goes out now
-        }
-        this.#exchange.waitFor(this.#exchange.rules['backend.timeout'], 'backend_timeout');
-      } catch (error) { // a field that fails late ends the exchange
-        this.#exchange.end(error as Problem);
-        throw error;
-      }
+      const chunk = await this.#next();
+      collectSoon(chunk);
+      scan.write(chunk);
+      if (this.#isComplete) scan.end();
+      scan.takeFields().forEach(check);
+      if (this.#isComplete) await beforeEnd();
       yield* scan.takePassed();
     }
   }
+}
+
+/**
+ * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
+ * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
+ */
+async function endResponse({ core, req, res, rest, stage, token, rules, report }: Exchange) {
+  if (stage === 'tunnel') return;
+  req.removeAllListeners('readable');
+  if (hasBody(req) && !req.complete && !res.destroyed) {
+    if (rest !== undefined) res.write(rest);
+    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - report.bytesIn);
+    return void res.end();
+  }
+  req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
+  res.end(rest);
+}
+
+/** Ends a socket that node:http no longer serves. What its client still sends is read and dropped. */
+function endSocket(core: Core, socket: Socket, last = '') {
+  socket.end(last);
+  void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
+}
+
+/**
+ * Reads and drops what a refused client still sends. Resolves at its end, after `lingerMs` of silence, or after
+ * `stallTimeoutMs` in all.
+ * @param limitBytes where the reading stops; the silence begins then.
+ */
+function dropRest({ lingerMs, stallTimeoutMs }: Core, source: IncomingMessage | Socket, limitBytes: number) {
+  return new Promise<void>((resolve) => {
+    const deadlineMs = performance.now() + stallTimeoutMs;
+    let leftBytes = limitBytes;
+    let timer: NodeJS.Timeout | undefined;
+    const stop = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+    const wait = () => {
+      clearTimeout(timer);
+      timer = setTimeout(stop, Math.max(0, Math.min(lingerMs, deadlineMs - performance.now())));
+    };
+    wait();
+    source.once('end', stop).once('close', stop).on('data', ({ length }: Buffer) => {
+      leftBytes -= length;
+      if (leftBytes < 0) source.pause();
+      wait();
+    }).resume();
+  });
 }
 
 // #endregion
@@ -2267,20 +2300,17 @@ function makesSends({ defaults, message }: Token): boolean {
 
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
- * memory of its text; nothing of the payload outlives this function, however long the request waits. The connection of
- * a GET is not kept, because HTTP libraries repeat a GET on a kept connection that broke.
+ * memory of its text; nothing of the payload outlives this function, however long the request waits.
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
   const token = exchange.token!;
-  const target = exchange.target!;
+  const { parameters } = exchange.target!;
   let payload: JsonObject;
-  if (isSendByGet(target)) {
-    exchange.res.shouldKeepAlive = false;
-    payload = readFields(target.parameters);
-  } else {
-    for (const [name] of target.parameters) {
+  if (exchange.req.method === 'GET') payload = readFields(parameters);
+  else {
+    for (const [name] of parameters) {
       if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, which is not read with a POST');
     }
     const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
@@ -3203,25 +3233,32 @@ const NOT_TO_BACKEND = new Set([
   ...HOP_BY_HOP,
   // The gateway sets these itself, or has obeyed them (`expect`).
   ...'host expect authorization forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
-  // Browsers and proxies copy the URL, which may hold a token, into the first three. Cookies belong to other programs.
-  ...'referer x-rewrite-url x-envoy-original-path cookie'.split(' '),
+  // Browsers and proxies copy the URL, which may hold a token, into the first four. Cookies belong to other programs.
+  ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
 ]);
 
 /**
- * Sends the request to the backend, once, and its response to the client.
+ * Sends the request to the backend, once, and its response to the client. There are two phases, and no way back from
+ * the second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
  * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(exchange: Exchange, target: Target, content: Content, upgrade?: Side) {
+async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
+  const { slots } = exchange.upstream;
   const takeSocket = upgrade && listenEarly(exchange, upgrade);
   let incoming: IncomingMessage | undefined;
   try {
-    incoming = await sendWhenUp(exchange, target, content, upgrade !== undefined);
-    if (exchange.endedBy) throw exchange.endedBy;
+    const request = requestFor(exchange, content, upgrade !== undefined);
+    const outgoing = await connectInTurn(exchange, request, isLarge(content));
+    incoming = await transmit(exchange, outgoing, content, upgrade !== undefined);
+    slots.release(exchange);
     const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     headers.unshift(...addedHeaders(exchange, headers));
-    if (takeSocket && incoming.statusCode === 101) return openTunnel(exchange, headers, takeSocket(), incoming.socket);
+    if (takeSocket && incoming.statusCode === 101) {
+      exchange.stage = 'tunnel';
+      return openTunnel(exchange, headers, takeSocket(), incoming.socket);
+    }
     exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
     await relayBody(exchange, incoming, length);
     // The end must be read, or the connection is not used again.
@@ -3230,8 +3267,22 @@ async function relay(exchange: Exchange, target: Target, content: Content, upgra
     // The connection of a response that breaks off is not used again.
     // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response.
     if (incoming?.readableEnded === false) incoming.socket.destroy();
-    throw backendProblem(error);
+    throw error instanceof Problem ? error : new Problem('bad_backend_answer', reasonOf(error));
+  } finally {
+    slots.release(exchange);
   }
+}
+
+/** Ends the waits of an upload: the backend has responded before it had the whole body. */
+class EarlyResponse extends Error {}
+
+/** The options of node:http for the request to the backend. Each try to connect uses the same. */
+function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
+  const backend = exchange.rules['backend.url'];
+  const { method } = exchange.target!;
+  const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
+  if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
+  return { ...backend.options, method, path: backendPath(backend, exchange.target!), headers };
 }
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
@@ -3246,21 +3297,15 @@ function backendPath(backend: Backend, target: Target): string {
  * Builds the headers for the backend from those of the client, without the body's length. Does not change the request.
  * @returns name and value in turn.
  */
-function outboundHeaders({ req, rules, client, requestId, target, credential, isMadeSend }: Exchange): string[] {
+function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange): string[] {
   const named = connectionNames(req.headers.connection);
-  // The credentials of this request, right or wrong, as a header would hold them. No header with a copy is passed on.
-  // Copies of a credential shorter than COPY_FROM_LENGTH are not looked for, nor copies in the query or in the body.
-  const secrets = [credential?.secret, target?.pathSecret, target?.querySecret].flatMap((secret = '') =>
-    secret.length < COPY_FROM_LENGTH ? [] : [Buffer.from(secret).toString('latin1')]
-  );
   const { url, authorization } = rules['backend.url'];
   const headers = ['host', url.host];
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     const name = req.rawHeaders[i]!.toLowerCase();
-    const value = req.rawHeaders[i + 1]!;
     const isDropped = NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
       (isMadeSend && name.startsWith('content-')); // these describe the client's body
-    if (!isDropped && !named.has(name) && !holdsSecret(value, secrets)) headers.push(name, value);
+    if (!isDropped && !named.has(name)) headers.push(name, req.rawHeaders[i + 1]!);
   }
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
@@ -3268,7 +3313,7 @@ function outboundHeaders({ req, rules, client, requestId, target, credential, is
   const proto = (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http';
   headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  if (host && !holdsSecret(host, secrets)) headers.push('x-forwarded-host', host);
+  if (host) headers.push('x-forwarded-host', host);
   if (authorization) headers.push('authorization', authorization);
   return headers;
 }
@@ -3282,118 +3327,126 @@ function connectionNames(value: string | undefined): ReadonlySet<string> {
 const NO_NAMES: ReadonlySet<string> = new Set();
 
 /**
- * Whether a header's value holds a secret: as it is, percent-encoded to any depth, or in base64 as in a copy of Basic.
- */
-function holdsSecret(value: string, secrets: readonly string[]): boolean {
-  if (secrets.length === 0 || value.length < COPY_FROM_LENGTH) return false;
-  const plain = value.replace(/%(?:25)*([0-9a-f]{2})/gi, (_, hex: string) => String.fromCharCode(parseInt(hex, 16)));
-  const decoded = plain.replace(/[\w+/-]{22,}/g, (run) => Buffer.from(run, 'base64').toString('latin1'));
-  const text = [value, plain, decoded].join('\n');
-  return secrets.some((secret) => text.includes(secret));
-}
-
-/**
- * Sends the request when it has a slot and the backend is up. The gateway tries again only while `place.isConnected` is
- * false. The first byte is written only after `isConnected` is true, so no byte is sent twice. A large body is read
- * beyond its head only then.
+ * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
+ * @param isUpload whether the body is large. It acquires its slot before its last byte, and not here.
  * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
-async function sendWhenUp(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  exchange.queue.join(exchange);
-  try {
-    for (;;) {
-      await exchange.queue.enter(exchange, !isLarge(content)); // a large body acquires its slot before its last byte
-      try {
-        return await connectAndSend(exchange, target, content, isUpgrade);
-      } catch (error) {
-        // If the client leaves while the connection is made, the error looks like a refused connection.
-        if (exchange.endedBy || !(error instanceof Problem) || error.code !== 'backend_unreachable') throw error;
-        exchange.queue.refused(exchange, error);
-      }
+async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
+  const { core, rules, upstream: { gate, slots } } = exchange;
+  exchange.upstream.enter(exchange);
+  for (;;) {
+    if (!isUpload) await slots.acquire(exchange);
+    if (gate.isShut) {
+      // First: the slot goes to the next in the queue, which gives it back too. So all wait at the gate, in order.
+      slots.release(exchange);
+      await gate.wait(exchange);
+      continue;
     }
-  } finally {
-    exchange.queue.release(exchange);
+    const { openings } = gate;
+    try {
+      exchange.stage = 'sending';
+      return await connect(exchange, request, Math.min(core.connectTimeoutMs, rules['backend.timeout']));
+    } catch (error) {
+      // If the client leaves while the connection is made, the error looks like a refused connection.
+      if (exchange.endedBy) throw exchange.endedBy;
+      if (!gate.shut(exchange, error, openings)) throw error;
+    }
   }
 }
 
-/** Whether the body for the backend is larger than the head, and so a stream. */
-function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
-  return content !== undefined && 'chunks' in content;
-}
-
 /**
- * Sends the request by node:http's client, which never repeats a request and never follows a redirect.
+ * Writes the request on its connection, once. node:http's client neither repeats a request nor follows a redirect.
  * @returns the response, when its head is here.
- * @throws {Problem} backend_unreachable if no connection came about.
+ * @throws {Problem} bad_backend_answer, backend_timeout, busy, and what else ended the exchange.
  */
-function connectAndSend(exchange: Exchange, target: Target, content: Content, isUpgrade: boolean) {
-  const backend = exchange.rules['backend.url'];
-  const { method } = target;
-  const isTls = backend.options.protocol === 'https:';
-  const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
-  if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return new Promise<IncomingMessage>((resolve, reject) => {
-    if (exchange.endedBy) return reject(exchange.endedBy);
-    exchange.moveTo('sending');
-    const path = backendPath(backend, target);
-    const outgoing = (isTls ? https : http).request({ ...backend.options, method, path, headers });
-    exchange.underway = outgoing;
-    const onHead = (incoming: IncomingMessage) => {
-      // Nobody needs the body; the log says what became of the request.
-      if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${incoming.statusCode}`));
-      exchange.moveTo('answered');
-      resolve(incoming);
-    };
-    outgoing.on('response', (incoming) => {
-      // A response may end before the request does: nobody reads the rest of the request then.
-      incoming.once('end', () => outgoing.writableEnded || outgoing.destroy());
-      // A body without a length that ends by a reset would look complete.
-      outgoing.on('error', () => incoming.complete || exchange.end(new Problem('bad_backend_answer', 'aborted')));
-      onHead(incoming);
-    });
-    outgoing.on('upgrade', (incoming, socket, head) => {
-      socket.unshift(head); // openTunnel reads it
-      onHead(incoming);
-    });
-    // Only backend_unreachable is tried again: without a connection nothing can have been sent. After the response has
-    // come, `reject` does nothing.
-    const fail = (error?: Error) =>
-      reject(exchange.place.isConnected ? error : backendProblem(error, 'backend_unreachable'));
-    // UNTIL Bun reports an error for each request that ends without a response: Bun 1.4.5 only closes some (test "while
-    // the backend is down, one request at a time tries…").
-    outgoing.on('error', fail).on('close', fail);
-    const onConnect = () => {
-      exchange.queue.connected(exchange);
-      writeRequest(exchange, outgoing, content, isUpgrade).catch((error) => outgoing.destroy(error));
-    };
-    outgoing.on('socket', (socket) => {
-      socket.off('data', destroyThis); // readBackend added it
-      if (!socket.connecting) return onConnect(); // a kept connection
-      const timeoutMs = Math.min(exchange.core.connectTimeoutMs, exchange.rules['backend.timeout']);
-      exchange.waitFor(timeoutMs, 'backend_unreachable', (problem) => outgoing.destroy(problem));
-      socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
-    });
+async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
+  let incoming: IncomingMessage | undefined;
+  let isUploading = isLarge(content);
+  const onHead = (message: IncomingMessage) => {
+    incoming = message;
+    if (isUploading) exchange.earlyResponse = new EarlyResponse();
+    // Nobody needs the body; the log says what became of the request.
+    if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
+    exchange.stage = 'answered';
+    exchange.wake();
+  };
+  outgoing.on('response', (message) => {
+    // A response may end before the request does: nobody reads the rest of the request then.
+    message.once('end', () => outgoing.writableEnded || outgoing.destroy());
+    onHead(message);
   });
+  outgoing.on('upgrade', (message, socket, head) => {
+    socket.unshift(head); // openTunnel reads it
+    onHead(message);
+  });
+  const onFailure = (error?: Error) => {
+    if (incoming === undefined) exchange.end(new Problem('bad_backend_answer', reasonOf(error)));
+    // A body without a length that ends by a reset would look complete.
+    else if (error && !incoming.complete) exchange.end(new Problem('bad_backend_answer', 'aborted'));
+  };
+  // UNTIL Bun reports an error for each request that ends without a response: Bun 1.4.5 only closes some (test "a
+  // backend that takes a connection and closes it").
+  outgoing.on('error', onFailure).on('close', onFailure);
+  const timeoutMs = exchange.rules['backend.timeout'];
+  try {
+    if (isLarge(content)) await writeUpload(exchange, outgoing, content);
+    else {
+      // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not
+      // act. Every other request may act once it is sent, even if it asks for a WebSocket.
+      exchange.stage = isUpgrade && !needsSlot(exchange) ? 'waiting' : 'sent';
+      outgoing.end(content);
+    }
+    isUploading = false;
+    await exchange.waitUntil(() => incoming !== undefined, timeoutMs, 'backend_timeout');
+  } catch (error) {
+    if (!(error instanceof EarlyResponse)) {
+      outgoing.destroy(); // the backend never gets the last byte of an upload that is refused
+      throw error;
+    }
+    exchange.earlyResponse = undefined;
+  }
+  return incoming!;
 }
 
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
 // its response on Deno 2.9.
-/** Writes the request on its connection, a large body at the backend's pace. */
-async function writeRequest(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  if (!isLarge(content)) {
-    await exchange.queue.enter(exchange, true); // only the trier (see SLOTS) has no slot yet
-    exchange.waitFor(exchange.rules['backend.timeout'], 'backend_timeout');
-    // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
-    // Every other request may act once it is sent, even if it asks for a WebSocket.
-    exchange.moveTo(isUpgrade && !exchange.place.needsSlot ? 'waiting' : 'sent');
-    return void outgoing.end(content);
+/**
+ * Writes a large body at the backend's pace. Its last byte waits for a slot. Time in which the client is waited for
+ * does not count for `backend.timeout`.
+ * @throws {Problem} busy if the backend would have too many unfinished bytes of one token, and as `waitUntil`.
+ */
+async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: Upload) {
+  const { rules, upstream } = exchange;
+  let hasRoom = true;
+  outgoing.on('drain', () => {
+    hasRoom = true;
+    exchange.wake();
+  });
+  const beforeEnd = async () => {
+    await upstream.slots.acquire(exchange);
+    exchange.stage = 'sent';
+  };
+  for await (const chunk of upload.chunks(beforeEnd)) {
+    countUpload(exchange, chunk.length);
+    hasRoom = outgoing.write(chunk);
+    await exchange.waitUntil(() => hasRoom, rules['backend.timeout'], 'backend_timeout');
   }
-  const room = exchange.changesOf(outgoing, ['drain', 'close']);
-  for await (const chunk of content.chunks()) {
-    if (!outgoing.write(chunk)) await room();
-    if (outgoing.destroyed) return; // the response says why
-  }
+  exchange.uploadBytes = 0;
   outgoing.end();
+}
+
+/**
+ * Counts what the backend has of a token's large bodies that are not complete. Without a bound, one token could fill
+ * the backend's memory, because an upload needs no slot before its last byte.
+ * @throws {Problem} busy.
+ */
+function countUpload(exchange: Exchange, bytes: number) {
+  exchange.uploadBytes += bytes;
+  let ownBytes = 0;
+  for (const { token, uploadBytes } of exchange.core.running) {
+    if (token?.name === exchange.token!.name) ownBytes += uploadBytes;
+  }
+  if (ownBytes > 2 * exchange.rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
 }
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
@@ -3440,7 +3493,8 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = exchange;
   const reader = new MessageReader(exchange, incoming, 'bad_backend_answer');
-  let room: (() => Promise<void>) | undefined;
+  let hasRoom = true;
+  let onRoom: (() => void) | undefined;
   while (report.bytesOut < length) {
     const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
     if (chunk === undefined) break;
@@ -3449,10 +3503,18 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (report.bytesOut === length) exchange.rest = chunk;
-    else if (!res.write(chunk)) {
-      exchange.waitFor(core.stallTimeoutMs, 'client_left');
-      await (room ??= exchange.changesOf(res, ['drain', 'close']))();
+    else hasRoom = res.write(chunk);
+    if (hasRoom) continue;
+    if (!onRoom) {
+      res.on(
+        'drain',
+        onRoom = () => {
+          hasRoom = true;
+          exchange.wake();
+        },
+      );
     }
+    await exchange.waitUntil(() => hasRoom, core.stallTimeoutMs, 'client_left');
   }
   // A second line of defence: the parser of each runtime refuses such a response first.
   const isWhole = length === Infinity || report.bytesOut === length;
@@ -3468,231 +3530,301 @@ function collectSoon(chunk: Uint8Array) {
   Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
 }
 
+// #endregion
+
+// #region GATE AND SLOTS
+// What stands before the backend. The gate is shut while the backend cannot be connected to. The slots bound how many
+// requests act at the backend at one time: in normal mode the backend starts a process for each, and in json-rpc mode
+// parallel requests can end its process.
+//
+//   slots.acquire ──► gate open? ──► connect ──► transmit ──► head, or end of the connection ──► slots.release
+//        ▲                │ no          │ refused
+//        └── gate.wait ◄──┴─────────────┘   (the slot is given back first)
+//
+// A large body acquires its slot within `transmit`, before its last byte.
+
+/** The gate and the slots of one `backend.url`. */
+class Upstream {
+  readonly gate = new Gate();
+  readonly slots = new Slots();
+
+  /** Notes how long a request may wait for each. */
+  enter(exchange: Exchange) {
+    const { 'backend.timeout': timeoutMs, 'backend.wait': waitMs } = exchange.rules;
+    exchange.readyMs = performance.now();
+    exchange.slotWaitMs = timeoutMs;
+    exchange.gateWaitMs = waitsForBackend(exchange) ? Math.min(waitMs, timeoutMs) : 0;
+  }
+}
+
+/** Whether a request needs a slot. A health check must not queue behind sends, and a poll would hold one for long. */
+function needsSlot({ target }: Exchange): boolean {
+  const group = target?.route?.group;
+  return group !== 'info' && group !== 'receive';
+}
+
+/** Whether a request waits for a backend that is down. Home Assistant's library asks /v1/about before each send. */
+function waitsForBackend({ target }: Exchange): boolean {
+  return target?.route?.group === 'send' || target?.route?.template === '/v1/about';
+}
+
+/** Failures of this machine, such as no more files or ports. They say nothing of the backend. */
+const LOCAL_FAILURES = 'EMFILE ENFILE EADDRNOTAVAIL ENOBUFS ENOMEM'.split(' ');
+
 /**
- * The problem that the client gets for a failure at the backend.
- * @param code backend_unreachable if no connection came about: only then it is certain that nothing was sent.
+ * The gate is shut by a failed `connect`, and opened by a probe that has connected. While the gate is shut, only the
+ * probe tries to connect. Requests that may wait do so, for `backend.wait` in all; any other is refused at once.
  */
-function backendProblem(error: unknown, code: ProblemCode = 'bad_backend_answer'): Problem {
-  if (error instanceof Problem) return error;
-  const reason = (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed'; // without an address or a path
-  return new Problem(code, reason);
+class Gate {
+  /** How often the gate has opened again. */
+  openings = 0;
+  /** The connection of the probe, while the probe tries. `connect` sets it. */
+  underway: Exchange['underway'];
+  #failure: Problem | undefined; // the last one, while the gate is shut
+  #waiting: Exchange[] = [];
+  #isProbing = false;
+
+  get isShut(): boolean {
+    return this.#failure !== undefined;
+  }
+
+  /**
+   * Shuts the gate, because `connect` has failed.
+   * @param openings how often the gate had opened when that `connect` began: a failure from before shuts nothing.
+   * @returns whether it is the backend that failed, so that the request may `wait` or try again.
+   */
+  shut(exchange: Exchange, failure: unknown, openings: number): boolean {
+    const isUnreachable = failure instanceof Problem && failure.code === 'backend_unreachable';
+    if (!isUnreachable || LOCAL_FAILURES.includes(failure.reason!)) return false;
+    if (openings < this.openings) return true;
+    const isNew = !this.isShut;
+    this.#failure = failure;
+    if (isNew) this.#log(exchange.core, exchange.rules, 'no connection to the backend: sends wait for it');
+    void this.#probe(exchange.core, exchange.rules);
+    return true;
+  }
+
+  /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
+  async wait(exchange: Exchange) {
+    if (exchange.gateWaitMs <= 0) throw this.#failure;
+    this.#waiting.push(exchange);
+    void this.#probe(exchange.core, exchange.rules);
+    const sinceMs = performance.now();
+    try {
+      await exchange.standBy(() => !this.#waiting.includes(exchange), exchange.gateWaitMs, () => this.#failure!);
+    } finally {
+      exchange.gateWaitMs -= performance.now() - sinceMs;
+      this.#waiting = this.#waiting.filter((other) => other !== exchange);
+      this.stopIfIdle(exchange.core);
+    }
+  }
+
+  /** Ends the try of a probe that nobody needs. */
+  stopIfIdle(core: Core) {
+    if (!this.#isNeeded(core)) this.underway?.destroy();
+  }
+
+  /** Whether the probe goes on: not in a shutdown, and for the backend before a reload only while requests wait. */
+  #isNeeded(core: Core): boolean {
+    return this.isShut && !core.draining && (core.upstream.gate === this || this.#waiting.length > 0);
+  }
+
+  /** Tries to connect, as a request does, until that succeeds, and opens the gate then. Writes nothing. */
+  async #probe(core: Core, rules: Rules) {
+    if (this.#isProbing) return;
+    this.#isProbing = true;
+    // A connection of its own: a kept one would not show whether the backend accepts connections.
+    const request = { ...rules['backend.url'].options, agent: false };
+    for (let pauseMs = RETRY_PAUSE_MS; this.#isNeeded(core); pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
+      await new Promise((resolve) => setTimeout(resolve, pauseMs).unref());
+      if (!this.#isNeeded(core)) break;
+      try {
+        (await connect(this, request, core.connectTimeoutMs)).destroy();
+        this.#open(core, rules);
+      } catch (error) {
+        this.#failure = error as Problem;
+      }
+    }
+    this.#isProbing = false;
+  }
+
+  #open(core: Core, rules: Rules) {
+    this.#log(core, rules, 'the backend can be connected to again');
+    const waiting = this.#waiting.sort((a, b) => a.readyMs - b.readyMs);
+    this.#waiting = [];
+    this.#failure = undefined;
+    this.openings++;
+    for (const exchange of waiting) exchange.wake();
+  }
+
+  #log(core: Core, rules: Rules, message: string) {
+    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange): boolean =>
+      upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
+    const waiting = core.running.filter(isWaiting).length;
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: this.#failure?.reason, waiting });
+  }
+}
+
+/** The requests of one token: those that wait for a slot, in the order in which they were ready, and its slots. */
+interface Line {
+  waiting: Exchange[];
+  held: number;
+  lent: number;
+  /** Which slot was the token's last one, counted from the first slot of all. */
+  lastSlot: number;
+}
+
+/**
+ * A slot that a request holds. It is overdue after `slotTimeoutMs`, and then `lent`, as soon as fewer than
+ * `backend.parallel` slots are: another request may act beside the one that holds it.
+ */
+interface Slot {
+  state: 'held' | 'overdue' | 'lent';
+  readonly line: Line;
+  readonly timer: NodeJS.Timeout;
+}
+
+/**
+ * The slots of a backend. At most `backend.parallel` slots are not lent, and as many are. So a backend that hangs has
+ * at most twice `backend.parallel` requests, and does not stop everybody else.
+ */
+class Slots {
+  readonly #lines = new Map<string, Line>();
+  #held = 0; // by requests of all tokens, without those that are lent
+  #lent = 0;
+  #overdue: Exchange[] = []; // whose slots are not lent yet
+  #given = 0;
+
+  /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
+  async acquire(exchange: Exchange) {
+    const { core } = exchange;
+    if (exchange.slot || !needsSlot(exchange) || core.rules['backend.parallel'] === Infinity) return;
+    const { waiting } = this.#lineOf(exchange.token!.name);
+    waiting.splice(waiting.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
+    this.serve(core);
+    if (exchange.slot) return;
+    const sinceMs = performance.now();
+    try {
+      await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
+    } finally {
+      exchange.slotWaitMs -= performance.now() - sinceMs;
+      if (!exchange.slot) waiting.splice(waiting.indexOf(exchange), 1);
+    }
+  }
+
+  /** Gives the slot back, if the request holds one. A free slot goes to the next request at once. */
+  release(exchange: Exchange) {
+    const { slot } = exchange;
+    if (slot === undefined) return;
+    exchange.slot = undefined;
+    clearTimeout(slot.timer);
+    this.#count(slot, -1);
+    if (slot.state === 'overdue') this.#overdue = this.#overdue.filter((other) => other !== exchange);
+    this.serve(exchange.core);
+  }
+
+  /** Lends overdue slots, and gives free slots to those that wait. */
+  serve(core: Core) {
+    while (this.#overdue.length > 0 && this.#lent < core.rules['backend.parallel']) {
+      const slot = this.#overdue.shift()!.slot!;
+      this.#count(slot, -1);
+      slot.state = 'lent';
+      this.#count(slot, 1);
+    }
+    for (let line = this.#next(core.rules); line; line = this.#next(core.rules)) {
+      const exchange = line.waiting.shift()!;
+      const timer = setTimeout(() => this.#expire(exchange), core.slotTimeoutMs);
+      exchange.slot = { state: 'held', line, timer };
+      this.#count(exchange.slot, 1);
+      line.lastSlot = ++this.#given;
+      exchange.wake();
+    }
+  }
+
+  /**
+   * The line that gets a free slot: that of the token whose last slot is the longest ago. Where there are several
+   * tokens, a token that hangs leaves a slot to the others, lent slots counted; of a single slot it has one in all.
+   */
+  #next({ tokens, 'backend.parallel': slots }: Rules): Line | undefined {
+    if (this.#held >= slots) return undefined;
+    let next: Line | undefined;
+    for (const line of this.#lines.values()) {
+      const isFull = line.held >= Math.max(1, slots - 1) || line.held + line.lent >= 2 * slots - 1;
+      if (line.waiting.length === 0 || (isFull && tokens.size > 1)) continue;
+      if (next === undefined || line.lastSlot < next.lastSlot) next = line;
+    }
+    return next;
+  }
+
+  /** A request without a client ends when its slot is overdue. */
+  #expire(exchange: Exchange) {
+    if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
+    exchange.slot!.state = 'overdue';
+    this.#overdue.push(exchange);
+    this.serve(exchange.core);
+  }
+
+  #count({ state, line }: Slot, by: 1 | -1) {
+    if (state === 'lent') {
+      this.#lent += by;
+      line.lent += by;
+    } else {
+      this.#held += by;
+      line.held += by;
+    }
+  }
+
+  #lineOf(name: string): Line {
+    const line = this.#lines.get(name) ?? { waiting: [], held: 0, lent: 0, lastSlot: 0 };
+    this.#lines.set(name, line);
+    return line;
+  }
 }
 
 // #endregion
 
-// #region SLOTS
-
-/** Where a request stands in the queue of its backend. Only `BackendQueue` writes it. */
-class Place {
-  /** False for the groups `info` and `receive`. */
-  needsSlot = false;
-  /** When the request was ready to be sent, by performance.now(). The queue has this order. */
-  readyMs = 0;
-  /** How long the request waits for a backend that is down. */
-  waitMs = 0;
-  isConnected = false;
-  /** none → wanted (`enter`) → held (`serve`) → overdue (after `slotTimeoutMs`). `release` sets none, from any. */
-  slot: 'none' | 'wanted' | 'held' | 'overdue' = 'none';
-  /** Runs until the slot is overdue. */
-  timer: NodeJS.Timeout | undefined;
-}
-
-/** The backend is down: from a refused connection until a connection succeeds. */
-interface Outage {
-  /** Why the last try failed. */
-  problem: Problem;
-  /** The one request that tries to connect, or the pause after a failed try. Undefined: a try is due. */
-  trier: Exchange | 'pause' | undefined;
-  /** How long the next pause will be. */
-  pauseMs: number;
-}
+// #region CONNECT
 
 /**
- * The queue of the requests to one `backend.url`. In normal mode the backend starts a process for each request. In
- * json-rpc mode parallel requests can end the backend's process. So a request acquires one of `backend.parallel` slots
- * before its last byte is written, and holds the slot until the head of the response.
- *
- *   enter: wait for ──► connect ──► write ──► head, or end of the connection ──► release
- *     ▲    a slot          │
- *     └─────── refused ────┘
- *
- * A large body acquires its slot later, and so does the request that tries whether the backend is up:
- *
- *   enter ──► connect ──► enter: wait for a slot ──► last byte ──► head, or end of the connection ──► release
- *
- * While the backend is down, requests without a connection wait in the same queue and acquire no slot: they are "in
- * line". One of them, the trier, tries to connect.
- *
- * A slot that is held for `slotTimeoutMs` is overdue. The queue lends it to the next request, while the first request
- * goes on waiting for its response. At most `backend.parallel` slots are lent. So the backend has at most twice
- * `backend.parallel` requests.
+ * Makes a connection to the backend, or takes a kept one. With TLS the handshake is done. Writes nothing.
+ * @param owner can end the connection by `underway`, which is set before this function returns.
+ * @returns the request, to be written by `transmit`.
+ * @throws {Problem} backend_unreachable. No other code makes this problem of an error: nothing was sent.
  */
-class BackendQueue {
-  /** The requests that hold a slot, in the order in which they acquired it. */
-  #holders: Exchange[] = [];
-  /** The requests that wait for a slot, or for the backend, in the order in which they were ready to be sent. */
-  #waiting: Exchange[] = [];
-  /** For the name of each token, the time at which the token last got a slot. */
-  readonly #lastSlotMs = new Map<string, number>();
-  #outage: Outage | undefined;
-
-  /** Is called before `enter`. After `join`, `release` must be called. */
-  join({ place, target, rules }: Exchange) {
-    const group = target?.route?.group;
-    // A health check must not queue behind sends, and a poll or a WebSocket would hold a slot for long.
-    place.needsSlot = group !== 'info' && group !== 'receive';
-    place.readyMs = performance.now();
-    if (group === 'send') place.waitMs = Math.min(rules['backend.wait'], rules['backend.timeout']);
-  }
-
-  /**
-   * Waits until the request may go on. If `wantsSlot` is true and the request needs a slot, it has one then. Only the
-   * trier goes on without its slot.
-   * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
-   */
-  async enter(exchange: Exchange, wantsSlot: boolean) {
-    const { core, place } = exchange;
-    if (exchange.stage === 'answered') return;
-    const isLimited = core.rules['backend.parallel'] < Infinity;
-    if (wantsSlot && place.needsSlot && isLimited && place.slot === 'none') place.slot = 'wanted';
-    if (place.slot !== 'wanted' && !this.#isInLine(exchange)) return;
-    do {
-      const lastBefore = this.#waiting.findLastIndex((other) => other.place.readyMs <= place.readyMs);
-      this.#waiting.splice(lastBefore + 1, 0, exchange);
-      this.serve(core);
-      if (!this.#waiting.includes(exchange)) return;
-      // A request in line has no timer. After each failed try, `refused` ends the requests that have waited too long.
-      if (this.#isInLine(exchange)) exchange.stopTimer();
-      else exchange.waitFor(exchange.rules['backend.timeout'], 'busy');
-      await exchange.standBy();
-      // A request that still wants a slot here was in line, and the backend is up again: now it waits for the slot.
-    } while (place.slot === 'wanted' && this.#outage?.trier !== exchange);
-  }
-
-  /** The request has a connection: the backend is up. */
-  connected(exchange: Exchange) {
-    exchange.place.isConnected = true;
-    if (!this.#outage) return;
-    const line = this.#unconnected();
-    this.#outage = undefined;
-    this.#log(exchange, 'the backend can be connected to again', [exchange, ...line].filter(waits));
-    // The requests in line enter again when the present call has returned. `exchange`, which was ready before them,
-    // enters first.
-    for (const other of line) this.#admit(other);
-  }
-
-  /** The connection failed: the backend is down. @throws {Problem} `problem`, if the request may wait no longer. */
-  refused(exchange: Exchange, problem: Problem) {
-    const isLate = ({ place }: Exchange) => place.readyMs + place.waitMs <= performance.now();
-    const line = this.#unconnected();
-    if (!this.#outage) {
-      this.#outage = { problem, trier: exchange, pauseMs: RETRY_PAUSE_MS };
-      const waiting = [exchange, ...line].filter((other) => !isLate(other));
-      this.#log(exchange, 'no connection to the backend: sends wait for it', waiting, problem.reason);
-    }
-    const outage = this.#outage;
-    outage.problem = problem;
-    if (outage.trier === exchange) this.#pause(outage, exchange.core);
-    for (const other of line) {
-      other.stopTimer();
-      if (isLate(other)) other.end(problem);
-    }
-    this.release(exchange);
-    if (isLate(exchange)) throw problem;
-  }
-
-  /** Lets no request try to connect until the pause is over. */
-  #pause(outage: Outage, core: Core) {
-    outage.trier = 'pause';
-    setTimeout(() => {
-      outage.trier = undefined;
-      this.serve(core);
-    }, outage.pauseMs).unref();
-    outage.pauseMs = Math.min(2 * outage.pauseMs, RETRY_PAUSE_LIMIT_MS);
-  }
-
-  /** Releases the slot, leaves the queue, and ends the request's try to connect. Idempotent. */
-  release(exchange: Exchange) {
-    clearTimeout(exchange.place.timer);
-    exchange.place.slot = 'none';
-    this.#holders = this.#holders.filter((other) => other !== exchange);
-    this.#waiting = this.#waiting.filter((other) => other !== exchange);
-    if (this.#outage?.trier === exchange) this.#outage.trier = undefined;
-    exchange.wake?.(); // an upload may wait for a slot that it needs no longer
-    this.serve(exchange.core);
-  }
-
-  /** Admits the requests that may go on: the trier while the backend is down, and one request for each free slot. */
-  serve(core: Core) {
-    if (this.#outage) this.#serveLine(this.#outage);
-    const slots = core.rules['backend.parallel'];
-    while (this.#waiting.length > 0) {
-      const lent = this.#holders.filter(({ place }) => place.slot === 'overdue').slice(0, slots);
-      const unlent = this.#holders.filter((exchange) => !lent.includes(exchange));
-      const next = unlent.length < slots ? this.#next(core.rules, unlent) : undefined;
-      if (!next) return;
-      this.#lastSlotMs.set(next.token!.name, performance.now());
-      this.#holders.push(next);
-      next.place.slot = 'held';
-      next.place.timer = setTimeout(() => {
-        next.place.slot = 'overdue'; // it can be lent now
-        if (next.hasLeft) next.end(new Problem('client_left'));
-        else this.serve(core);
-      }, core.slotTimeoutMs);
-      this.#admit(next);
-    }
-  }
-
-  /**
-   * The next request for a free slot: the first request of the token that has gone longest without getting a slot.
-   * Where there are several tokens and several slots, no token holds all of the slots.
-   * @param unlent the requests whose slots are not lent.
-   */
-  #next({ tokens, 'backend.parallel': slots }: Rules, unlent: Exchange[]): Exchange | undefined {
-    const candidates = this.#waiting.filter((each) => each.place.slot === 'wanted' && !this.#isInLine(each));
-    if (tokens.size < 2) return candidates[0];
-    const limit = Math.max(1, slots - 1);
-    const hasRoom = ({ token }: Exchange) => unlent.filter((each) => each.token!.name === token!.name).length < limit;
-    const lastMs = ({ token }: Exchange) => this.#lastSlotMs.get(token!.name) ?? 0;
-    return candidates.filter(hasRoom).sort((a, b) => lastMs(a) - lastMs(b))[0];
-  }
-
-  /**
-   * When a try is due, the first send in line makes it. If no send is in line, the first request of any kind makes it:
-   * otherwise nobody would find out that the backend is back. All other requests that may not wait are refused.
-   */
-  #serveLine(outage: Outage) {
-    const line = this.#unconnected();
-    if (!outage.trier) {
-      outage.trier = line.find(waits) ?? line[0];
-      if (outage.trier) this.#admit(outage.trier);
-    }
-    for (const exchange of line) if (!waits(exchange) && exchange !== outage.trier) exchange.end(outage.problem);
-  }
-
-  /** The waiting requests that have no connection. While the backend is down, they are the line. */
-  #unconnected(): Exchange[] {
-    return this.#waiting.filter(({ place }) => !place.isConnected);
-  }
-
-  /** Whether the request is in line: the backend is down, and the request has no connection. */
-  #isInLine({ place }: Exchange): boolean {
-    return this.#outage !== undefined && !place.isConnected;
-  }
-
-  #admit(exchange: Exchange) {
-    this.#waiting.splice(this.#waiting.indexOf(exchange), 1);
-    exchange.wake?.();
-  }
-
-  #log({ core, rules }: Exchange, message: string, waiting: Exchange[], reason?: string) {
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting: waiting.length });
-  }
+function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
+  const isTls = request.protocol === 'https:';
+  return new Promise<http.ClientRequest>((resolve, reject) => {
+    const outgoing = (isTls ? https : http).request(request);
+    owner.underway = outgoing;
+    // A plain error: only here, and only until the connection is there, it means that nothing was sent.
+    const onTimeout = () => outgoing.destroy(Object.assign(new Error(), { code: 'timeout' }));
+    const timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
+    const onFailure = (error?: Error) => {
+      clearTimeout(timer);
+      reject(new Problem('backend_unreachable', reasonOf(error)));
+    };
+    const onConnect = () => {
+      clearTimeout(timer);
+      outgoing.off('error', onFailure).off('close', onFailure);
+      resolve(outgoing);
+    };
+    outgoing.on('error', onFailure).on('close', onFailure).on('error', () => {}); // the last for ever
+    outgoing.on('socket', (socket) => {
+      socket.off('data', destroyThis); // readBackend added it
+      if (!socket.connecting) onConnect(); // a kept connection
+      else socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
+    });
+  });
 }
 
-/** Whether the request may wait for a backend that is down: it is a send, and `backend.wait` is not 0. */
-function waits({ place }: Exchange): boolean {
-  return place.waitMs > 0;
+/** Whether the body for the backend is larger than the head, and so a stream. */
+function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+  return content !== undefined && 'chunks' in content;
+}
+
+/** Why a connection or a request to the backend failed, for the log: without an address or a path. */
+function reasonOf(error: unknown): string {
+  return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
 }
 
 // #endregion
@@ -3740,7 +3872,6 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     socket.destroy();
     backend.destroy();
   };
-  exchange.moveTo('tunnel');
   exchange.report.status = 101;
   exchange.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
@@ -3781,7 +3912,7 @@ class MessageReader {
   readonly #exchange: Exchange;
   readonly #message: IncomingMessage;
   readonly #broken: ProblemCode;
-  #changed: (() => Promise<void>) | undefined;
+  #isListening = false;
 
   /** @param broken the code of the problem if the message breaks off. */
   constructor(exchange: Exchange, message: IncomingMessage, broken: ProblemCode) {
@@ -3799,21 +3930,26 @@ class MessageReader {
    */
   async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
     const message = this.#message;
-    for (let isFirst = this.#changed === undefined;; isFirst = false) {
-      if (this.#exchange.endedBy) throw this.#exchange.endedBy;
+    this.#exchange.throwIfEnded();
+    let chunk: Buffer | null = null;
+    const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
+    const isHere = () => {
       const isMore = message.readableLength > limitBytes;
-      const chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
-      if (chunk !== null) return chunk;
-      const isEnded = message.readableEnded || (message.complete && message.readableLength === 0);
-      if (isEnded) return undefined;
-      if (message.destroyed) throw new Problem(this.#broken, 'aborted');
-      // A small body often comes in one packet with the headers. node:http parses it after the present call.
-      if (isFirst) await undefined;
-      else {
-        this.#exchange.waitFor(timeoutMs, code);
-        await (this.#changed ??= this.#exchange.changesOf(message, ['readable', 'end', 'close', 'error']))();
-      }
+      chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
+      return chunk !== null || isEnded() || message.destroyed;
+    };
+    if (!this.#isListening && !isHere()) {
+      await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
+      if (!isHere()) this.#listen();
     }
+    if (chunk === null) await this.#exchange.waitUntil(isHere, timeoutMs, code);
+    if (chunk === null && !isEnded()) throw new Problem(this.#broken, 'aborted');
+    return chunk ?? undefined;
+  }
+
+  #listen() {
+    this.#isListening = true;
+    for (const event of ['readable', 'end', 'close', 'error']) this.#message.on(event, this.#exchange.wake);
   }
 }
 
