@@ -3267,7 +3267,9 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
     // The connection of a response that breaks off is not used again.
     // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response.
     if (incoming?.readableEnded === false) incoming.socket.destroy();
-    throw error instanceof Problem ? error : new Problem('bad_backend_answer', reasonOf(error));
+    // Ends the request to the backend too: the backend never gets the last byte of an upload that is refused.
+    exchange.end(error instanceof Problem ? error : new Problem('bad_backend_answer', reasonOf(error)));
+    throw error;
   } finally {
     slots.release(exchange);
   }
@@ -3399,10 +3401,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     isUploading = false;
     await exchange.waitUntil(() => incoming !== undefined, timeoutMs, 'backend_timeout');
   } catch (error) {
-    if (!(error instanceof EarlyResponse)) {
-      outgoing.destroy(); // the backend never gets the last byte of an upload that is refused
-      throw error;
-    }
+    if (!(error instanceof EarlyResponse)) throw error;
     exchange.earlyResponse = undefined;
   }
   return incoming!;
