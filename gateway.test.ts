@@ -6331,6 +6331,42 @@ test('every recipe of docs/recipes.md is run here, and its render command prints
   assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message }]);
 });
 
+test('the template of docs/migrating.md finds a text in each field that secured-signal-api maps', async (t) => {
+  const [config] = blocks('json', PAGES['docs/migrating.md']);
+  const { backend, gateway } = await startBoth(t, JSON.parse(config!.replace(/sha256:PASTE[^"]*/, SECRET)));
+  const inData = 'message content description text summary details'.split(' ').map((field) => `data.${field}`);
+  const fields = ['message', ...'msg content description text summary details'.split(' '), ...inData, 'body', 'data'];
+  const [section] = PAGES['docs/migrating.md']!.split('## The built-in fields\n').slice(1);
+  for (const field of fields) {
+    const isNamed = section!.includes(`\`${field}\``) || /^data\.[dst]/.test(field); // the others are "and so on"
+    assert.ok(isNamed, field);
+  }
+  for (const [i, field] of fields.entries()) {
+    // With each field that comes later: the first one wins.
+    const payload: Record<string, unknown> = {};
+    for (const later of fields.slice(i)) {
+      const [name = '', inner] = later.split('.');
+      if (inner) payload[name] = { ...payload[name] as object, [inner]: later };
+      else if (!(name in payload)) payload[name] = later;
+    }
+    assert.equal((await ask(gateway, { body: payload, headers: BEARER })).status, 201, field);
+    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: field });
+  }
+  assert.equal((await ask(gateway, { body: { other: 'x' }, headers: BEARER })).status, 400);
+  assert.equal(backend.sent.length, fields.length);
+});
+
+test('the page for Home Assistant keeps a text and its sender in one entity, and its automation asks that state', () => {
+  const block = (first: string) =>
+    blocks('yaml', PAGES['docs/home-assistant.md']).find((text) => text.startsWith(first));
+  const [rest, automation] = [block('rest:'), block('automation:')];
+  assert.deepEqual(groupsOf(rest!, /^ +- name: (.*)$/gm), ['Signal message']);
+  assert.match(rest!, /\[:255\][^]*json_attributes_path: "\$\[-1:\]\.envelope"\n +json_attributes: \[source, /);
+  assert.match(automation!, /trigger: state\n +entity_id: sensor\.signal_message\n +conditions:/);
+  assert.match(automation!, /trigger\.to_state\.state == [^]* trigger\.to_state\.attributes\.source == /);
+  assert.doesNotMatch(automation!, /states\(|state_attr\(/);
+});
+
 test('every configuration in the pages loads, and every token in them is confined', (t) => {
   const secretFile = fileWith(t, SECRET);
   const whole = blocks('json').filter((block) => block.includes('"tokens"'));
@@ -6503,6 +6539,27 @@ test('docs/settings.md names every code of an error, with its status, and the se
   for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
+test('docs/settings.md has the groups of allow with their routes as gateway.ts has them', () => {
+  const [table] = /^const ROUTES = Object\.entries\(\{\n([^]*?)^\}\)/m.exec(SOURCE)!;
+  const routes = Array.from(table.matchAll(/^ {2}(\w+): \[([^]*?)\]/gm), ([, group, lines]) => {
+    const listed = groupsOf(lines!, /'([A-Z{},]+ \S+)'/g).map((route) => route.replace('{}', ''));
+    return [group!, listed] as const;
+  });
+  const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
+    .filter(([group]) => routes.some(([known]) => known === group));
+  assert.deepEqual(rows.map(([group]) => group).sort(), routes.map(([group]) => group).sort());
+  for (const [group, listed] of routes) {
+    assert.ok(listed.length > 0, group);
+    const [, cell] = rows.find(([known]) => known === group)!;
+    const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
+    // A route by itself, or the first segments of all routes below them.
+    const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
+    const prefixes = listed.map((route) => /(\/swagger|\/\w+\/[\w-]+)/.exec(route)![1]!);
+    assert.deepEqual([...named].sort(), [...new Set(base ? prefixes : listed)].sort(), group);
+  }
+  assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
+});
+
 test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false, isAlone: true }, () => {
   assert.ok(PROBLEMS.length > 20, `only ${PROBLEMS}`);
   assert.deepEqual(PROBLEMS.filter(([code]) => !PROVOKED.has(code)), []);
@@ -6592,8 +6649,9 @@ test('the contents of the pages are their headings, and every link leads somewhe
 });
 
 test('the pages name only variables, options, commands and scripts that there are', () => {
-  // The backend's, the tests', the shell's, another gateway's.
-  const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL'];
+  // The backend's, the tests', the shell's, another gateway's, a reader's of the backend's WebSocket.
+  const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
+  others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT');
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
   const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
     .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));

@@ -52,7 +52,7 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
-const VERSION = '2.0.0';
+const VERSION = '3.0.0';
 
 // #region PUBLIC TYPES
 
