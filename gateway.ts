@@ -5051,8 +5051,8 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
 const ASK_HINTS = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused/i, 'start the backend, or correct its port'],
-  [/EAI_AGAIN|ENOTFOUND|dns|lookup|resolve/i, "correct the backend's name, or put both into one network"],
-  [/ECONNRESET|SSL|TLS|EPROTO|certificate|socket|closed/i, 'correct http:// or https:// in backend.url'],
+  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both into one network"],
+  [/reset|closed|socket|SSL|TLS|certificate|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
   [/timeout|timed out/i, 'look into the log of the backend, or correct its address'],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
