@@ -4808,6 +4808,7 @@ const LISTEN_HINTS: Record<string, string> = {
   EADDRINUSE: '--listen HOST:PORT takes another port',
   EADDRNOTAVAIL: '--listen takes an address of this machine; :PORT is every address that it has',
   ENOTFOUND: '--listen takes an address of this machine, and this name is unknown',
+  EAI_AGAIN: '--listen takes an address of this machine, and this name is unknown',
   EACCES: 'ports below 1024 are for root; --listen HOST:8880 takes one for everybody',
 };
 
