@@ -4803,14 +4803,19 @@ async function main() {
   process.exitCode = code;
 }
 
-/** What to do if the port cannot be opened. */
-const LISTEN_HINTS: Record<string, string> = {
-  EADDRINUSE: '--listen HOST:PORT takes another port',
-  EADDRNOTAVAIL: '--listen takes an address of this machine; :PORT is every address that it has',
-  ENOTFOUND: '--listen takes an address of this machine, and this name is unknown',
-  EAI_AGAIN: '--listen takes an address of this machine, and this name is unknown',
-  EACCES: 'ports below 1024 are for root; --listen HOST:8880 takes one for everybody',
-};
+/** Hints for a person, by the codes or words of an error. The first row that matches counts. */
+type Hints = readonly (readonly [words: RegExp, hint: string])[];
+
+function hintFor(hints: Hints, error: string): string | undefined {
+  return hints.find(([words]) => words.test(error))?.[1];
+}
+
+/** What to do if the port cannot be opened. Deno 2.9 has EINVAL for an address of another machine. */
+const LISTEN_HINTS: Hints = [
+  [/EADDRINUSE/, '--listen HOST:PORT takes another port'],
+  [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen takes an address of this machine; :PORT is each that it has'],
+  [/EACCES/, 'ports below 1024 are for root; --listen HOST:8880 takes one for everybody'],
+];
 
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
@@ -4818,10 +4823,10 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const said = await runCommand(args, env, stdin);
     return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
-    const { message, code } = error as NodeJS.ErrnoException;
+    const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem: the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const hint = LISTEN_HINTS[code ?? ''];
+    const hint = hintFor(LISTEN_HINTS, code);
     const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${hint ? `; ${hint}` : ''}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
@@ -5045,11 +5050,8 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-/**
- * What to do if the backend does not answer as it should, by the reason. Runtimes word their reasons differently. The
- * first row that matches counts.
- */
-const ASK_HINTS = [
+/** What to do if the backend does not answer as it should. Each runtime has its own words for the reasons. */
+const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused/i, 'start the backend, or correct its port'],
   [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both into one network"],
@@ -5057,7 +5059,7 @@ const ASK_HINTS = [
   [/timeout|timed out/i, 'look into the log of the backend, or correct its address'],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
-] as const;
+];
 
 /**
  * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
@@ -5087,7 +5089,7 @@ async function askBackend(
   } catch (error) {
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
-    const [, hint] = ASK_HINTS.find(([reasons]) => reasons.test(`${reason} ${message}`))!;
+    const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
     log('warn', 'the backend does not answer as it should', { backend, reason, hint });
   } finally {
     clearTimeout(timer);
