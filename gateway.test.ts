@@ -5951,13 +5951,14 @@ test('the command line asks the backend once at start, and after a reload to ano
   const portOf = (server: net.Server): number => (server.address() as AddressInfo).port;
   const host = `127.0.0.1:${portOf(backend)}`;
   const resetting = net.createServer((socket) => void socket.resetAndDestroy()).listen(0, '127.0.0.1');
+  const encrypted = https.createServer(CERTS[0]).listen(0, '127.0.0.1');
   const open = new Set<net.Socket>();
   const silent = net.createServer((socket) => void open.add(socket)).listen(0, '127.0.0.1');
   t.after(() => {
-    for (const server of [resetting, silent]) server.close();
+    for (const server of [resetting, silent, encrypted]) server.close();
     for (const socket of open) socket.destroy();
   });
-  await Promise.all([resetting, silent].map((server) => server.listening || once(server, 'listening')));
+  await Promise.all([resetting, silent, encrypted].map((server) => server.listening || once(server, 'listening')));
   const config = (url: string) => ({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } });
   const file = fileWith(t, config(`http://api:password-of-backend@${host}/200${about}/`));
   const gateway = await startProcess(t, { args: ['--config', file] });
@@ -5985,6 +5986,7 @@ test('the command line asks the backend once at start, and after a reload to ano
       `http://127.0.0.1:${portOf(silent)}`,
       /"reason":"timeout","hint":"look into the log of the backend, or correct its address"/,
     ],
+    [`https://127.0.0.1:${portOf(encrypted)}`, /"hint":"let this machine trust the backend's certificate"/],
     ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
     ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both into one network"/],
   ];

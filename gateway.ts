@@ -1899,6 +1899,7 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
+/** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
@@ -4148,7 +4149,7 @@ function parseFile(text: string): unknown {
 /** A hint for a file that is not JSON. @param at where the scanner found the mistake; in a value, one letter later. */
 function hintForSyntax(text: string, at: number): string {
   // A key without quotes, or the line that begins a document.
-  const isYaml = /^\s*(?:#.*\s+)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
+  const isYaml = /^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
   if (isYaml) return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
   const isComment = /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1)));
   return isComment ? '; JSON has no comments' : '';
@@ -4481,6 +4482,7 @@ function destroyThis(this: Duplex) {
 /** The backend, in the parts that a request needs. */
 type Backend = ReturnType<typeof readBackend>;
 
+/** For messages: the backend's URL in a usual compose file. */
 const EXAMPLE_URL = 'http://signal-api:8080';
 
 /** Reads the backend's URL. No message shows it: it may hold a password. */
@@ -4498,6 +4500,7 @@ function readBackend(value: unknown) {
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
+  // A path that ends in /v1 or /v2 counts too.
   const [version, endpoint = 'send'] = /\/v[12](?:\/([^/]+)|$)/.exec(prefix) ?? [];
   return {
     /** With userinfo: not for the log. */
@@ -5055,7 +5058,8 @@ const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused/i, 'start the backend, or correct its port'],
   [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both into one network"],
-  [/reset|closed|socket|SSL|TLS|certificate|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
+  [/cert|signature/i, "let this machine trust the backend's certificate"],
+  [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
   [/timeout|timed out/i, 'look into the log of the backend, or correct its address'],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
