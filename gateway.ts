@@ -4813,7 +4813,8 @@ function hintFor(hints: Hints, error: string): string | undefined {
   return hints.find(([words]) => words.test(error))?.[1];
 }
 
-/** What to do if the port cannot be opened. Deno 2.9 has EINVAL for an address of another machine. */
+// UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
+/** What to do if the port cannot be opened. */
 const LISTEN_HINTS: Hints = [
   [/EADDRINUSE/, '--listen HOST:PORT takes another port'],
   [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen takes an address of this machine; :PORT is each that it has'],
