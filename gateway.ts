@@ -4547,9 +4547,10 @@ function readFile(path: unknown) {
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code }: NodeJS.ErrnoException) => {
-    if (code !== 'ENOENT') return `${showPath(path)} cannot be read${user} (${code})`;
-    const isShown = showPath(path) === path;
-    return `${isShown ? resolve(path) : `the file${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`} does not exist`;
+    const shown = showPath(path);
+    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code})`;
+    if (shown === path) return `${resolve(path)} does not exist`;
+    return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
