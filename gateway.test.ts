@@ -5269,6 +5269,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
   const none = 'holds no token; leave it out to run without tokens';
   const empty = 'is set but empty; unset it, or give it a value';
   const unclear = 'is either a name without a secret, or a secret that ends in "=": write name=SECRET';
+  const folderHere = HERE.replace(/.$/, '');
   const open = '"LISTEN":"0.0.0.0:8880"';
   const API = `"API_TOKENS":"${SECRET}"`;
   checkProblems(t, dir)`
@@ -5287,9 +5288,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
     env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: ${HERE}X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file in ${
-    HERE.replace(/.$/, '')
-  } ${MISSING} | for: ${SECRET}, no-folder/anywhere/tokens
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} in ${folderHere} | for: ${SECRET}, no-folder/anywhere/tokens
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${MISSING}
     load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
