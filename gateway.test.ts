@@ -5269,7 +5269,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
   const none = 'holds no token; leave it out to run without tokens';
   const empty = 'is set but empty; unset it, or give it a value';
   const unclear = 'is either a name without a secret, or a secret that ends in "=": write name=SECRET';
-  const folderHere = HERE.replace(/.$/, '');
+  const cwd = process.cwd();
   const open = '"LISTEN":"0.0.0.0:8880"';
   const API = `"API_TOKENS":"${SECRET}"`;
   checkProblems(t, dir)`
@@ -5286,9 +5286,9 @@ test('every mistake in the environment is reported, none leaves the gateway open
     # What may be a secret is not shown as a path: its first folder is not there.
     env {"API_TOKENS_FILE":"DIR"} → API_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
     env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: ${HERE}X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} in ${folderHere} | for: ${SECRET}, no-folder/anywhere/tokens
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${MISSING}
     load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
