@@ -9,7 +9,7 @@
  * forwards a client's credential. Account setup stays closed unless the owner allows it explicitly.
  *
  * If no token is configured, every request is let in without a credential. Such a gateway starts only on a loopback
- * address or a unix socket, unless `auth.anonymous` is true.
+ * address, unless `auth.anonymous` is true.
  *
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
  *            →  credential found and removed → token, its expiry and its form checked → cross-site check
@@ -41,11 +41,12 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, readFileSync, statSync, unlinkSync, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync, watchFile } from 'node:fs';
 import http, { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
-import { type AddressInfo, BlockList, connect as connectSocket, isIP, Socket } from 'node:net';
+import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
+import { isAbsolute, resolve } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
@@ -100,8 +101,8 @@ interface GatewayConfig {
     wait?: string;
   };
   /**
-   * The address to listen on: `host:port`, `:port` (every interface), `[::]:port` or `unix:/path.sock`. If other
-   * machines can reach it, use TLS, here (`tls`) or in a proxy. Without TLS, tokens can be read on the network.
+   * The address to listen on: `host:port`, `:port` (every interface) or `[::]:port`. If other machines can reach it,
+   * use TLS, here (`tls`) or in a proxy. Without TLS, tokens can be read on the network.
    * @default 127.0.0.1:8880
    */
   listen?: string;
@@ -119,8 +120,8 @@ interface GatewayConfig {
      */
     methods?: Form[];
     /**
-     * Allows an open gateway. A gateway without tokens lets everybody in, so it starts only on a loopback address or a
-     * unix socket, unless this is true. Has no effect if there are tokens.
+     * Allows an open gateway. A gateway without tokens lets everybody in, so it starts only on a loopback address,
+     * unless this is true. Has no effect if there are tokens.
      * @default false
      */
     anonymous?: boolean;
@@ -287,7 +288,7 @@ const SETTINGS = {
   'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'until its response headers; 0 = none', '150s'],
   'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'requests at it at one time; 0 = no limit', '4'],
   'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits while it restarts; 0 = none', '30s'],
-  'listen': ['LISTEN', readListen, 'host:port, :port (every interface) or unix:/path.sock', '127.0.0.1:8880'],
+  'listen': ['LISTEN', readListen, 'host:port or :port (every interface)', '127.0.0.1:8880'],
   'tls.cert': ['TLS_CERT', readFile, 'a file with a certificate and its chain in PEM, for https'],
   'tls.key': ['TLS_KEY', readFile, 'a file with the key of tls.cert in PEM'],
   'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
@@ -332,8 +333,9 @@ const TOKEN_READERS = Object.fromEntries(Object.entries(TOKEN_SETTINGS).map(([na
 /** All settings, read and checked, by path. */
 type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   'tokens': readonly TokenSettings[];
-  /** Settings that are valid but may be unintended. */
+  /** As in `Sources`. */
   'warnings': readonly string[];
+  'notes': readonly string[];
 };
 
 /** The result of a row's reader, or undefined if the row has no default. */
@@ -476,6 +478,9 @@ const SECRET_MIN_LENGTH = 16;
 /** How many bytes of log lines may wait to be read. Further lines are dropped, so that the log cannot fill memory. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
+/** The most names, or the like, in one line of the log. */
+const LOG_LIST_LIMIT = 20;
+
 /** Running requests get a response this long before the deadline of a shutdown, so that the response still gets out. */
 const LAST_WORDS_MS = 500;
 
@@ -513,7 +518,7 @@ const PROBLEMS = {
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
   cross_site: [403, 'Any page could send this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
-  method_not_allowed: [405, 'This endpoint does not take this method; the Allow header lists those that it takes.'],
+  method_not_allowed: [405, 'This endpoint does not take this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the body uncompressed.'],
@@ -531,8 +536,16 @@ const PROBLEMS = {
 
 type ProblemCode = keyof typeof PROBLEMS;
 
-/** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
-type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
+/**
+ * `detail` replaces the sentence in the response. `allow` lists the methods for a 405. `syntax` is a mistake in JSON:
+ * what is wrong, and at which byte.
+ */
+type ProblemDetails = {
+  detail?: string;
+  retryAfterMs?: number;
+  allow?: string[];
+  syntax?: { why: string; atByte: number };
+};
 
 /** Ends a request with an error response. */
 class Problem extends Error {
@@ -559,6 +572,11 @@ class Problem extends Error {
 /** @param why completes "The request target is not acceptable: …". */
 const badTarget = (why: string) =>
   new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
+
+const tooLarge = (limitBytes: number) =>
+  new Problem('body_too_large', undefined, {
+    detail: `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts here.`,
+  });
 
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => new Problem('bad_json', undefined, { detail });
@@ -867,7 +885,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
     // client sends an upgrade then.
-    if (isPeerGone(core, req.socket) || connectionOf(core, req.socket).due.length > 0) socket.destroy();
+    if (isPeerGone(req.socket) || connectionOf(core, req.socket).due.length > 0) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
@@ -1009,7 +1027,7 @@ function watchConnections(core: Core, server: http.Server) {
 async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const { socket } = req;
   // A connection that was reset has no address any more, but may still deliver requests.
-  if (isPeerGone(core, socket)) return void socket.destroy();
+  if (isPeerGone(socket)) return void socket.destroy();
   const connection = connectionOf(core, socket);
   const { due } = connection;
   const previous = due.at(-1);
@@ -1025,12 +1043,9 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   }
 }
 
-/**
- * Whether the peer is gone, so that its socket has no address. Without an address `clients` cannot be checked. On a
- * unix socket no peer has an address, and none counts as gone.
- */
-function isPeerGone(core: Core, socket: Socket): boolean {
-  return socket.remoteAddress === undefined && core.rules.listen.path === undefined;
+/** Whether the peer is gone, so that its socket has no address. Without an address `clients` cannot be checked. */
+function isPeerGone(socket: Socket): boolean {
+  return socket.remoteAddress === undefined;
 }
 
 /**
@@ -1118,36 +1133,42 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
   return !isSameBackend;
 }
 
-/** Logged at every start and reload, and printed by `--check`: nobody runs an open gateway without being told. */
-const OPEN_WARNING = 'no tokens are configured: every request is let in without a credential';
+/** What is wrong, or may be unintended. Logged at every start and reload, and printed by `--check`. */
+function warningsOf({ anonymous, all, warnings, listen }: Rules, nowMs: number): string[] {
+  const others = listen.isLocal ? '' : ', from other machines too';
+  const open = `no tokens are configured: every request is let in without a credential${others}`;
+  const expired = all.filter((token) => token.expires <= nowMs).map(({ name }) => `the token "${name}" has expired`);
+  return [...(anonymous ? [open] : []), ...warnings, ...expired];
+}
+
+/** Joins words for a line of the log. Beyond the first twenty, it says only how many there are. */
+function joinFirst(words: readonly string[], separator: string): string {
+  const rest = words.length - LOG_LIST_LIMIT;
+  const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
+  return rest > 0 ? `${shown}${separator}and ${rest} more` : shown;
+}
 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
-function logRules(core: Core, message: string, more: object) {
-  const { rules, now } = core;
-  const expired = rules.all.filter((token) => token.expires <= now());
-  const warnings = [...rules.warnings, ...expired.map((token) => `the token "${token.name}" has expired`)];
-  if (rules.anonymous) warnings.unshift(OPEN_WARNING);
-  core.log(warnings.length > 0 ? 'warn' : 'info', message, {
+function logRules({ rules, now, log }: Core, message: string, more: object) {
+  const warnings = [...warningsOf(rules, now()), ...rules.notes];
+  log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
     tokens: rules.tokens.size,
-    names: Array.from(rules.tokens.values(), (token) => token.name).join(',') || undefined,
-    allow: [...new Set(rules.all.flatMap((token) => token.allow.written))].join(','),
-    warning: warnings.join('; ') || undefined,
+    names: joinFirst(Array.from(rules.tokens.values(), (token) => token.name), ',') || undefined,
+    allow: joinFirst([...new Set(rules.all.flatMap((token) => token.allow.written))], ','),
+    warning: joinFirst(warnings, '; ') || undefined,
   });
 }
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
 async function openPort(server: http.Server, core: Core): Promise<string> {
-  const { path, host, port } = core.rules.listen;
-  if (path !== undefined) await removeStaleSocket(path);
-  server.listen(path === undefined ? { port, ...(host && { host }) } : { path });
+  const { host, port } = core.rules.listen;
+  server.listen({ port, ...(host && { host }) });
   await once(server, 'listening'); // rejects on 'error'
-  const address = server.address() as AddressInfo | string;
+  const { address, port: openedPort } = server.address() as AddressInfo;
   const scheme = tlsFiles(core.rules) ? 'https' : 'http';
-  const url = typeof address === 'string'
-    ? `unix:${address}`
-    : `${scheme}://${isIP(address.address) === 6 ? `[${address.address}]` : address.address}:${address.port}`;
+  const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
   // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "the gateway speaks TLS, and a reload brings…").
@@ -1155,15 +1176,6 @@ async function openPort(server: http.Server, core: Core): Promise<string> {
   const note = keepsOldCertificate ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
   logRules(core, 'listening', { listen: url, note });
   return url;
-}
-
-/** Removes the file of a unix socket on which nobody listens, because its owner was killed. Touches no other file. */
-async function removeStaleSocket(path: string) {
-  if (!statSync(path, { throwIfNoEntry: false })?.isSocket()) return;
-  const probe = connectSocket({ path });
-  const failure = await once(probe, 'connect').then(() => undefined, ({ code }: NodeJS.ErrnoException) => code);
-  probe.destroy();
-  if (failure === 'ECONNREFUSED') unlinkSync(path);
 }
 
 /**
@@ -1493,6 +1505,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'bad_request') exchange.connection.beginClosing();
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
+  report.bytesOut = req.method === 'HEAD' ? 0 : headers['Content-Length'];
   exchange.respond(problem.status, { ...headers, ...exchange.ownHeaders }, body);
 }
 
@@ -1595,7 +1608,10 @@ function parseTarget(method: string, raw: string): Target {
   const route = ROUTES.find((candidate) =>
     (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
   );
-  segments.forEach((segment, i) => checkSegment(segment, route?.parts[i]));
+  for (const [i, segment] of segments.entries()) {
+    const mistake = mistakeInSegment(segment, route?.parts[i]);
+    if (mistake) throw badTarget(mistake);
+  }
   return { method, segments, route, pathSecret, ...parseQuery(query, isSendByGet({ method, route })) };
 }
 
@@ -1624,19 +1640,17 @@ function parseQuery(query: string, isOfSend: boolean) {
 }
 
 /**
- * Checks a decoded segment of a path.
+ * The mistake in a decoded segment of a path.
  * @param part the route's part that the segment matches, if there is a route.
- * @throws {Problem} bad_target.
  */
-function checkSegment(segment: string, part = '') {
+function mistakeInSegment(segment: string, part = ''): string | undefined {
   const mistake = mistakeInParameter(part, segment);
-  if (mistake) throw badTarget(mistake);
+  if (mistake) return mistake;
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then the path is account setup.
-  if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
+  if (segment === '.' || segment === '..') return 'dot segments are not resolved';
   // Attack: /v1/groups/--username=…. Attachments are exempt: their ids are random, and one in 64 begins with "-".
-  if (segment.startsWith('-') && part !== ':attachment') {
-    throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
-  }
+  if (!segment.startsWith('-') || part === ':attachment') return undefined;
+  return 'a path segment may not begin with "-": it would become an option of signal-cli';
 }
 
 /**
@@ -1930,14 +1944,23 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
   return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
 }
 
+/** A further sentence of a 405 for GET /v2/send. */
+const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
+
 /** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
 function refusalOfRoute(allow: Allow, target: Target): Problem {
   const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  if (route && !isSendByGet(target)) return new Problem('endpoint_not_allowed');
+  const isByGet = isSendByGet(target);
+  if (route && !isByGet) {
+    const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
+    return new Problem('endpoint_not_allowed', undefined, { detail });
+  }
   const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
   if (methods.length === 0) return new Problem('unknown_endpoint');
-  return new Problem('method_not_allowed', undefined, { allow: [...new Set(methods)] });
+  const list = [...new Set(methods)];
+  const detail = `This endpoint takes ${list.join(', ')}, and not ${target.method}.${isByGet ? SEND_BY_GET : ''}`;
+  return new Problem('method_not_allowed', undefined, { detail, allow: list });
 }
 
 // #endregion
@@ -2058,7 +2081,7 @@ class RequestBody {
     // because the gateway would drop the rest unread.
     if (target.method === 'GET') {
       if (this.#isComplete) return undefined;
-      throw new Problem('body_too_large');
+      throw tooLarge(HEAD_LIMIT_BYTES);
     }
     // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
@@ -2108,7 +2131,7 @@ class RequestBody {
 
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
   #checkLength(bytes = 0) {
-    if (bytes > this.#limitBytes) throw new Problem('body_too_large');
+    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes);
   }
 
   /**
@@ -2458,7 +2481,9 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
   if (keys.length > 30) keys[30] = '…';
   const shown = keys.join(', ') || 'none';
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
-  const detail = `${lack} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
+  const isEmpty = template !== undefined && missing.includes('message');
+  const found = isEmpty ? ' The token\'s "message" template found nothing in these keys.' : '';
+  const detail = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
   throw new Problem('bad_field', `no_${missing.join(',no_')}`, { detail });
 }
 
@@ -2472,6 +2497,8 @@ function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
   for (const [key, value] of Object.entries(payload)) {
     if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+    const isText = hasTemplate || key !== 'message' || typeof value !== 'object';
+    if (!isText) throw badField(key, 'must be a text, and not an object or a list');
     const isList = /^(?:recipients|base64_attachments)$/.test(key);
     if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
@@ -2633,6 +2660,7 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string 
   if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
+  if (/\[\d*\]/.test(name)) return `${shown} has a bracket: write {{alerts.0.status}} for {{alerts[0].status}}`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
@@ -2724,7 +2752,10 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
   const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
   const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
-  if (role === 'sender' && token.senders?.has(value) === false) throw new Problem('sender_not_allowed');
+  if (role === 'sender' && token.senders?.has(value) === false) {
+    const detail = `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`;
+    throw new Problem('sender_not_allowed', undefined, { detail });
+  }
   const refusal = isRecipient && refusalOfRecipient(token, value);
   if (refusal) throw refusal;
 }
@@ -2762,7 +2793,13 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
-  return new Problem('recipient_not_allowed', undefined, { detail });
+  const hint = kind === 'phone number' ? hintForNumber(value) : '';
+  return new Problem('recipient_not_allowed', undefined, { detail: detail + hint });
+}
+
+/** A further sentence for a phone number that is not in the form of the token's lists. */
+function hintForNumber(value: string): string {
+  return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits alone, such as +4915112345678.';
 }
 
 /** The kind of recipient that the backend takes a text for. */
@@ -2924,7 +2961,9 @@ class BodyScan {
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, why: string): never {
-    throw badJson(`The body is not a JSON object: ${why}, at byte ${this.#offset + i}.`);
+    const atByte = this.#offset + i;
+    const detail = `The body is not a JSON object: ${why}, at byte ${atByte}.`;
+    throw new Problem('bad_json', undefined, { detail, syntax: { why, atByte } });
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
@@ -3014,6 +3053,7 @@ class BodyScan {
 
   /** An array's element, or an object's member, which begins with its key. */
   #readMember(i: number, char: string) {
+    if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
     this.#openString(true);
@@ -4055,8 +4095,11 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
-/** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer on a unix socket counts as 127.0.0.1. */
-function normalizeAddress(address = '127.0.0.1'): string {
+/**
+ * An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer that is gone has no address: 0.0.0.0 stands
+ * for it, which is no client's address.
+ */
+function normalizeAddress(address = '0.0.0.0'): string {
   return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
 
@@ -4150,7 +4193,10 @@ function writeOut(text: string, done: () => void = () => {}) {
 class Sources extends Mistakes {
   /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
   readonly given = new Map<string, { value: unknown; at: string }>();
+  /** Settings that are valid but may be unintended. */
   readonly warnings: string[] = [];
+  /** Variables that do nothing here, and may be another program's. */
+  readonly notes: string[] = [];
 
   /** Notes a value. A later source replaces the value of an earlier one: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
@@ -4227,11 +4273,21 @@ function noteObject(sources: Sources, config: unknown, prefix = '') {
  */
 function parseFile(text: string): unknown {
   const bytes = Buffer.from(text);
-  attempt(() => BodyScan.fieldsOf(bytes, 'none'), ({ message }) => {
-    const [, said, offset] = /: (.*), at byte (\d+)/s.exec(message) ?? [];
-    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, Number(offset)))}: ${said}`;
+  attempt(() => BodyScan.fieldsOf(bytes, 'none'), (error) => {
+    const { why, atByte } = (error as unknown as Problem).details.syntax!;
+    const before = bytes.toString('utf8', 0, atByte);
+    return `is not a JSON object: ${placeAfter(before)}: ${why}${hintForSyntax(text, before.length)}`;
   });
   return JSON.parse(text);
+}
+
+/** A hint for a file that is not JSON. @param at where the scanner found the mistake; in a value, one letter later. */
+function hintForSyntax(text: string, at: number): string {
+  // A key without quotes, or the line that begins a document.
+  const isYaml = /^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
+  if (isYaml) return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
+  const isComment = /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1)));
+  return isComment ? '; JSON has no comments' : '';
 }
 
 /**
@@ -4265,17 +4321,24 @@ function placeAfter(text: string) {
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md says what it is here';
+/** The top-level keys of secured-signal-api's file. */
+const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
 /**
  * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of names,
  * whether such a variable is refused, and a hint for its owner. The first row that matches decides. Restrictions are
- * refused. Other variables may belong to another program, and cause only a warning.
+ * refused. Other variables may belong to another program, and cause only a note. `TOKENS` is refused where there is no
+ * token.
  */
 const MISTAKEN = [
   [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
   [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
   [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
-  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/, true, MIGRATING],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/i, true, MIGRATING],
+  [/^HOSTNAMES$/, true, MIGRATING],
   [/^(?:API|SERVICE)__/, false, MIGRATING],
+  [/^TOKENS$/, 'without tokens', 'did you mean "API_TOKENS"?'],
+  [/^(?:BACKEND|API_URL)$/, false, 'did you mean "BACKEND_URL"?'],
+  [/^CONFIG(?:_PATH)?$/, false, 'did you mean "GATEWAY_CONFIG"?'],
   [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
   [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
 ] as const;
@@ -4290,10 +4353,11 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   for (const name in env) {
     // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
-    const [, isRefused, hint] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
+    const [, refused, hint] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
+    const isRefused = refused === 'without tokens' ? !sources.given.has('tokens') : refused;
     if (isRefused) sources.add(name, `is not a setting; ${hint}`);
     else if (near) sources.add(name, `is not a setting; did you mean "${near}"?`);
-    else if (hint) sources.warnings.push(`${name} is not a setting, and does nothing; ${hint}`);
+    else if (hint) sources.notes.push(`${name} is not a setting, and does nothing; ${hint}`);
   }
 }
 
@@ -4302,13 +4366,17 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources) {
-  const { given, found, warnings } = sources;
+  const { given, found, warnings, notes } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
   const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
   });
-  const settings: Settings = { tokens: [], warnings, ...Object.fromEntries(entries) };
+  const settings: Settings = { tokens: [], warnings, notes, ...Object.fromEntries(entries) };
+  if (settings['backend.url']?.isEndpoint) {
+    const { at } = given.get('backend.url')!;
+    warnings.push(`${at} has the path of an endpoint; give only what stands before it, such as ${EXAMPLE_URL}`);
+  }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const hint = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
     sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${hint}`);
@@ -4423,8 +4491,9 @@ function refuseNull(value: unknown): unknown {
 function refuseSetting(key: string, known: string[]): never {
   const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
   const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
-  const hint = distance(nearest) < Math.min(4, key.length) ? `; did you mean "${nearest}"?` : '';
-  throw new UsageError(`is not a setting${hint}`);
+  const isNear = distance(nearest) < Math.min(4, key.length);
+  const hint = isNear ? `did you mean "${nearest}"?` : FOREIGN_KEY.test(key) && MIGRATING;
+  throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
 
 /** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
@@ -4476,12 +4545,21 @@ function duration(example: string) {
   return (value: unknown) => readScalar(value, `a duration such as ${example}`, parseDuration);
 }
 
+/** The units of sizes. Each is 1024 times the one before it. */
+const SIZE_UNITS = ['B', 'KiB', 'MiB', 'GiB'];
+
 /** Reads a size in bytes. The unit is required: "150" could mean anything. */
 function readSize(value: unknown) {
   return readScalar(value, 'a size such as 150MiB', (text) => {
     const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
-    return Number(count) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit) || undefined; // NaN if nothing matched
+    return Number(count) * 1024 ** SIZE_UNITS.indexOf(unit) || undefined; // NaN if nothing matched
   });
+}
+
+/** A size in bytes as it is written in the configuration, with the largest unit that divides it. */
+function showSize(bytes: number): string {
+  const power = [3, 2, 1].find((each) => bytes % 1024 ** each === 0) ?? 0;
+  return `${bytes / 1024 ** power}${SIZE_UNITS[power]}`;
 }
 
 /** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
@@ -4539,11 +4617,14 @@ function destroyThis(this: Duplex) {
 /** The backend, in the parts that a request needs. */
 type Backend = ReturnType<typeof readBackend>;
 
+/** For messages: the backend's URL in a usual compose file. */
+const EXAMPLE_URL = 'http://signal-api:8080';
+
 /** Reads the backend's URL. No message shows it: it may hold a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  ensure(isUsable, 'must be an http or https URL without a query');
+  ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}`);
   const explain = () => 'has a "%" in its userinfo that must be written "%25"';
   const { protocol, hostname, port, auth } = attempt(() => urlToHttpOptions(url), explain);
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
@@ -4554,6 +4635,8 @@ function readBackend(value: unknown) {
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
+  // A path that ends in /v1 or /v2 counts too.
+  const [version, endpoint = 'send'] = /\/v[12](?:\/([^/]+)|$)/.exec(prefix) ?? [];
   return {
     /** With userinfo: not for the log. */
     url,
@@ -4561,6 +4644,8 @@ function readBackend(value: unknown) {
     name: url.origin + prefix,
     /** The path, without a slash at the end. */
     prefix,
+    /** Whether the path is that of an endpoint, such as /v2/send. The gateway adds those itself. */
+    isEndpoint: version !== undefined && ROUTES.some(({ parts }) => parts[1] === endpoint),
     /** For node:http's client. */
     options: { protocol, hostname, port, agent },
     authorization: auth && `Basic ${Buffer.from(auth).toString('base64')}`,
@@ -4575,18 +4660,18 @@ function readOrigins(value: unknown) {
 }
 
 /**
- * Reads where to listen: the `path` of a unix socket, or else a `port` and a `host`, where '' means every interface.
- * `isLocal` says that only programs on this machine can connect. The only local name is localhost: any other name may
- * mean any address.
+ * Reads where to listen: a `port` and a `host`, where '' means every interface. `isLocal` says that only programs on
+ * this machine can connect. The only local name is localhost: any other name may mean any address.
  */
 function readListen(value: unknown) {
-  return readScalar(value, 'host:port, :port, [::]:port or unix:/path.sock', (text) => {
-    const [, path, v6, name, digits] =
-      /^(?:unix:(\/.+)|(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5}))$/.exec(text) ?? [];
+  const isUnix = typeof value === 'string' && value.startsWith('unix:');
+  ensure(!isUnix, 'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach');
+  return readScalar(value, 'host:port, :port or [::]:port', (text) => {
+    const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
     const [host, port] = [v6 ?? name ?? '', Number(digits)];
-    if ((v6 !== undefined && isIP(v6) !== 6) || !(path !== undefined || port <= 65535)) return undefined;
-    const isLoopback = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
-    return { path, host, port, isLocal: path !== undefined || isLoopback };
+    if ((v6 !== undefined && isIP(v6) !== 6) || !(port <= 65535)) return undefined;
+    const isLocal = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
+    return { host, port, isLocal };
   });
 }
 
@@ -4596,7 +4681,12 @@ function readFile(path: unknown) {
   // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
-  const explain = ({ code }: NodeJS.ErrnoException) => `${showPath(path)} cannot be read${user} (${code})`;
+  const explain = ({ code }: NodeJS.ErrnoException) => {
+    const shown = showPath(path);
+    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code})`;
+    if (shown === path) return `${resolve(path)} does not exist`;
+    return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
+  };
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
@@ -4674,17 +4764,23 @@ function readPattern(text: string): Pattern | undefined {
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
-  const tokens = typeof value === 'string' ? readTokenWords(value, mistakes) : readTokenObject(value, mistakes);
+  const read = typeof value === 'string' ? readTokenWords : readTokenObject;
+  const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
   ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
-  const digests = tokens.map(({ digest }) => digest);
-  const shown = tokens.map(({ name }, i) => showValue(name, `[${i}]`));
+  const digests = new Set(tokens.map(({ digest }) => digest));
+  /** The first token with a digest, as messages show it. */
+  const owners = new Map<string, string>();
+  const names = new Set<string>();
   tokens.forEach(({ name, digest }, i) => {
-    const first = digests.indexOf(digest);
-    if (first < i && digest) mistakes.add('', `${shown[first]} and ${shown[i]} have the same secret`);
-    if (tokens.findIndex((other) => other.name === name) < i) mistakes.add(`[${i}]`, 'has the name of an earlier one');
-    if (digests.includes(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
+    const shown = showValue(name, `[${i}]`);
+    const owner = owners.get(digest);
+    if (owner) mistakes.add('', `${owner} and ${shown} have the same secret`);
+    else if (digest) owners.set(digest, shown);
+    if (names.has(name)) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    names.add(name);
+    if (digests.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
-  return mistakes.end(tokens as TokenSettings[]);
+  return mistakes.end(tokens);
 }
 
 /** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
@@ -4846,17 +4942,32 @@ async function main() {
   process.exitCode = code;
 }
 
+/** Hints for a person, by the codes or words of an error. The first row that matches counts. */
+type Hints = readonly (readonly [words: RegExp, hint: string])[];
+
+function hintFor(hints: Hints, error: string): string | undefined {
+  return hints.find(([words]) => words.test(error))?.[1];
+}
+
+// UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
+/** What to do if the port cannot be opened. */
+const LISTEN_HINTS: Hints = [
+  [/EADDRINUSE/, '--listen HOST:PORT takes another port'],
+  [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen takes an address of this machine; :PORT is each that it has'],
+  [/EACCES/, 'ports below 1024 are for root; --listen HOST:8880 takes one for everybody'],
+];
+
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
     const said = await runCommand(args, env, stdin);
     return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
-    const { message, code } = error as NodeJS.ErrnoException;
+    const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem: the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const hint = code === 'EADDRINUSE' ? '; --listen HOST:PORT takes another port' : '';
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${hint}`}\n`;
+    const hint = hintFor(LISTEN_HINTS, code);
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${hint ? `; ${hint}` : ''}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
@@ -4884,7 +4995,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
-  if (values.check) return printCheck(settings);
+  if (values.check) return printCheck(settings, namesOfSources(file, env, values));
   if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   stopOnSignal(gateway);
@@ -4969,16 +5080,24 @@ function hashSecret(line: string) {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
-/** The output of `--check` for a good configuration. */
-function printCheck(settings: Settings) {
+/** The output of `--check` for a good configuration. @param sources where it was read from. */
+function printCheck(settings: Settings, sources: readonly string[]) {
   const rules = makeRules(settings);
   return [
-    'The configuration is good.',
+    `The configuration is good. It was read from: ${sources.join(', ') || 'nothing, all are defaults'}.`,
     `backend ${settings['backend.url'].name}`,
-    rules.anonymous ? OPEN_WARNING : `tokens ${rules.tokens.size}`,
-    ...rules.warnings.map((warning) => `warning: ${warning}`),
+    `tokens ${rules.tokens.size}`,
+    ...warningsOf(rules, Date.now()).map((warning) => `warning: ${warning}`),
+    ...rules.notes.map((note) => `note: ${note}`),
     ...rules.all.map(describeToken),
   ].join('\n');
+}
+
+/** The file, the variables and the flags that a configuration is read from. */
+function namesOfSources(file: string | undefined, env: NodeJS.ProcessEnv, flags: NodeJS.Dict<unknown>): string[] {
+  const variables = [...SETTING_ROWS.map(([, [name]]) => name), 'API_TOKENS_FILE'].filter((name) => name in env);
+  const given = ['listen', 'backend'].filter((flag) => flags[flag] !== undefined).map((flag) => `--${flag}`);
+  return [...(file === undefined ? [] : [`the file ${resolve(file)}`]), ...variables, ...given];
 }
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
@@ -4996,33 +5115,35 @@ function describeToken(token: Token) {
     'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
   };
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
-  const idle = token.allow.written.filter((entry) => entry.includes('/') && !canMatch(token, readAllow([entry])))
-    .map((entry) => `    warning      ${entry} matches no route of the backend`);
+  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern))
+    .map(({ method, parts }) => `    warning      ${method} /${parts.join('/')} matches no route of the backend`);
   return [`  ${token.name}`, ...lines, ...idle].join('\n');
 }
 
-/** Values for the parameters whose format is checked; any value fits another parameter. */
-const EXAMPLES: Record<string, string> = { ':number': '+10000', ':groupid': `group.${btoa(btoa('-'.repeat(32)))}` };
-
 /**
- * Whether an allowlist of one pattern lets any request through. One request is tried for each route. The request's path
- * has the literals and examples of the pattern. Where the pattern has none, the path has those of the route:
- * `GET /v1/groups/*` and the route `/v1/groups/:number` make `GET /v1/groups/+10000`.
+ * Whether a pattern can open a route of the backend for a token. Both are compared part by part. A `*` at the end
+ * stands for one part or more.
  */
-function canMatch(token: Token, allow: Allow) {
-  const pattern = allow.patterns[0]!;
-  return ROUTES.some(({ method, parts }) => {
-    const segments = [...parts, ...pattern.parts.slice(parts.length)].map((part, i) => {
-      const both = [pattern.parts[i] ?? '*', part].map((each) => EXAMPLES[each] ?? each);
-      return encodeURIComponent(both.find(isLiteral) ?? 'x');
-    });
-    try {
-      const target = parseTarget(pattern.method === '*' ? method : pattern.method, `/${segments.join('/')}`);
-      return target.route && findGrant({ ...token, allow }, target);
-    } catch {
-      return false;
-    }
+function canMatch(token: Token, { method, parts }: Pattern): boolean {
+  if (method === 'GET' && parts.join('/') === 'v2/send') return makesSends(token);
+  const opensSetup = !/[*:]/.test(prefixOf(parts)); // no wildcard opens setup
+  return ROUTES.some((route) => {
+    const [length, routeLength] = [parts.length, route.parts.length];
+    const isLongEnough = length === routeLength || (parts.at(-1) === '*' && length < routeLength) ||
+      (route.parts.at(-1) === '*' && length > routeLength);
+    return isLongEnough && (method === '*' || method === route.method) && (opensSetup || route.group !== 'setup') &&
+      parts.every((part, i) => canMeet(part, route.parts[i] ?? '*'));
   });
+}
+
+/** Whether one segment can match a part of a pattern and a part of a route. */
+function canMeet(part: string, ofRoute: string): boolean {
+  if (part === '*') return true;
+  if (isLiteral(ofRoute)) return part === ofRoute;
+  if (isLiteral(part)) return mistakeInSegment(part, ofRoute) === undefined;
+  // A phone number is no group id.
+  const formats = new Set([part, ofRoute].filter((name) => /^:(?:number|groupid)$/.test(name)));
+  return formats.size < 2;
 }
 
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
@@ -5035,7 +5156,7 @@ function describeSends(token: Token) {
     const target = sendTarget(token);
     checkSend(defaults, (field) => field.value !== undefined && checkField(token, target, field));
   } catch (error) {
-    parts.push(`which will be refused: ${(error as Problem).message}`);
+    parts.push(`warning: they will be refused: ${(error as Problem).message}`);
   }
   return parts.join('; ');
 }
@@ -5060,7 +5181,8 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   ensure(token !== undefined, `there is no token of that name; there are ${names}`);
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
   const target = sendTarget(token);
-  if (body.length > Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body'])) throw new Problem('body_too_large');
+  const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
+  if (body.length > limitBytes) throw tooLarge(limitBytes);
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
@@ -5068,16 +5190,38 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
+/** What to do if the backend does not answer as it should. Each runtime has its own words for the reasons. */
+const ASK_HINTS: Hints = [
+  [/own_address/, "backend.url is this gateway's own address: give the backend's"],
+  [/refused/i, 'start the backend, or correct its port'],
+  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both into one network"],
+  [/cert|signature/i, "let this machine trust the backend's certificate"],
+  [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
+  [/timeout|timed out/i, 'look into the log of the backend, or correct its address'],
+  [/status 401/, 'put USER:PASSWORD@ into backend.url'],
+  [/./, 'correct backend.url: something else listens there'],
+];
+
 /**
  * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
- * the first alert is lost. The response decides nothing. The request carries no userinfo, so 401 is a good response.
+ * the first alert is lost. The response decides nothing. The request carries no userinfo, so where `backend.url` has
+ * one, 401 is a good response. If the request arrives at this gateway itself, its id says so.
  */
-async function askBackend({ log }: RunningGateway, { 'backend.url': { name: backend } }: Settings) {
+async function askBackend(
+  { log, server }: RunningGateway,
+  { 'backend.url': { name: backend, authorization } }: Settings,
+) {
+  const asking = new AbortController();
+  const requestId = randomUUID();
+  const stopIfOwn = ({ headers }: IncomingMessage) => {
+    if (headers['x-request-id'] === requestId) asking.abort(new Error('own_address'));
+  };
+  server.on('request', stopIfOwn);
+  const timer = setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS);
   try {
-    const headers = { 'User-Agent': `signal-gateway/${VERSION}` };
-    const signal = AbortSignal.timeout(ASK_TIMEOUT_MS);
-    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal });
-    if (response.status === 401) return log('info', 'the backend answers', { backend, status: 401 });
+    const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
+    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
     ensure(isObject(about), 'no JSON object');
@@ -5086,7 +5230,11 @@ async function askBackend({ log }: RunningGateway, { 'backend.url': { name: back
   } catch (error) {
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
-    log('warn', 'the backend does not answer as it should', { backend, reason });
+    const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
+    log('warn', 'the backend does not answer as it should', { backend, reason, hint });
+  } finally {
+    clearTimeout(timer);
+    server.off('request', stopIfOwn);
   }
 }
 
