@@ -3381,8 +3381,8 @@ const NO_TEMPLATES = literal`
 test('a template that is not one is refused, with line and column, in a line without control characters', () => {
   for (const line of NO_TEMPLATES.trim().split(/\n */)) {
     const [template = '', mistake] = line.split(' ¦ ');
-    const isIt = ({ name, message }: Error): boolean =>
-      name === 'SyntaxError' && message.startsWith(`line ${mistake}`) && /^\P{Cc}{9,250}$/u.test(message);
+    const isIt = ({ message }: Error): boolean =>
+      message.startsWith(`line ${mistake}`) && /^\P{Cc}{9,250}$/u.test(message);
     assert.throws(() => new Template(String(unescaped(template))), isIt, line);
   }
 });
@@ -3393,7 +3393,7 @@ test('a template cut at any place is one or is refused, and renders without an a
     try {
       new Template(part).render({ b: [{ c: ['y'] }, null, 1], g: {} });
     } catch (error) {
-      assert.match(String(error), /^SyntaxError: line \d+, column \d+: /);
+      assert.match(String(error), /^Error: line \d+, column \d+: /);
     }
   }
 });
@@ -3838,8 +3838,8 @@ randomTest('BodyScan: a random document comes out as JSON.parse reads it, howeve
     const verdict = outcome(() => scanAll([bytes]));
     const parsed = outcome(() => JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)));
     const isObject = Object.prototype.toString.call(parsed) === '[object Object]';
-    if ((verdict as { code?: string }).code === 'bad_field') continue;
-    assert.equal(!(verdict instanceof Error), isObject, bytes.toString('latin1'));
+    const { code } = verdict as { code?: string };
+    if (code !== 'bad_field') assert.equal(code, isObject ? undefined : 'bad_json', bytes.toString('latin1'));
   }
 });
 
@@ -3868,7 +3868,7 @@ test('what comes in single bytes is held in few pieces', () => {
     assert.ok(released.length < 100, `${released.length} pieces`);
     assert.equal(Buffer.concat([...out, ...released]).toString(), `{${' '.repeat(60_000)}"a":1}`);
     const blank = Array.from(`{${'\n'.repeat(70_000)}`, (char) => Buffer.from(char));
-    assert.throws(() => push(new BodyScan(keys), blank), /too much white space/);
+    assert.throws(() => push(new BodyScan(keys), blank), { message: /too much white space/ });
   }
 });
 
@@ -3879,9 +3879,13 @@ test('BodyScan: how much white space may stand between members does not depend o
   ) {
     for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
       const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
-      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) =>
-        String(outcome(() => scanAll(cutInto(document, () => step)).out.length))
-      );
+      const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
+        const { message, out } = outcome(() => scanAll(cutInto(document, () => step))) as {
+          message?: string;
+          out?: string;
+        };
+        return String(message ?? out!.length);
+      });
       assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
       if (size <= 65_520 || size > 65_536) assert.equal(verdicts[0]!.includes('white space'), size > 65_536, around);
     }
@@ -3894,7 +3898,7 @@ test('the syntax of a document of any size is checked without its keys, and pass
   assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
   assert.equal(scan.auth, undefined);
   const broken = Buffer.from(text.replace('"a":', '"a"'));
-  assert.throws(() => new BodyScan('none').write(broken), /a colon is expected, at byte 54/);
+  assert.throws(() => new BodyScan('none').write(broken), { message: /a colon is expected, at byte 54/ });
 });
 
 test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
@@ -6691,6 +6695,8 @@ test("the pages' tables of settings, and the manual at the fields of the configu
   const [listed, common] = [groupsOf(MANUAL, isRow), groupsOf(README, isRow)];
   assert.deepEqual([rows.length, listed.length, common.length], [20, 20, 12]);
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
+  const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
+  assert.deepEqual(fields.sort(), rows.map(([, path]) => path!.split('.').at(-1)!).sort());
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
     assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // and may say more

@@ -258,15 +258,7 @@ interface Gateway {
 // #endregion
 
 // #region SETTINGS
-// A setting has one field above, one row here, and one use. The compiler refuses a field without a row. A test compares
-// rows, fields and docs/settings.md.
-
-/** The paths of the configuration's fields, such as `backend.url`. */
-type SettingPath = {
-  [K in keyof GatewayConfig]-?: K extends 'backend' | 'tls' | 'auth' | 'limits' | 'log'
-    ? `${K}.${keyof Required<GatewayConfig>[K] & string}`
-    : K;
-}[keyof GatewayConfig];
+// A setting has one field above, one row here, and one use. A test compares rows, fields and docs/settings.md.
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -304,7 +296,10 @@ const SETTINGS = {
   'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests may finish', '8s'],
   'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
   'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
-} satisfies Record<SettingPath, Setting>;
+} satisfies Record<string, Setting>;
+
+/** The path of a setting, such as `backend.url`. */
+type SettingPath = keyof typeof SETTINGS;
 
 /** The fields of a token: the reader, and the line in `--help`. The first four are settings of the top level too. */
 const TOKEN_SETTINGS = {
@@ -336,6 +331,7 @@ type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
   /** As in `Sources`. */
   'warnings': readonly string[];
   'notes': readonly string[];
+  'readFrom': readonly string[];
 };
 
 /** The result of a row's reader, or undefined if the row has no default. */
@@ -547,23 +543,21 @@ type ProblemDetails = {
   syntax?: { why: string; atByte: number };
 };
 
-/** Ends a request with an error response. */
-class Problem extends Error {
+/** Ends a request with an error response. No Error: taking its stack would cost more than the rest of a refusal. */
+class Problem {
   readonly code: ProblemCode;
   readonly status: number;
+  /** For the client. */
+  readonly message: string;
   readonly reason: string | undefined;
   readonly details: ProblemDetails;
 
   /** @param reason for the log alone. */
   constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
-    const { stackTraceLimit } = Error;
-    // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
-    Error.stackTraceLimit = 0;
-    super(details.detail ?? sentence);
-    Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
+    this.message = details.detail ?? sentence;
     this.reason = reason;
     this.details = code === 'busy' ? { retryAfterMs: BUSY_RETRY_MS } : details;
   }
@@ -2550,7 +2544,7 @@ interface Tag {
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. The first is empty if the name begins with a dot: the innermost context itself. */
+  /** The parts of the name. An empty part, before or behind a dot at the start, is the innermost context itself. */
   readonly path: readonly string[];
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
@@ -2564,7 +2558,7 @@ class Template {
 
   /**
    * Parses a template in one pass over its tags. `open` holds the sections that are not closed yet, the template first.
-   * @throws {SyntaxError} whose message begins with the line and the column in the template.
+   * @throws {UsageError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
     this.#root = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
@@ -2579,7 +2573,7 @@ class Template {
       from = at + whole.length + (isAlone ? lineEnd.length : 0);
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
-      const tag: Tag = { text: whole, at, sigil, name, path: name === '.' ? [''] : name.split('.'), nodes: [] };
+      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), nodes: [] };
       const mistake = mistakeInTag(tag, open);
       if (mistake) failTemplate(text, at, mistake);
       if (sigil === '/') open.pop();
@@ -2621,7 +2615,7 @@ class Template {
       const value = tag.path.reduce(memberOf, owner);
       // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
       // '', false and 0.
-      const items = Array.isArray(value) ? value : value ? [value] : [];
+      const items = Array.isArray(value) ? value : [value].filter(Boolean);
       if (tag.sigil === '^') return items.length > 0 ? undefined : renderNodes(tag, contexts);
       if (tag.sigil !== '#') return write(toText(value));
       for (const item of items) {
@@ -2683,13 +2677,13 @@ function showTag(tag: string): string {
 
 /** @param at where in the template the mistake is. */
 function failTemplate(text: string, at: number, why: string): never {
-  throw new SyntaxError(`${placeAfter(text.slice(0, at))}: ${why}`);
+  throw new UsageError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
 /** Reads a template. A mistake in it is reported when the gateway starts, and not when the first alert comes. */
-function readTemplate(value: unknown): Template {
+function readTemplate(value: unknown) {
   ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  return attempt(() => new Template(value), (error) => error.message);
+  return new Template(value);
 }
 
 // #endregion
@@ -4197,10 +4191,13 @@ class Sources extends Mistakes {
   readonly warnings: string[] = [];
   /** Variables that do nothing here, and may be another program's. */
   readonly notes: string[] = [];
+  /** The file, the variables and the flags that gave a value. */
+  readonly readFrom: string[] = [];
 
   /** Notes a value. A later source replaces the value of an earlier one: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
+    if (at !== path) this.readFrom.push(at); // in the file, a setting stands at its path
     if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
     this.given.set(path, { value, at });
   }
@@ -4236,6 +4233,7 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 function noteFile(sources: Sources, file: string) {
   const text = sources.collect('configuration', () => readFile(file).text);
   if (text === undefined) return;
+  sources.readFrom.push(`the file ${resolve(file)}`);
   const at = showPath(file);
   const config = sources.collect(at, () => parseFile(text));
   if (config === undefined) return;
@@ -4366,13 +4364,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources) {
-  const { given, found, warnings, notes } = sources;
+  const { given, found, warnings, notes, readFrom } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
   const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
   });
-  const settings: Settings = { tokens: [], warnings, notes, ...Object.fromEntries(entries) };
+  const settings: Settings = { tokens: [], warnings, notes, readFrom, ...Object.fromEntries(entries) };
   if (settings['backend.url']?.isEndpoint) {
     const { at } = given.get('backend.url')!;
     warnings.push(`${at} has the path of an endpoint; give only what stands before it, such as ${EXAMPLE_URL}`);
@@ -4995,7 +4993,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
-  if (values.check) return printCheck(settings, namesOfSources(file, env, values));
+  if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   stopOnSignal(gateway);
@@ -5080,24 +5078,17 @@ function hashSecret(line: string) {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
 }
 
-/** The output of `--check` for a good configuration. @param sources where it was read from. */
-function printCheck(settings: Settings, sources: readonly string[]) {
+/** The output of `--check` for a good configuration. */
+function printCheck(settings: Settings) {
   const rules = makeRules(settings);
   return [
-    `The configuration is good. It was read from: ${sources.join(', ') || 'nothing, all are defaults'}.`,
+    `The configuration is good. It was read from: ${settings.readFrom.join(', ') || 'nothing, all are defaults'}.`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, Date.now()).map((warning) => `warning: ${warning}`),
     ...rules.notes.map((note) => `note: ${note}`),
     ...rules.all.map(describeToken),
   ].join('\n');
-}
-
-/** The file, the variables and the flags that a configuration is read from. */
-function namesOfSources(file: string | undefined, env: NodeJS.ProcessEnv, flags: NodeJS.Dict<unknown>): string[] {
-  const variables = [...SETTING_ROWS.map(([, [name]]) => name), 'API_TOKENS_FILE'].filter((name) => name in env);
-  const given = ['listen', 'backend'].filter((flag) => flags[flag] !== undefined).map((flag) => `--${flag}`);
-  return [...(file === undefined ? [] : [`the file ${resolve(file)}`]), ...variables, ...given];
 }
 
 /** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
