@@ -271,6 +271,14 @@ type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: 
 
 const readMethods = listOf(wordOf(FORMS));
 
+/** Reads origins. */
+const readOrigins = listOf(
+  textThat(isOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
+);
+
+/** Reads a phone number, of an account or of a person, in the backend's form. */
+const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
+
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
  * docs/settings.md.
@@ -301,29 +309,23 @@ const SETTINGS = {
 /** The path of a setting, such as `backend.url`. */
 type SettingPath = keyof typeof SETTINGS;
 
-/** The fields of a token: the reader, and the line in `--help`. The first four are settings of the top level too. */
-const TOKEN_SETTINGS = {
-  methods: [readMethods],
-  allow: [readAllow],
-  rate: [readRate],
-  clients: [readAddresses],
-  secret: [readSecret, 'plain, or sha256:<64 hex>'],
-  secretFile: [readSecretFile, 'a file with the secret'],
-  senders: [listOf(readNumber), 'accounts that the token may use; any if absent'],
-  recipients: [
-    listOf(recipientOr(', group.… or group.*')),
-    'whom the token may send to; group.* is any group; any if absent',
-  ],
-  expires: [readExpiry, 'valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z'],
-  defaults: [readDefaults, 'number, recipients, text_mode of a send made from a webhook'],
-  message: [readTemplate, 'a Mustache template for the message of such a send'],
-} satisfies Record<keyof TokenConfig, readonly [Reader<unknown>, help?: string]>;
+/** The readers of a token's fields, by the field's name. `--help` describes the fields. */
+const TOKEN_READERS = {
+  methods: readMethods,
+  allow: readAllow,
+  rate: readRate,
+  clients: readAddresses,
+  secret: readSecret,
+  secretFile: readSecretFile,
+  senders: listOf(readNumber),
+  recipients: listOf(recipientOr(', group.… or group.*')),
+  expires: readExpiry,
+  defaults: readDefaults,
+  message: readTemplate,
+} satisfies Record<keyof TokenConfig, Reader<unknown>>;
 
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
-
-/** The readers of a token's fields, by the field's name. */
-const TOKEN_READERS = Object.fromEntries(Object.entries(TOKEN_SETTINGS).map(([name, [read]]) => [name, read]));
 
 /** All settings, read and checked, by path. */
 type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
@@ -587,6 +589,13 @@ function ensure(isRight: boolean, mistake: string): asserts isRight {
   if (!isRight) throw new UsageError(mistake);
 }
 
+/** Hints for a person, by words of what went wrong. The first row that matches counts. */
+type Hints = readonly (readonly [words: RegExp, hint: string])[];
+
+function hintFor(hints: Hints, wrong: string) {
+  return hints.find(([words]) => words.test(wrong))?.[1];
+}
+
 /** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
 class ConfigError extends UsageError {
   readonly problems: readonly string[];
@@ -776,9 +785,12 @@ type Allow = ReturnType<typeof readAllow>;
  * `/v1/groups/*` matches /v1/groups/+4915 and all paths below it, but not /v1/groups.
  */
 function partsMatch(parts: readonly string[], segments: readonly string[]) {
-  const hasTail = parts.at(-1) === '*';
-  if (hasTail ? segments.length < parts.length : segments.length !== parts.length) return false;
-  return parts.every((part, i) => !isLiteral(part) || part === segments[i]);
+  return fitsLength(parts, segments.length) && parts.every((part, i) => !isLiteral(part) || part === segments[i]);
+}
+
+/** Whether parts can match so many segments. */
+function fitsLength(parts: readonly string[], length: number) {
+  return parts.at(-1) === '*' ? length >= parts.length : length === parts.length;
 }
 
 /** Whether a part matches only itself. */
@@ -4145,11 +4157,11 @@ function makeLog(settings: Settings, options: GatewayOptions): Log {
 }
 
 /** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
-function textLine({ time, level, message, ...fields }: { time: string; level: string; message: string }): string {
-  let line = `${time} ${level.padEnd(5)} ${message}`;
+function textLine({ time, level, message, ...fields }: Record<string, unknown>) {
+  let line = `${time} ${String(level).padEnd(5)} ${message}`;
   for (const [name, value] of Object.entries(fields)) {
-    if (value === undefined || value === '') continue;
-    const text = String(value);
+    const text = String(value ?? '');
+    if (text === '') continue;
     line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
   }
   return line;
@@ -4321,25 +4333,23 @@ const RESTRICTIONS =
 const MIGRATING = 'docs/migrating.md says what it is here';
 /** The top-level keys of secured-signal-api's file. */
 const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
-/**
- * Variables that may be meant for the gateway, those of secured-signal-api among them. A row has a pattern of names,
- * whether such a variable is refused, and a hint for its owner. The first row that matches decides. Restrictions are
- * refused. Other variables may belong to another program, and cause only a note. `TOKENS` is refused where there is no
- * token.
- */
-const MISTAKEN = [
-  [/^ALLOWED_CLIENTS$/, true, 'did you mean "ALLOW_CLIENTS"?'],
-  [/^GATEWAY_CONF$/, true, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^TLS_CRT$/, true, 'did you mean "TLS_CERT"?'],
-  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/i, true, MIGRATING],
-  [/^HOSTNAMES$/, true, MIGRATING],
-  [/^(?:API|SERVICE)__/, false, MIGRATING],
-  [/^TOKENS$/, 'without tokens', 'did you mean "API_TOKENS"?'],
-  [/^(?:BACKEND|API_URL)$/, false, 'did you mean "BACKEND_URL"?'],
-  [/^CONFIG(?:_PATH)?$/, false, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^RATE_LIMIT$/, false, 'did you mean "RATE"?'],
-  [/^(?:SENDERS|RECIPIENTS)$/, false, 'it belongs to a token in the file'],
-] as const;
+/** Variables that are meant for the gateway or for secured-signal-api, and restrict who gets in: refused. */
+const REFUSED_VARIABLES: Hints = [
+  [/^ALLOWED_CLIENTS$/, 'did you mean "ALLOW_CLIENTS"?'],
+  [/^GATEWAY_CONF$/, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^TLS_CRT$/, 'did you mean "TLS_CERT"?'],
+  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/i, MIGRATING],
+  [/^HOSTNAMES$/, MIGRATING],
+];
+/** Variables that may belong to another program, and cause only a note. */
+const NOTED_VARIABLES: Hints = [
+  [/^(?:API|SERVICE)__/, MIGRATING],
+  [/^TOKENS$/, 'did you mean "API_TOKENS"?'],
+  [/^(?:BACKEND|API_URL)$/, 'did you mean "BACKEND_URL"?'],
+  [/^CONFIG(?:_PATH)?$/, 'did you mean "GATEWAY_CONFIG"?'],
+  [/^RATE_LIMIT$/, 'did you mean "RATE"?'],
+  [/^(?:SENDERS|RECIPIENTS)$/, 'it belongs to a token in the file'],
+];
 
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
@@ -4351,10 +4361,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   for (const name in env) {
     // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
     const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
-    const [, refused, hint] = MISTAKEN.find(([names]) => names.test(name)) ?? [];
-    const isRefused = refused === 'without tokens' ? !sources.given.has('tokens') : refused;
-    if (isRefused) sources.add(name, `is not a setting; ${hint}`);
-    else if (near) sources.add(name, `is not a setting; did you mean "${near}"?`);
+    const refusal = hintFor(REFUSED_VARIABLES, name) ?? (near && `did you mean "${near}"?`);
+    const hint = refusal ?? hintFor(NOTED_VARIABLES, name);
+    const isMissed = name === 'TOKENS' && !sources.given.has('tokens'); // there is no token without it
+    if (refusal || isMissed) sources.add(name, `is not a setting; ${hint}`);
     else if (hint) sources.notes.push(`${name} is not a setting, and does nothing; ${hint}`);
   }
 }
@@ -4582,11 +4592,6 @@ function readExpiry(value: unknown) {
   });
 }
 
-/** Reads a phone number, of an account or of a person, in the backend's form. */
-function readNumber(value: unknown) {
-  return textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits')(value);
-}
-
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
@@ -4650,11 +4655,9 @@ function readBackend(value: unknown) {
   } as const;
 }
 
-/** Reads origins. They are compared as written, so one that no browser would send is refused. */
-function readOrigins(value: unknown) {
-  const isOrigin = (text: string) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
-  const expected = 'an origin as browsers send it: https://dash.example:8443, no path, no default port';
-  return listOf(textThat(isOrigin, expected))(value);
+/** Whether a text is an origin. Origins are compared as written, so one that no browser would send is none. */
+function isOrigin(text: string) {
+  return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
 }
 
 /**
@@ -4940,13 +4943,6 @@ async function main() {
   process.exitCode = code;
 }
 
-/** Hints for a person, by the codes or words of an error. The first row that matches counts. */
-type Hints = readonly (readonly [words: RegExp, hint: string])[];
-
-function hintFor(hints: Hints, error: string): string | undefined {
-  return hints.find(([words]) => words.test(error))?.[1];
-}
-
 // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
 /** What to do if the port cannot be opened. */
 const LISTEN_HINTS: Hints = [
@@ -5023,7 +5019,7 @@ function parseCommandLine(args: string[]) {
   });
 }
 
-/** The text of `--help`, in 80 columns. Its settings come from `SETTINGS`. */
+/** The text of `--help`, in 80 columns. The settings of the top level come from `SETTINGS`. */
 function usage() {
   const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
     `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
@@ -5051,7 +5047,13 @@ ${rows.join('\n')}
 A token in the file has these, and may have methods, allow, rate and clients of
 its own, which replace the top-level ones:
 
-${Object.entries(TOKEN_SETTINGS).flatMap(([name, [, help]]) => help ? `  ${name.padEnd(12)}${help}` : []).join('\n')}
+  secret      plain, or sha256:<64 hex>
+  secretFile  a file with the secret
+  senders     accounts that the token may use; any if absent
+  recipients  whom the token may send to; group.* is any group; any if absent
+  expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
+  defaults    number, recipients, text_mode of a send made from a webhook
+  message     a Mustache template for the message of such a send
 
 The groups of allow:
 
@@ -5119,10 +5121,8 @@ function canMatch(token: Token, { method, parts }: Pattern): boolean {
   if (method === 'GET' && parts.join('/') === 'v2/send') return makesSends(token);
   const opensSetup = !/[*:]/.test(prefixOf(parts)); // no wildcard opens setup
   return ROUTES.some((route) => {
-    const [length, routeLength] = [parts.length, route.parts.length];
-    const isLongEnough = length === routeLength || (parts.at(-1) === '*' && length < routeLength) ||
-      (route.parts.at(-1) === '*' && length > routeLength);
-    return isLongEnough && (method === '*' || method === route.method) && (opensSetup || route.group !== 'setup') &&
+    const fits = fitsLength(parts, route.parts.length) || fitsLength(route.parts, parts.length);
+    return fits && (method === '*' || method === route.method) && (opensSetup || route.group !== 'setup') &&
       parts.every((part, i) => canMeet(part, route.parts[i] ?? '*'));
   });
 }
@@ -5132,9 +5132,8 @@ function canMeet(part: string, ofRoute: string): boolean {
   if (part === '*') return true;
   if (isLiteral(ofRoute)) return part === ofRoute;
   if (isLiteral(part)) return mistakeInSegment(part, ofRoute) === undefined;
-  // A phone number is no group id.
-  const formats = new Set([part, ofRoute].filter((name) => /^:(?:number|groupid)$/.test(name)));
-  return formats.size < 2;
+  const names = [part, ofRoute].sort().join();
+  return names !== ':groupid,:number'; // no phone number is a group id
 }
 
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
