@@ -645,8 +645,7 @@ class Mistakes {
 // below a setup prefix. To tokens with `senders` or `recipients` such a route stays closed.
 
 /** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
-const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'] as const;
-type Group = (typeof GROUPS)[number];
+const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'];
 
 /** A route for one method. `template` is written as in the backend; `parts` are its segments. */
 type Route = (typeof ROUTES)[number];
@@ -719,7 +718,7 @@ const ROUTES = Object.entries({
   lines.flatMap((line) => {
     const [methods = '', template = ''] = line.split(' ');
     return methods.split(',').map((method) => ({
-      group: group as Group,
+      group,
       method: method.replace('{}', ''),
       template,
       parts: template.slice(1).split('/'),
@@ -1962,11 +1961,11 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
     const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
     return new Problem('endpoint_not_allowed', undefined, { detail });
   }
-  const methods = ROUTES.filter(({ parts }) => partsMatch(parts, segments)).map(({ method }) => method);
-  if (methods.length === 0) return new Problem('unknown_endpoint');
-  const list = [...new Set(methods)];
-  const detail = `This endpoint takes ${list.join(', ')}, and not ${target.method}.${isByGet ? SEND_BY_GET : ''}`;
-  return new Problem('method_not_allowed', undefined, { detail, allow: list });
+  const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
+  if (routes.length === 0) return new Problem('unknown_endpoint');
+  const methods = [...new Set(routes.map(({ method }) => method))];
+  const detail = `This endpoint takes ${methods.join(', ')}, and not ${target.method}.${isByGet ? SEND_BY_GET : ''}`;
+  return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
 // #endregion
@@ -4378,7 +4377,11 @@ function readSettings(sources: Sources) {
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
   const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
-    return value === undefined ? [] : [[path, sources.collect(at, () => read(refuseEmpty(value)))]];
+    const readGiven = () => {
+      ensure(value !== '', 'is set but empty; unset it, or give it a value'); // it may have been meant to hold a secret
+      return read(value);
+    };
+    return value === undefined ? [] : [[path, sources.collect(at, readGiven)]];
   });
   const settings: Settings = { tokens: [], warnings, notes, readFrom, ...Object.fromEntries(entries) };
   if (settings['backend.url']?.isEndpoint) {
@@ -4391,12 +4394,6 @@ function readSettings(sources: Sources) {
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
-}
-
-/** Refuses an empty value. An empty variable may have been meant to hold a secret. */
-function refuseEmpty(value: unknown): unknown {
-  ensure(value !== '', 'is set but empty; unset it, or give it a value');
-  return value;
 }
 
 /** What requests are checked against: the settings, with the values that each token inherits. */
@@ -4665,7 +4662,7 @@ function isOrigin(text: string) {
  * this machine can connect. The only local name is localhost: any other name may mean any address.
  */
 function readListen(value: unknown) {
-  const isUnix = typeof value === 'string' && value.startsWith('unix:');
+  const isUnix = String(value).startsWith('unix:');
   ensure(!isUnix, 'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach');
   return readScalar(value, 'host:port, :port or [::]:port', (text) => {
     const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
@@ -4742,7 +4739,7 @@ function readAddresses(value: unknown) {
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
-  const isKnown = (text: string) => GROUPS.some((group) => group === text) || readPattern(text) !== undefined;
+  const isKnown = (text: string) => GROUPS.includes(text) || readPattern(text) !== undefined;
   const written = [...listOf(textThat(isKnown, expected))(value)];
   const groups = new Set(written); // the patterns in it equal no group
   if (groups.has('messaging')) groups.add('send').add('receive');
