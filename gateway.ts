@@ -742,7 +742,7 @@ function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>) {
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
 /** The segments that decide whether a path belongs to setup. */
-function prefixOf(segments: readonly string[]): string {
+function prefixOf(segments: readonly string[]) {
   return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
 }
 
@@ -755,7 +755,7 @@ const NUMBER = /^\+[0-9]{5,15}$/;
  * The mistake in a value for a path parameter. The backend decodes `:number` a second time, so `%252B` becomes a plus.
  * It makes `:number` and `:groupid` arguments of signal-cli, where `--username=…` would be an option.
  */
-function mistakeInParameter(name: string, value: string): string | undefined {
+function mistakeInParameter(name: string, value: string) {
   if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
   if (name !== ':groupid' || isGroupId(value)) return undefined;
   return 'the group in the path must be an "id" as GET /v1/groups/:number lists them, "group.…"';
@@ -2602,11 +2602,11 @@ class Template {
    * The text for some data. If it becomes too long or takes too many steps, it is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
-  render(data: unknown): string {
+  render(data: unknown) {
     let text = '';
     let leftBytes = RENDER_LIMIT_BYTES;
     let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#root.text.length);
-    const isSpent = (): boolean => leftBytes < 0 || leftSteps < 0;
+    const isSpent = () => leftBytes < 0 || leftSteps < 0;
     const write = (piece: string) => {
       text += piece;
       leftBytes -= Buffer.byteLength(piece);
@@ -2644,24 +2644,24 @@ class Template {
  * A member that the data has. Members that JavaScript adds are not enumerable, and have no name here: neither
  * `constructor`, nor the length of a list. The empty name is that of the value itself.
  */
-function memberOf(value: unknown, name: string): unknown {
+function memberOf(value: unknown, name: string) {
   if (name === '') return value;
   const isOwn = typeof value === 'object' && value !== null && Object.prototype.propertyIsEnumerable.call(value, name);
   return isOwn ? (value as JsonObject)[name] : undefined;
 }
 
 /** The text of a variable's value: an object as JSON, null and a missing value as nothing. */
-function toText(value: unknown): string {
+function toText(value: unknown) {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
 /** Cuts a text that is too long, and never inside a character. The ellipsis that it adds has three bytes. */
-function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES): string {
+function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES) {
   return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
 
 /** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
-function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string | undefined {
+function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]) {
   if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
@@ -2682,7 +2682,7 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]): string 
  * Shows a tag in a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The
  * four braces do not count as length.
  */
-function showTag(tag: string): string {
+function showTag(tag: string) {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
 }
 
@@ -2766,7 +2766,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
 }
 
 /** The mistake in a value that becomes an argument of signal-cli, where "-" begins an option. */
-function mistakeInArgument(value: string): string | undefined {
+function mistakeInArgument(value: string) {
   if (value === '') return 'may not be empty';
   if (value.startsWith('-')) return 'may not begin with "-"';
   return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
@@ -2776,7 +2776,7 @@ function mistakeInArgument(value: string): string | undefined {
  * The mistake in a recipient that the backend or signal-cli would turn into another one.
  * @param isPerson whether it must be a person, not a group.
  */
-function mistakeInRecipient(value: string, isPerson: boolean): string | undefined {
+function mistakeInRecipient(value: string, isPerson: boolean) {
   if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
   // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. The pattern matches
   // the base64 of a text that begins with "-".
@@ -2787,7 +2787,7 @@ function mistakeInRecipient(value: string, isPerson: boolean): string | undefine
 }
 
 /** The mistake in an attachment's `data:<type>;filename=<name>;base64,`. The backend writes to that name unchecked. */
-function mistakeInAttachment(meta: string): string | undefined {
+function mistakeInAttachment(meta: string) {
   // The backend drops the character before "base64,", whatever it is, so "filename=..xbase64," names "..".
   const isUnsafe = /(?:^|;)filename=(?:[^;]*[/\\\0]|\.{1,2}(?:[^;]?base64)?(?:;|$))/.test(meta);
   return isUnsafe ? 'may not name a file with "/", "\\" or NUL, or one called "." or ".."' : undefined;
@@ -2803,12 +2803,12 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
 }
 
 /** A further sentence for a phone number that is not in the form of the token's lists. */
-function hintForNumber(value: string): string {
+function hintForNumber(value: string) {
   return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits alone, such as +4915112345678.';
 }
 
 /** The kind of recipient that the backend takes a text for. */
-function kindOf(value: string): string {
+function kindOf(value: string) {
   if (value.startsWith('group.')) return 'group';
   if (/^[+0-9 ]+$/.test(value)) return 'phone number';
   return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
@@ -4291,7 +4291,7 @@ function parseFile(text: string): unknown {
 }
 
 /** A hint for a file that is not JSON. @param at where the scanner found the mistake; in a value, one letter later. */
-function hintForSyntax(text: string, at: number): string {
+function hintForSyntax(text: string, at: number) {
   // A key without quotes, or the line that begins a document.
   const isYaml = /^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
   if (isYaml) return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
@@ -4487,13 +4487,13 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
 }
 
 /** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
-function refuseNull(value: unknown): unknown {
+function refuseNull(value: unknown) {
   ensure(value !== null, 'null is no value; leave the line out');
   return value;
 }
 
 /** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
-function refuseSetting(key: string, known: string[]): never {
+function refuseSetting(key: string, known: string[]) {
   const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
   const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
   const isNear = distance(nearest) < Math.min(4, key.length);
@@ -4539,7 +4539,7 @@ function countFrom(least: number) {
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
 /** Parses a duration, in milliseconds. Only 0 needs no unit. Beyond 24 days setTimeout would fire at once. */
-function parseDuration(text: string): number | undefined {
+function parseDuration(text: string) {
   const [, count, unit = ''] = /^([0-9]{1,9})(ms|s|m|h|d)$/.exec(text) ?? [];
   const ms = text === '0' ? 0 : Number(count) * UNIT_MS[unit]!;
   return ms <= 2 ** 31 - 1 ? ms : undefined;
@@ -4562,7 +4562,7 @@ function readSize(value: unknown) {
 }
 
 /** A size in bytes as it is written in the configuration, with the largest unit that divides it. */
-function showSize(bytes: number): string {
+function showSize(bytes: number) {
   const power = [3, 2, 1].find((each) => bytes % 1024 ** each === 0) ?? 0;
   return `${bytes / 1024 ** power}${SIZE_UNITS[power]}`;
 }
@@ -4837,7 +4837,7 @@ const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
  * @param isBare whether it comes from the environment or a file of its own, where a stray quote would become a part of
  *   the secret. In JSON a stray quote is a syntax error.
  */
-function readSecret(secret: unknown, isBare = false): string {
+function readSecret(secret: unknown, isBare = false) {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -4858,7 +4858,7 @@ function readSecret(secret: unknown, isBare = false): string {
  * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.ts token` has 256 random
  * bits, and a slow hash at every request would overload a small computer.
  */
-function digestOf(secret: string): string {
+function digestOf(secret: string) {
   // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
@@ -5114,7 +5114,7 @@ function describeToken(token: Token) {
  * Whether a pattern can open a route of the backend for a token. Both are compared part by part. A `*` at the end
  * stands for one part or more.
  */
-function canMatch(token: Token, { method, parts }: Pattern): boolean {
+function canMatch(token: Token, { method, parts }: Pattern) {
   if (method === 'GET' && parts.join('/') === 'v2/send') return makesSends(token);
   const opensSetup = !/[*:]/.test(prefixOf(parts)); // no wildcard opens setup
   return ROUTES.some((route) => {
@@ -5125,7 +5125,7 @@ function canMatch(token: Token, { method, parts }: Pattern): boolean {
 }
 
 /** Whether one segment can match a part of a pattern and a part of a route. */
-function canMeet(part: string, ofRoute: string): boolean {
+function canMeet(part: string, ofRoute: string) {
   if (part === '*') return true;
   if (isLiteral(ofRoute)) return part === ofRoute;
   if (isLiteral(part)) return mistakeInSegment(part, ofRoute) === undefined;
