@@ -269,14 +269,19 @@ type Reader<T> = (value: unknown) => T;
 /** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
+// Readers of texts. The section READERS has the others, and the functions that make and serve these.
 const readMethods = listOf(wordOf(FORMS));
-
-/** Reads origins. */
+const readListen = scalarOf('host:port, :port or [::]:port', parseListen);
+const readSize = scalarOf('a size such as 150MiB', parseSize);
+const readRate = scalarOf('a rate such as 30/1m', parseRate);
+const readExpiry = scalarOf(
+  'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
+  parseExpiry,
+);
 const readOrigins = listOf(
   textThat(isOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
 );
-
-/** Reads a phone number, of an account or of a person, in the backend's form. */
+/** A phone number, of an account or of a person, in the backend's form. */
 const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
 
 /**
@@ -4449,14 +4454,17 @@ function placeOf(key: string, index: number) {
 }
 
 /**
- * Reads a string, number or boolean from its text: the environment has only strings, and a file may have 5 or "5".
+ * Makes a reader of strings, numbers or booleans from their text: the environment has only strings, and a file may have
+ * 5 or "5".
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong.
  */
-function readScalar<T>(value: unknown, expected: string, parse: (text: string) => T | undefined): T {
-  const parsed = typeof value === 'object' ? undefined : parse(String(value));
-  ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
-  return parsed;
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): Reader<T> {
+  return (value) => {
+    const parsed = typeof value === 'object' ? undefined : parse(String(value));
+    ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
+    return parsed;
+  };
 }
 
 /**
@@ -4513,12 +4521,12 @@ function editDistance(a: string, b: string, limit: number): number {
 /** Makes a reader of one of these words. */
 function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return (value: unknown) => readScalar(value, expected, (text) => words.find((word) => word === text));
+  return scalarOf(expected, (text) => words.find((word) => word === text));
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
 function textThat(isRight: (text: string) => boolean, expected: string) {
-  return (value: unknown) => readScalar(value, expected, (text) => isRight(text) ? text : undefined);
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -4547,18 +4555,16 @@ function parseDuration(text: string) {
 
 /** Makes a reader of durations, in milliseconds. @param example for the message. */
 function duration(example: string) {
-  return (value: unknown) => readScalar(value, `a duration such as ${example}`, parseDuration);
+  return scalarOf(`a duration such as ${example}`, parseDuration);
 }
 
 /** The units of sizes. Each is 1024 times the one before it. */
 const SIZE_UNITS = ['B', 'KiB', 'MiB', 'GiB'];
 
-/** Reads a size in bytes. The unit is required: "150" could mean anything. */
-function readSize(value: unknown) {
-  return readScalar(value, 'a size such as 150MiB', (text) => {
-    const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
-    return Number(count) * 1024 ** SIZE_UNITS.indexOf(unit) || undefined; // NaN if nothing matched
-  });
+/** Parses a size in bytes. The unit is required: "150" could mean anything. */
+function parseSize(text: string) {
+  const [, count, unit = ''] = /^([1-9][0-9]{0,8})(B|KiB|MiB|GiB)$/.exec(text) ?? [];
+  return Number(count) * 1024 ** SIZE_UNITS.indexOf(unit) || undefined; // NaN if nothing matched
 }
 
 /** A size in bytes as it is written in the configuration, with the largest unit that divides it. */
@@ -4567,26 +4573,20 @@ function showSize(bytes: number) {
   return `${bytes / 1024 ** power}${SIZE_UNITS[power]}`;
 }
 
-/** Reads `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
-function readRate(value: unknown) {
-  return readScalar(value, 'a rate such as 30/1m', (text) => {
-    const [, count, time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
-    const perMs = parseDuration(time);
-    return perMs ? { count: Number(count), perMs, written: text } : undefined;
-  });
+/** Parses `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
+function parseRate(text: string) {
+  const [, count, time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
+  const perMs = parseDuration(time);
+  return perMs ? { count: Number(count), perMs, written: text } : undefined;
 }
 
-const EXPIRY = 'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
-
-/** Reads a time, in milliseconds since the epoch. A date alone means the end of that day. */
-function readExpiry(value: unknown) {
-  return readScalar(value, EXPIRY, (text) => {
-    const [, date = '', day, time = 'T23:59:59.999Z'] =
-      /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
-    const ms = Date.parse(date + time);
-    // Date takes February 31 for March 3.
-    return new Date(date).getUTCDate() === Number(day) && !Number.isNaN(ms) ? ms : undefined;
-  });
+/** Parses a time, in milliseconds since the epoch. A date alone means the end of that day. */
+function parseExpiry(text: string) {
+  const [, date = '', day, time = 'T23:59:59.999Z'] =
+    /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
+  const ms = Date.parse(date + time);
+  // Date takes February 31 for March 3.
+  return new Date(date).getUTCDate() === Number(day) && !Number.isNaN(ms) ? ms : undefined;
 }
 
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
@@ -4658,19 +4658,17 @@ function isOrigin(text: string) {
 }
 
 /**
- * Reads where to listen: a `port` and a `host`, where '' means every interface. `isLocal` says that only programs on
+ * Parses where to listen: a `port` and a `host`, where '' means every interface. `isLocal` says that only programs on
  * this machine can connect. The only local name is localhost: any other name may mean any address.
  */
-function readListen(value: unknown) {
-  const isUnix = String(value).startsWith('unix:');
+function parseListen(text: string) {
+  const isUnix = text.startsWith('unix:');
   ensure(!isUnix, 'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach');
-  return readScalar(value, 'host:port, :port or [::]:port', (text) => {
-    const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
-    const [host, port] = [v6 ?? name ?? '', Number(digits)];
-    if ((v6 !== undefined && isIP(v6) !== 6) || !(port <= 65535)) return undefined;
-    const isLocal = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
-    return { host, port, isLocal };
-  });
+  const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
+  const [host, port] = [v6 ?? name ?? '', Number(digits)];
+  if ((v6 !== undefined && isIP(v6) !== 6) || !(port <= 65535)) return undefined;
+  const isLocal = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
+  return { host, port, isLocal };
 }
 
 /** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
