@@ -570,21 +570,23 @@ class Problem {
   }
 }
 
+/** @param detail the whole sentence. */
+const withDetail = (code: ProblemCode, detail: string) => new Problem(code, undefined, { detail });
+
 /** @param why completes "The request target is not acceptable: …". */
-const badTarget = (why: string) =>
-  new Problem('bad_target', undefined, { detail: `The request target is not acceptable: ${why}.` });
+const badTarget = (why: string) => withDetail('bad_target', `The request target is not acceptable: ${why}.`);
 
 const tooLarge = (limitBytes: number) =>
-  new Problem('body_too_large', undefined, {
-    detail: `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts here.`,
-  });
+  withDetail(
+    'body_too_large',
+    `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts here.`,
+  );
 
 /** @param detail the whole sentence. */
-const badJson = (detail: string) => new Problem('bad_json', undefined, { detail });
+const badJson = (detail: string) => withDetail('bad_json', detail);
 
 /** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
-const badField = (key: string, why: string) =>
-  new Problem('bad_field', undefined, { detail: `The field "${key}" ${why}.` });
+const badField = (key: string, why: string) => withDetail('bad_field', `The field "${key}" ${why}.`);
 
 /** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -1964,7 +1966,7 @@ function refusalOfRoute(allow: Allow, target: Target): Problem {
   const isByGet = isSendByGet(target);
   if (route && !isByGet) {
     const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
-    return new Problem('endpoint_not_allowed', undefined, { detail });
+    return withDetail('endpoint_not_allowed', detail);
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
@@ -2763,8 +2765,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
   const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
   if (role === 'sender' && token.senders?.has(value) === false) {
-    const detail = `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`;
-    throw new Problem('sender_not_allowed', undefined, { detail });
+    throw withDetail('sender_not_allowed', `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`);
   }
   const refusal = isRecipient && refusalOfRecipient(token, value);
   if (refusal) throw refusal;
@@ -2804,7 +2805,7 @@ function refusalOfRecipient({ recipients }: Token, value: string): Problem | und
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
   const hint = kind === 'phone number' ? hintForNumber(value) : '';
-  return new Problem('recipient_not_allowed', undefined, { detail: detail + hint });
+  return withDetail('recipient_not_allowed', detail + hint);
 }
 
 /** A further sentence for a phone number that is not in the form of the token's lists. */
@@ -4606,7 +4607,7 @@ function recipientOr(groups: string) {
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown) => [...listOf(recipientOr(' or group.…'))(list)];
-  const text_mode = wordOf(['normal', 'styled'] as const);
+  const text_mode = wordOf(['normal', 'styled']);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
