@@ -332,14 +332,11 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
-/** All settings, read and checked, by path. */
-type Settings = { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> } & {
-  'tokens': readonly TokenSettings[];
-  /** As in `Sources`. */
-  'warnings': readonly string[];
-  'notes': readonly string[];
-  'readFrom': readonly string[];
-};
+/** All settings, read and checked, by path, with what the sources say beside them. */
+type Settings =
+  & { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> }
+  & { tokens: readonly TokenSettings[] }
+  & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
 
 /** The result of a row's reader, or undefined if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
