@@ -341,8 +341,11 @@ type Settings =
 /** The result of a row's reader, or undefined if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
+/** What the readers make of a token's fields. */
+type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typeof TOKEN_READERS)[F]> };
+
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
-type TokenSettings = Partial<Token> & Pick<Token, 'name' | 'digest'> & { readonly secretFile?: string };
+type TokenSettings = Partial<Omit<TokenFields, 'secret'>> & { readonly name: string; readonly digest: string };
 
 // #endregion
 
@@ -1701,21 +1704,11 @@ interface Credential {
   readonly secret: string | undefined;
 }
 
-/** A token with all its settings, inherited ones included. Only the digest of its secret is known. */
-interface Token {
-  readonly name: string;
-  readonly digest: string;
-  readonly methods: ReadonlySet<Form>;
-  readonly allow: Allow;
-  readonly senders: ReadonlySet<string> | undefined;
-  readonly recipients: ReadonlySet<string> | undefined;
-  readonly rate: Rate | undefined;
-  readonly clients: AddressList | undefined;
-  /** In milliseconds since the epoch; Infinity if never. Checked at every request, so no reload is needed. */
-  readonly expires: number;
-  readonly defaults: SendDefaults | undefined;
-  readonly message: Template | undefined;
-}
+/**
+ * A token with all its settings, inherited ones included. Only the digest of its secret is known. `expires` is Infinity
+ * if never; it is checked at every request, so no reload is needed.
+ */
+type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
 
 /**
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
