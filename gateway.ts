@@ -738,7 +738,7 @@ const ROUTES = Object.entries({
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
-function isSendByGet({ method, route }: Pick<Target, 'method' | 'route'>) {
+function isSendByGet(method: string, route: Route | undefined) {
   return method === 'GET' && route === SEND_ROUTE;
 }
 
@@ -1564,22 +1564,8 @@ function closeStaleTunnels(core: Core) {
 // A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path
 // again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from the checked parts.
 
-/** A parsed and checked request target. The target for the backend is built from these parts alone. */
-interface Target {
-  readonly method: string;
-  /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
-  readonly segments: readonly string[];
-  /** The query without its `@auth` parameter, still encoded. */
-  readonly query: string;
-  /** The parameters of that query, decoded. */
-  readonly parameters: readonly (readonly [name: string, value: string])[];
-  /** Undefined if the backend has no such route. */
-  readonly route: Route | undefined;
-  /** The secret in its `@auth` segment. */
-  readonly pathSecret: string | undefined;
-  /** The secret in its `@auth` parameter. */
-  readonly querySecret: string | undefined;
-}
+/** A parsed and checked request target. The target for the backend is built from its parts alone. */
+type Target = ReturnType<typeof parseTarget>;
 
 /** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
 const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
@@ -1601,7 +1587,7 @@ function checkHead(req: IncomingMessage) {
  * Parses a raw request target.
  * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
-function parseTarget(method: string, raw: string): Target {
+function parseTarget(method: string, raw: string) {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
@@ -1618,13 +1604,22 @@ function parseTarget(method: string, raw: string): Target {
     throw badTarget('the "@auth=" segment must come first');
   }
   const route = ROUTES.find((candidate) =>
-    (candidate.method === method || isSendByGet({ method, route: candidate })) && partsMatch(candidate.parts, segments)
+    (candidate.method === method || isSendByGet(method, candidate)) && partsMatch(candidate.parts, segments)
   );
   for (const [i, segment] of segments.entries()) {
     const mistake = mistakeInSegment(segment, route?.parts[i]);
     if (mistake) throw badTarget(mistake);
   }
-  return { method, segments, route, pathSecret, ...parseQuery(query, isSendByGet({ method, route })) };
+  return {
+    method,
+    /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
+    segments,
+    /** Undefined if the backend has no such route. */
+    route,
+    /** The secret in its `@auth` segment. */
+    pathSecret,
+    ...parseQuery(query, isSendByGet(method, route)),
+  } as const;
 }
 
 /**
@@ -1648,7 +1643,14 @@ function parseQuery(query: string, isOfSend: boolean) {
       parameters.push([name, value]);
     }
   }
-  return { query: kept.join('&'), parameters, querySecret: onlyOne(secrets) };
+  return {
+    /** Without its `@auth` parameter, still encoded. */
+    query: kept.join('&'),
+    /** The parameters of that query, decoded. */
+    parameters,
+    /** The secret in its `@auth` parameter. */
+    querySecret: onlyOne(secrets),
+  };
 }
 
 /**
@@ -1931,7 +1933,9 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
   const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
-  if (isSendByGet(target)) return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  if (isSendByGet(target.method, route)) {
+    return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  }
   const matches = patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
@@ -1953,7 +1957,7 @@ const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow
 function refusalOfRoute(allow: Allow, target: Target): Problem {
   const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  const isByGet = isSendByGet(target);
+  const isByGet = isSendByGet(target.method, route);
   if (route && !isByGet) {
     const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
     return withDetail('endpoint_not_allowed', detail);
