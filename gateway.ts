@@ -625,7 +625,7 @@ class Mistakes {
    * Calls a reader and notes its error, or the errors of the parts that it read (`.key: …`, `[2].key: …`).
    * @returns the result of `read`, or undefined if it threw.
    */
-  collect<T>(at: string, read: () => T): T | undefined {
+  collect<T>(at: string, read: () => T) {
     try {
       return read();
     } catch (error) {
@@ -638,7 +638,7 @@ class Mistakes {
   }
 
   /** Returns the value, or throws. @throws {ConfigError} if any mistake was collected. */
-  end<T>(value: T): T {
+  end<T>(value: T) {
     if (this.found.length > 0) throw new ConfigError(this.found);
     return value;
   }
@@ -1657,7 +1657,7 @@ function parseQuery(query: string, isOfSend: boolean) {
  * The mistake in a decoded segment of a path.
  * @param part the route's part that the segment matches, if there is a route.
  */
-function mistakeInSegment(segment: string, part = ''): string | undefined {
+function mistakeInSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
   if (mistake) return mistake;
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then the path is account setup.
@@ -1672,7 +1672,7 @@ function mistakeInSegment(segment: string, part = ''): string | undefined {
  * @param isText whether line feeds and tabs are allowed.
  * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
  */
-function decodePart(text: string, isText = false): string {
+function decodePart(text: string, isText = false) {
   let decoded: string;
   try {
     decoded = decodeURIComponent(text);
@@ -1733,7 +1733,7 @@ function onlyOne(found: string[]) {
 }
 
 /** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
-function headerValues({ rawHeaders }: IncomingMessage, name: string): string[] {
+function headerValues({ rawHeaders }: IncomingMessage, name: string) {
   const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
   return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
@@ -1778,7 +1778,7 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
-function failureKey(address: string): string {
+function failureKey(address: string) {
   if (isIP(address) !== 6) return address;
   const given = address.split(':').filter(Boolean).length;
   const full = address.replace('::', `:${'0:'.repeat(8 - given)}`);
@@ -1954,7 +1954,7 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
-function refusalOfRoute(allow: Allow, target: Target): Problem {
+function refusalOfRoute(allow: Allow, target: Target) {
   const { route, segments } = target;
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   const isByGet = isSendByGet(target.method, route);
@@ -2794,7 +2794,7 @@ function mistakeInAttachment(meta: string) {
 }
 
 /** The problem if a token may not send to a recipient. It names only the recipient's kind. */
-function refusalOfRecipient({ recipients }: Token, value: string): Problem | undefined {
+function refusalOfRecipient({ recipients }: Token, value: string) {
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
@@ -4077,7 +4077,7 @@ type AddressList = ReturnType<typeof readAddresses>;
  * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
  * no trusted proxy. The addresses left of it are the client's own claim.
  */
-function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): string {
+function clientAddress(req: IncomingMessage, trusted: AddressList | undefined) {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (trusted === undefined) return address;
   const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
@@ -4091,12 +4091,12 @@ function clientAddress(req: IncomingMessage, trusted: AddressList | undefined): 
 }
 
 /** Whether the peer is a trusted proxy, so that its X-Forwarded-… headers count. */
-function isTrustedProxy(req: IncomingMessage, trusted: AddressList | undefined): boolean {
+function isTrustedProxy(req: IncomingMessage, trusted: AddressList | undefined) {
   return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
 /** Whether a list holds an address. An absent list holds every address. */
-function addressAllowed(allowed: AddressList | undefined, address: string): boolean {
+function addressAllowed(allowed: AddressList | undefined, address: string) {
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
@@ -4104,7 +4104,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
  * An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer that is gone has no address: 0.0.0.0 stands
  * for it, which is no client's address.
  */
-function normalizeAddress(address = '0.0.0.0'): string {
+function normalizeAddress(address = '0.0.0.0') {
   return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
 }
 
@@ -4743,7 +4743,7 @@ function readAllow(value: unknown) {
  * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
  * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
-function readPattern(text: string): Pattern | undefined {
+function readPattern(text: string) {
   const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
   return [...METHODS, '*'].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
 }
@@ -4957,7 +4957,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
 }
 
 /** Returns the output of a command, or '' if a gateway listens from now on. */
-async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<string> {
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // The first four need no configuration, and so work with a broken one.
   if (values.help) return usage();
