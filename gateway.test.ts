@@ -5557,6 +5557,15 @@ test('what runs outside a request may fail: the process serves on, and ends with
   await gateway.close();
 });
 
+test('an error of accept is a warning of one line a minute, and the port stays open', async (t) => {
+  const { gateway } = await startBoth(t);
+  const error = Object.assign(new Error('accept ENOBUFS'), { code: 'ENOBUFS' });
+  for (let i = 0; i < 3; i++) gateway.server.emit('error', error);
+  const reasons = linesOf(gateway, /^a connection cannot be accepted$/).map(({ reason }) => reason);
+  assert.deepEqual(reasons, ['ENOBUFS']);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+});
+
 test('a process with no file left to accept a connection serves on when there is one again, and ends with 0', {
   skip: (!isNode || process.platform === 'win32') && 'other runtimes start no process with so few files',
 }, async (t) => {

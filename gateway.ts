@@ -1811,7 +1811,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
     return new Problem('cross_site', 'range', { detail });
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': fetchSite, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
+  const { origin = '', 'sec-fetch-site': fetchSite, 'x-forwarded-host': forwarded, upgrade } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
@@ -1826,10 +1826,10 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
   // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
   // With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there an Origin that
-  // equals Host proves nothing.
-  const isBrowsing = fetchSite !== undefined || agent?.startsWith('Mozilla/');
+  // equals Host proves nothing. No page can set Upgrade.
+  const isBrowsing = fetchSite !== undefined || req.headers['user-agent']?.startsWith('Mozilla/');
   const needsProof = isActing && isBrowsing;
-  const isOwn = needsProof && !isWebSocket(req) ? fetchSite === 'same-origin' : site === 'same-origin';
+  const isOwn = needsProof && upgrade === undefined ? fetchSite === 'same-origin' : site === 'same-origin';
   return isOwn || (site === 'none' && !needsProof) ? undefined : new Problem('cross_site');
 }
 
@@ -3991,7 +3991,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string): bool
 
 /** An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer on a unix socket counts as 127.0.0.1. */
 function normalizeAddress(address = '127.0.0.1'): string {
-  return splitAt(address, '%')[0].replace(/^::ffff:(?=\d+\.)/i, '');
+  return address.split('%', 1)[0]!.replace(/^::ffff:(?=\d+\.)/i, '');
 }
 
 // #endregion
