@@ -3517,9 +3517,17 @@ test(
     const { gateway } = await startBoth(t, { ...config, ...tokens({}) } as GatewayConfig);
     const agent = new http.Agent({ keepAlive: true });
     t.after(() => agent.destroy());
-    await assertLinear(json, 4 * MIB, async (text) => {
-      const { status } = await ask(gateway, { body: text, headers: BEARER, agent });
-      assert.ok(status === 201 || status === 400, `${status}`);
+    await assertLinear(json, 4 * MIB, (text) => {
+      const bytes = Buffer.from(text);
+      const scan = new BodyScan('send');
+      try {
+        for (let at = 0; at < bytes.length; at += 65_536) {
+          scan.write(bytes.subarray(at, at + 65_536));
+          scan.takeFields();
+          scan.takePassed();
+        }
+        scan.end();
+      } catch { /* refused */ }
     });
     const targets = [
       ...['/a', '//', '/%41', '/@auth=', '/..', '/:'].flatMap((piece) => [['', piece, '/%'], ['/v1', piece, '']]),
