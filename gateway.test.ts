@@ -1868,6 +1868,73 @@ table('a credential that a page has to know is accepted from any page', SWITCHED
   bearer | ${HELLO} ;; /v2/send?@auth=${SECRET} | ${HELLO} ;; /@auth=${SECRET}/v2/send | ${HELLO} ;; ${AUTHED(SECRET)}
   GET ${RECEIVE} | bearer → 200`;
 
+/** Responds with the header that the request's X-Say holds. */
+const SAYING: Handler = (req, res) => {
+  const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
+  req.resume().on('end', () => res.writeHead(value.includes('html') ? 404 : 200, name ? [name, value] : []).end('hi'));
+};
+
+const ACTS = [RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/v1/accounts', '/swagger/index.html'];
+// Chromium played a stranger's playlist from /@auth=TOKEN/v1/attachments/ID, and fetched what it named: sends, too.
+table(
+  'attack: have a media element fetch a GET that acts; with Range it is refused in every form, and what reads is not',
+  {
+    ...SWITCHED,
+    ...tokens({ defaults: { number: FROM, recipients: [TO] } }),
+    allow: ['messaging', 'info', 'setup', 'GET /v2/send'],
+  },
+)([
+  '* Range: bytes=0- → 403 cross_site | reason=range\n* range: x | Sec-Fetch-Site: same-origin → 403 cross_site',
+  `* Range: bytes=0- | Origin: ${DASHBOARD} → 403 cross_site`,
+  ...ACTS.flatMap((target) => [
+    `GET ${target} | bearer`,
+    `GET ${target} | basic`,
+    `GET /@auth=${SECRET}${target}`,
+    `GET ${target}${target.includes('?') ? '&' : '?'}@auth=${SECRET}`,
+  ]),
+  '* Range: bytes=0- → passes',
+  `GET /@auth=${SECRET}/v1/attachments/x → > Range: bytes=0-`,
+  `GET /v1/about | bearer ;; ${HELLO} | bearer`,
+]);
+table('attack: have a media element fetch a GET that acts, where no token is needed', OPEN)([
+  '* Range: bytes=0- → 403 cross_site',
+  ...[RECEIVE, '/v1/qrcodelink?device_name=x', '/v1/accounts'].map((target) => `GET ${target}`),
+]);
+
+for (const [how, config, credential] of BY_ITSELF) {
+  const isolated = 'Cross-Origin-Resource-Policy: same-origin | X-Frame-Options: SAMEORIGIN';
+  const shared = 'Cross-Origin-Resource-Policy: | X-Frame-Options:';
+  table(
+    `no page of another site loads a response as a picture or in a frame, ${how}; a page of an origin on cors does`,
+    {
+      ...config,
+      allow: ['messaging', 'setup'],
+    },
+    { handler: SAYING },
+  )([
+    `* ${credential} | Accept: */* → ${isolated}`,
+    '/v1/attachments/x → 200 ;; /swagger/index.html | X-Say: a: b → 200 ;; /v1/attachments → 200',
+    `${HELLO} → 200 ;; /no/such → 404 unknown_endpoint ;; /.. → 400 | ${credential === 'basic' ? shared : isolated}`,
+    `/v1/attachments/x | ${EVIL} → 403 cross_site`,
+    '/v1/attachments/x | X-Say: cross-origin-resource-policy: cross-origin → 200',
+    '/v1/attachments/x | X-Say: X-Frame-Options: ALLOWALL → 200',
+    `* ${credential} | Origin: ${DASHBOARD} → ${shared}`,
+    `/v1/attachments/x → 200 ;; ${HELLO} → 200 ;; /no/such → 404 unknown_endpoint`,
+    ...(credential === 'none'
+      ? []
+      : [`* bearer → ${shared}\n/v1/attachments/x → 200 ;; /no/such → 404 unknown_endpoint`]),
+  ]);
+
+  // Chromium sends no Origin with such a GET to its own site, so an Origin that equals Host is not the browser's word.
+  table(`a GET that acts needs Sec-Fetch-Site: same-origin, or an origin on cors, from a browser, ${how}`, config)`
+    * ${credential} | ${CHROME} | GET ${RECEIVE} → 403 cross_site
+    Origin: http://gateway ;; Origin: https://gateway ;; Sec-Fetch-Site: none | Origin: http://gateway
+    * ${credential} | ${CHROME} | GET ${RECEIVE} → 200
+    Sec-Fetch-Site: same-origin ;; Origin: ${DASHBOARD} ;; Origin: ${DASHBOARD} | Sec-Fetch-Site: cross-site
+    * ${credential} | ${CHROME} | Origin: http://gateway → passes
+    ${HELLO} ;; GET /v1/about`;
+}
+
 const FROM_ELSEWHERE = 'a page of another site learns nothing of the endpoint, and a wrong password from there is 401';
 table(FROM_ELSEWHERE, { ...SWITCHED, allow: ['send'] })`
   * basic | ${CROSS_SITE} → 403 cross_site
@@ -1944,11 +2011,6 @@ table('a page of an origin on cors may read that the backend failed', { cors: CO
   'bearer → passes | code=bad_backend_answer',
 ]);
 
-/** Responds with the header that the request's X-Say holds. */
-const SAYING: Handler = (req, res) => {
-  const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
-  req.resume().on('end', () => res.writeHead(value.includes('html') ? 404 : 200, name ? [name, value] : []).end('hi'));
-};
 const OF_PAGES =
   'Allow-Origin Allow-Private-Network Allow-Methods Allow-Headers Allow-Credentials Expose-Headers Max-Age'
     .split(' ').map((name) => `Access-Control-${name}`);
@@ -1981,6 +2043,26 @@ table('what the backend responds to a GET runs no script, asks for nothing and i
   GET /v1/attachments/x | X-Say: Content-Security-Policy: img-src * → Content-Security-Policy: ${CSP}, img-src *
   * bearer → passes | Cache-Control: | Content-Security-Policy: | X-Content-Type-Options:
   GET /swagger/index.html ;; DELETE /v1/attachments/x | X-Say: Content-Type: text/html ;; ${HELLO}`;
+
+const PLAYLISTS = `audio/mpegurl audio/x-mpegurl application/x-mpegurl Application/vnd.apple.mpegURL
+  application/vnd.apple.mpegurl;charset=utf-8 video/mpegurl`.split(/\s+/);
+const SHOWN = 'audio/aac video/mp4 image/png image/jpeg Image/WebP image/gif;a=b'.split(' ');
+const NOT_SHOWN = ['text/html', 'image/svg+xml', 'Image/SVG+XML; charset=utf-8', 'application/pdf', 'text/plain', 'x'];
+table('an attachment that is neither sound nor film nor picture is a download, and a playlist is a text', {
+  ...tokens({}),
+  allow: ['messaging', 'setup', 'GET /v3/*'],
+}, { handler: SAYING })([
+  '* bearer → passes | Content-Disposition: attachment',
+  ...NOT_SHOWN.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`),
+  ...PLAYLISTS.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
+  'GET /v1/attachments/x ;; GET /v1/attachments/x | X-Say: content-disposition: inline; filename=a.svg',
+  `* bearer → passes | Content-Disposition: | Content-Security-Policy: ${CSP}`,
+  ...PLAYLISTS.map((type) => `GET /v3/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
+  'GET /v1/attachments ;; GET /v3/x | X-Say: Content-Type: text/html',
+  '* bearer → passes | Content-Disposition:',
+  ...SHOWN.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`),
+  'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
+]);
 
 test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
   const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
@@ -2227,6 +2309,23 @@ test('rate: a token beyond its rate is 429 with a Retry-After that is true, and 
   await asks('bearer', '429 rate_limited');
   clock.nowMs += 1;
   await asks('bearer', '200', '429 rate_limited');
+});
+
+// 2718 lines a second: 64 GB a day.
+test('what a token is told to send later is 30 log lines a minute of each token, then it is at debug', async (t) => {
+  const { both: { gateway }, clock, asks } = await startClocked(t, { rate: '1/1d', ...tokens({}, {}) });
+  const levels = (token: string) =>
+    requests(gateway).filter((line) => line.code === 'rate_limited' && line.token === token).map(({ level }) => level);
+  await asks('bearer', '200', ...Array(32).fill('429 rate_limited'));
+  await asks(`bearer ${OTHER}`, '200', '429 rate_limited');
+  assert.deepEqual(levels('test'), [...Array(30).fill('warn'), 'debug', 'debug']);
+  assert.deepEqual(levels('other'), ['warn']);
+  // Other refusals of the token are not counted, and in a minute there is room for 30 lines again.
+  await asks('bearer', 'GET /v1/accounts → 403 setup_blocked');
+  assert.equal(requests(gateway).at(-1)!.level, 'warn');
+  clock.nowMs += 60_000;
+  await asks('bearer', '429 rate_limited');
+  assert.deepEqual(levels('test').slice(30), ['debug', 'debug', 'warn']);
 });
 
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
@@ -3075,6 +3174,30 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
   }
 });
 
+// A form of 1 MiB of control characters is a send of 6 MiB: 97 MiB were held in a share of 16.
+test('a send that waits counts as long as it is, even if the body was shorter', async (t) => {
+  const { backend, finish } = await startHolding(t);
+  const config = {
+    ...tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }),
+    backend: { url: backend.url, parallel: 1 },
+  };
+  const gateway = await startGateway(t, backend, config);
+  const body = `message=${'\x01'.repeat(MIB - 8)}`;
+  const headers = { ...BEARER, 'content-type': URLENCODED };
+  const answers = [1, 2, 3].map(() => ask(gateway, { body, headers }));
+  const first = await Promise.race(answers); // two of them wait or are at the backend, with 6 MiB each
+  assert.deepEqual([first.status, first.json.code], [503, 'busy']);
+  const other = ask(gateway, { body, headers: { ...headers, authorization: `Bearer ${OTHER}` } });
+  await until(() => backend.seen.length === 1);
+  finish();
+  await until(() => backend.seen.length === 2);
+  finish();
+  await until(() => backend.seen.length === 3);
+  finish();
+  await Promise.all([...answers, other]);
+  assert.equal((await other).status, 200);
+});
+
 // One webhook's token filled all of it, again and again, with bodies that did not end.
 test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
   const { gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
@@ -3276,6 +3399,219 @@ table('a multipart form is read as honest programs write it: fields, files, and 
     });
   }),
 ]);
+
+/** Processor time of a task in milliseconds: the least of several tries, of which a good first one is enough. */
+async function leastMs(goodMs: number, task: () => unknown): Promise<number> {
+  let least = Infinity;
+  for (let i = 0; i < 8 && least > goodMs && (i < 2 || least < 10 * goodMs); i++) {
+    const before = process.cpuUsage();
+    await task();
+    const { user, system } = process.cpuUsage(before);
+    least = Math.min(least, (user + system) / 1000);
+  }
+  return least;
+}
+
+/** A text of at most so many bytes: a beginning, a piece that is repeated, and an end. */
+function repeated(size: number, [first = '', piece = '', last = '']: readonly string[]): string {
+  const room = size - Buffer.byteLength(first + last);
+  return first + piece.repeat(Math.max(0, Math.floor(room / Buffer.byteLength(piece)))) + last;
+}
+
+/**
+ * Runs each row at a quarter and at the whole of a size, and holds the whole to eight times the time of the quarter. A
+ * quarter of less than 10 ms counts as 10 ms. A loop in a loop would take sixteen times as long, and then minutes.
+ */
+async function assertLinear(
+  rows: readonly (readonly string[])[],
+  size: number,
+  run: (text: string, row: readonly string[]) => unknown,
+  limitMs = Infinity,
+): Promise<void> {
+  for (const row of rows) {
+    const name = JSON.stringify(row.map((text) => text.slice(0, 60)));
+    const goodMs = Math.min(limitMs, 40_000);
+    const [quarter, whole] = [repeated(size / 4, row), repeated(size, row)];
+    const quarterMs = await leastMs(10, () => run(quarter, row));
+    assert.ok(quarterMs <= goodMs, `${name}: ${quarterMs} ms for a quarter`);
+    const mostMs = Math.min(limitMs, 8 * Math.max(10, quarterMs));
+    const wholeMs = await leastMs(mostMs, () => run(whole, row));
+    assert.ok(wholeMs <= mostMs, `${name}: ${quarterMs} ms for a quarter, ${wholeMs} ms for the whole`);
+  }
+}
+
+const PART = '--limit\r\ncontent-disposition:form-data;name=a';
+/** Bodies that are held whole: the Content-Type, the beginning, what is repeated, and the end. */
+const LATE_BODIES = [
+  // a multipart form: parts, heads of parts, their values, boundaries
+  ...[
+    ['--limit', '\r\n', 'x\n--limit--\r\n'],
+    ['--limit\r\nX: y', '\r\n\r\n', 'x\n--limit--\r\n'],
+    ['', `${PART}\r\n\r\n\r\n`, '--limit--\r\n'],
+    ['', `${PART};filename=a\r\n\r\n\r\n`, '--limit-'],
+    ['', '\n--limit', 'x'],
+    ['', ' \r\n', 'x'],
+    [PART, ' ', 'x\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};`, ' ', 'x\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename="`, '/', '\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename=`, '/a', '\r\n\r\n\r\n--limit--\r\n'],
+    [PART, '\r\nx:y', '\r\n\r\n\r\n--limit--\r\n'],
+    ['--limit\r\ncontent-type:', ' ', '\r\n\r\n\r\n--limit--\r\n'],
+    ['--limit\r\ncontent-transfer-encoding:', ' ', '\r\n\r\n\r\n--limit--\r\n'],
+  ].map((row) => [AS_MULTIPART, ...row]),
+  // a boundary that nearly matches everywhere
+  [`multipart/form-data; boundary=${'a'.repeat(6000)}`, '', 'a', 'b'],
+  [`multipart/form-data; boundary=${'a'.repeat(6000)}`, '', `\n--${'a'.repeat(5999)}`, 'b'],
+  // an HTML form
+  ...[
+    ['message', '&a', '='],
+    ['x=1', '&a=1', '%'],
+    ['x=1', '&a=1', ' '],
+    ['', '%', '='],
+    ['number[', ']', 'x=1'],
+    ['number', ' ', 'x=1'],
+    ['message=x', '&message=', ''],
+    ['message=x', '&recipients=', ''],
+    ['message=x', '&__proto__=1', '&'],
+    [' ', '\t', 'number'],
+    ['message=', '%01', '%'],
+    ['message=', '\r\n', '\r'],
+  ].map((row) => [URLENCODED, ...row]),
+  // a text: colours, titles, links, character sets, control characters
+  ...[
+    ['', '\x1b[', '0'],
+    ['\x1b[', '0', ''],
+    ['\x1b[', '0 ', '\r'],
+    ['', '\x9b0', ''],
+    ['', '\x1b]', ''],
+    ['\x1b]', 'a', ''],
+    ['\x1b]', 'a\x1b', '\\'],
+    ['', '\x1b ', ''],
+    ['', 'a\x01', ''],
+    ['', '\u20ac', '\x1b['],
+  ].map((row) => ['text/plain', ...row]),
+  // JSON
+  ...[
+    ['{"message":"', '\\n', '"'],
+    ['{"message":"', '\\"', '"}'],
+    ['{"message":"', '{', '"}'],
+    ['{"message":"x"', ',"a":0', '}'],
+    ['{"message":"x"', ',"a\\u0061":0', '}'],
+    ['{"message":"x","a":[""', ',""', ']'],
+    ['{"message":"x"', ' ', '}'],
+    ['{"message":"x","a":["" ', '   ', ']}'],
+    ['{"message":"x","recipients":["a"', ',"a"', ']}'],
+    ['{"message":"x","recipients":["a"', ',"+15550100003"', ']'],
+    ['{"message":"x","base64_attachments":["a"', ',"a"', ']}'],
+    ['{"message":"x","base64_attachments":["a"', `,"${',;'.repeat(500)}"`, ']}'],
+    ['{"message":"x","base64_attachments":["a"', `,"${';filename='.repeat(90)}"`, ']}'],
+    ['{"message":"x","base64_attachments":["a"', ',"data:;base6,', ''],
+    ['{"message":"x","a":[0', `,${'['.repeat(50)}${']'.repeat(50)}`, ']}'],
+    ['{"', 'a', '":1}'],
+    ['{"', '\\n', '":1}'],
+    ['{"message":"x","a":', '1', '}'],
+    ['{"a":[0', ',0', ']}'],
+    ['{"a":[0', ',{"b":{"c":0}}', ']}'],
+    ['{"a":[0],"b":[0', ',0', ']}'],
+  ].map((row) => ['application/json', ...row]),
+];
+
+// One form with an empty line in each two bytes blocked the process for 6 s (64 KiB) or minutes (1 MiB).
+test(
+  'attack: a body that fails late; what is held whole takes at most 250 ms, and four times the length at most eight times as long',
+  {
+    isAlone: true,
+  },
+  async (t) => {
+    const message = '{{#a}}{{#a}}{{#a}}{{b.c.d}}{{.}}{{/a}}{{/a}}{{/a}}{{b}}';
+    const config = { ...tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS, message }), limits: { body: '8MiB' } };
+    const { gateway } = await startBoth(t, { ...config, log: { level: 'error' } });
+    const agent = new http.Agent({ keepAlive: true });
+    t.after(() => agent.destroy());
+    for (const token of [SECRET, OTHER]) {
+      await assertLinear(LATE_BODIES.map(([type = '', ...row]) => [...row, type]), MIB, async (text, row) => {
+        const headers = { 'authorization': `Bearer ${token}`, 'content-type': row[3] };
+        const { status } = await ask(gateway, { body: text, headers, agent });
+        assert.ok(status === 201 || status === 400, `${status}`);
+      }, 250);
+    }
+  },
+);
+
+test(
+  'attack: a body that fails late while it streams, a target or a header; four times the length takes at most eight times as long',
+  {
+    isAlone: true,
+  },
+  async (t) => {
+    const json = LATE_BODIES.filter(([type]) => type === 'application/json').map(([, ...row]) => row);
+    const config = {
+      ...ALL_FORMS,
+      trustedProxies: ['127.0.0.0/8'],
+      cors: ['https://a.example'],
+      log: { level: 'error' },
+    };
+    const { gateway } = await startBoth(t, { ...config, ...tokens({}) } as GatewayConfig);
+    const agent = new http.Agent({ keepAlive: true });
+    t.after(() => agent.destroy());
+    await assertLinear(json, 4 * MIB, (text) => {
+      const bytes = Buffer.from(text);
+      const scan = new BodyScan('send');
+      try {
+        for (let at = 0; at < bytes.length; at += 65_536) {
+          scan.write(bytes.subarray(at, at + 65_536));
+          scan.takeFields();
+          scan.takePassed();
+        }
+        scan.end();
+      } catch { /* refused */ }
+    });
+    const targets = [
+      ...['/a', '//', '/%41', '/@auth=', '/..', '/:'].flatMap((piece) => [['', piece, '/%'], ['/v1', piece, '']]),
+      ...['&', '&a', '&a=', '=', '+', '?', '%41', '"', '&@auth', '&numbers='].flatMap((piece) => [
+        ['/v1/search?a', piece, '%'],
+        ['/v1/search?a', piece, ''],
+      ]),
+    ];
+    await assertLinear(targets, 15_000, (target) => {
+      for (let i = 0; i < 40; i++) {
+        try {
+          parseTarget('GET', target);
+        } catch { /* refused */ }
+      }
+    });
+    // Each header in turn, with words of its grammar; the last piece makes it fail.
+    const headers: [name: string, ...pieces: string[]][] = [
+      ['Authorization', ' ', '\t', 'Bearer ', 'a', 'a '],
+      ['X-Forwarded-For', ',', ' ', '127.0.0.1,', '[', ']:1', '%F', '::ffff:', '1.', ':1', ', ::1%a'],
+      ['Host', ':1', '[', ']', '.', '@', 'a.'],
+      ['X-Forwarded-Host', ':1', '[', '@', '.lan'],
+      ['Origin', 'a', 'http://', ':', '-.'],
+      ['Connection', ',', ' ', 'a,', ' ,'],
+      ['Content-Encoding', ' ', 'identity', 'identity '],
+      ['Access-Control-Request-Headers', ',', ' ,', 'accept,'],
+      ['Content-Type', ' ', ';', 'multipart/form-data; ', 'charset=', '"', 'boundary=a;'],
+      ['User-Agent', 'Mozilla/', ' '],
+      ['Upgrade', 'websocket', ','],
+      ['X-Other', '%25', '%', 'AAAA', '25', `${SECRET.slice(1)}`],
+    ];
+    const rows = headers.flatMap(([name, ...pieces]) => pieces.map((piece) => ['x', piece, 'x', name]));
+    const cross = { origin: 'https://a.example', 'access-control-request-method': 'GET' };
+    await assertLinear(rows, 15_000, async (text, [, , , name = '']) => {
+      const more = /^Access/.test(name) ? cross : BEARER;
+      const own = { ...more, ...(/^Content/.test(name) && { 'content-length': 2 }), [name.toLowerCase()]: text };
+      for (let i = 0; i < 10; i++) {
+        const isPost = /^Content/.test(name);
+        const request: Ask = {
+          method: /^Access/.test(name) ? 'OPTIONS' : 'GET',
+          ...(isPost && { body: '{}', method: 'POST' }),
+        };
+        const answer = await ask(gateway, { ...request, headers: own, agent });
+        assert.ok(answer.status < 500, `${name}: ${answer.status}`);
+      }
+    });
+  },
+);
 
 section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
 /**
@@ -4044,6 +4380,9 @@ test('200 header fields pass, with any number of names in Connection; of more th
     const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
     assert.deepEqual([outcomeOf(response), response.split('HTTP/1.1 ').length], [TOO_MANY, 2]);
   }
+  // Host was among the fields that node:http hides, and its absence was a 400.
+  const hostless = await raw(gateway, `GET /v1/about HTTP/1.1\r\n${'a:b\r\n'.repeat(230)}Host: gateway\r\n\r\n`);
+  assert.equal(outcomeOf(hostless), TOO_MANY);
   if (!('Deno' in globalThis)) assert.ok(most < 600, `${most}`); // Deno 2.9 keeps all
   for (const host of ['Host: other', 'HOST: gateway']) {
     assert.equal(outcomeOf(await request(10, host)), '400 bad_target');
@@ -5325,7 +5664,7 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   await gateway.close();
 });
 
-test('a standard output that goes to a full disk stops neither the gateway nor its end', {
+test('a standard output and a standard error that go to a full disk stop neither the gateway nor its end', {
   skip: process.platform !== 'linux' && 'only Linux has /dev/full',
 }, async (t) => {
   // No log says where the gateway listens: the test sets the place, and asks there until a response comes.
@@ -5333,7 +5672,7 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
   const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
   const { url } = await startBackend(t);
   const env = { HOME: process.env.HOME, LISTEN: `127.0.0.1:${to.port}`, API_TOKENS: SECRET, BACKEND_URL: url };
-  const child = start([], env, ['sh', '-c', 'exec "$0" "$@" >/dev/full', ...command]);
+  const child = start([], env, ['sh', '-c', 'exec "$0" "$@" >/dev/full 2>&1', ...command]);
   t.after(() => child.kill('SIGKILL'));
   while (!await ask(to, { path: '/healthz' }).catch(() => undefined)) assert.equal(child.exitCode, null);
   for (const signal of ['SIGHUP', 'SIGTERM'] as const) {
@@ -5341,6 +5680,102 @@ test('a standard output that goes to a full disk stops neither the gateway nor i
     process.kill(child.pid!, signal);
   }
   assert.deepEqual(await once(child, 'exit'), [0, null]);
+});
+
+/** What runs outside a request, and how a test breaks it. The process serves on, and ends with 0. */
+const OUTSIDE: Record<string, (on: { gateway: Process; file: string; t: TestContext }) => Promise<unknown>> = {
+  'the watcher: the file is a link to itself': async ({ gateway, file }) => {
+    rmSync(file);
+    await symlink(file, file);
+    await until(() => gateway.output().includes('not reloaded'));
+  },
+  'the reload: by a signal, while the file is a link to itself': async ({ gateway }) => {
+    const count = () => gateway.output().split('not reloaded').length;
+    const before = count();
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => count() > before);
+  },
+  'the reload: the file is a folder': async ({ gateway, file }) => {
+    const count = () => gateway.output().split('not reloaded').length;
+    const before = count();
+    rmSync(file);
+    await mkdir(file);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => count() > before);
+  },
+  'the reload: the file is back': async ({ gateway, file }) => {
+    rmSync(file, { recursive: true });
+    writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } }, backend: { url: 'http://127.0.0.1:1' } }));
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => gateway.output().includes('"reloaded"'));
+  },
+  'the question to the backend: it is not there': async ({ gateway }) => {
+    await until(() => gateway.output().includes('does not answer as it should'));
+  },
+  'sockets of clients: they are reset, in each state': async ({ gateway, t }) => {
+    const beginnings = [
+      '',
+      'GET ',
+      `${post(SECRET, 9)}{`,
+      ABOUT,
+      ABOUT + ABOUT,
+      'x\r\n\r\n',
+      '\x16\x03\x01',
+      `GET ${RECEIVE} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nx`,
+      'CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\nx',
+    ];
+    for (const bytes of beginnings) {
+      const early = open(t, gateway, bytes).socket;
+      await once(early, 'connect');
+      early.resetAndDestroy();
+      const late = open(t, gateway, bytes).socket;
+      await ask(gateway, { path: '/healthz' });
+      late.resetAndDestroy();
+    }
+  },
+  'the log: nobody reads it': async ({ gateway }) => {
+    for (const stream of [gateway.child.stdout, gateway.child.stderr]) stream!.destroy();
+    await ask(gateway, {});
+  },
+};
+
+test('what runs outside a request may fail: the process serves on, and ends with 0', async (t) => {
+  const file = join(folder(t), 'gateway.json');
+  const { url } = await startBackend(t);
+  writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } }, backend: { url } }));
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  for (const [place, fail] of Object.entries(OUTSIDE)) {
+    await fail({ gateway, file, t });
+    // In one turn of its event loop the process would have ended.
+    for (let i = 0; i < 3; i++) {
+      const { status } = await ask(gateway, { path: '/healthz' }).catch((error) => ({ status: String(error) }));
+      assert.equal(status, 200, `${place}: ${gateway.output()}`);
+    }
+  }
+  await gateway.close();
+});
+
+test('an error of accept is a warning of one line a minute, and the port stays open', async (t) => {
+  const { gateway } = await startBoth(t);
+  const error = Object.assign(new Error('accept ENOBUFS'), { code: 'ENOBUFS' });
+  for (let i = 0; i < 3; i++) gateway.server.emit('error', error);
+  const reasons = linesOf(gateway, /^a connection cannot be accepted$/).map(({ reason }) => reason);
+  assert.deepEqual(reasons, ['ENOBUFS']);
+  assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+});
+
+test('a process with no file left to accept a connection serves on when there is one again, and ends with 0', {
+  skip: (!isNode || process.platform === 'win32') && 'other runtimes start no process with so few files',
+}, async (t) => {
+  const limited: Program = ['sh', '-c', 'ulimit -n 40; exec "$0" "$@"', ...program()];
+  const gateway = await startProcess(t, { backend: await startBackend(t), program: limited });
+  const sockets = Array.from({ length: 60 }, () => open(t, gateway).socket);
+  await Promise.all(sockets.map((socket) => socket.connecting ? once(socket, 'connect') : undefined));
+  await ask(gateway, { path: '/healthz' }).catch(() => {}); // refused, or served in the place of another
+  for (const socket of sockets) socket.destroy();
+  while (!await ask(gateway, { path: '/healthz' }).catch(() => undefined));
+  assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+  await gateway.close();
 });
 
 section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
