@@ -2034,12 +2034,12 @@ table('what the backend responds to a GET runs no script, asks for nothing and i
   ${ACTIVE.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`)}
   ${ACTIVE.map((type) => `GET /v3/x | X-Say: content-type: ${type} → Content-Type: ${type}`)}
   GET /v1/attachments/nothing ;; GET /v3/nothing ;; GET /v1/groups/${FROM}/${GROUP}/avatar ;; GET /v1/plugins/x
-  bearer ${OTHER} | GET /v2/send?message=x | X-Say: Cache-Control: max-age=60 → Cache-Control: no-store, max-age=60
+  bearer ${OTHER} | GET /v2/send?message=x | X-Say: Cache-Control: max-age=60 → Cache-Control: no-store
   GET /v1/attachments/kept | X-Say: Cache-Control: max-age=60 → Cache-Control: max-age=60
   GET /v1/attachments/sound | X-Say: Content-Type: audio/aac → Content-Security-Policy:
   GET /v1/attachments/film | X-Say: content-type: Video/mp4; codecs="avc1" → Content-Security-Policy:
-  # of several X-Content-Type-Options browsers obey the first, and of policies all
-  GET /v1/attachments/x | X-Say: X-Content-Type-Options: none → X-Content-Type-Options: nosniff, none
+  # browsers obey all of several policies
+  GET /v1/attachments/x | X-Say: X-Content-Type-Options: none → X-Content-Type-Options: nosniff
   GET /v1/attachments/x | X-Say: Content-Security-Policy: img-src * → Content-Security-Policy: ${CSP}, img-src *
   * bearer → passes | Cache-Control: | Content-Security-Policy: | X-Content-Type-Options:
   GET /swagger/index.html ;; DELETE /v1/attachments/x | X-Say: Content-Type: text/html ;; ${HELLO}`;

@@ -30,7 +30,7 @@
  * only functions of sections below it. The command line stands last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS · CONNECT ·
- *   WEBSOCKETS · MESSAGE READER · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
+ *   WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -2053,7 +2053,6 @@ function hasBody({ headers }: IncomingMessage): boolean {
 /** Reads a request's body: first the head, and the rest only after the credential was accepted. */
 class RequestBody {
   readonly #exchange: Exchange;
-  readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
@@ -2067,7 +2066,6 @@ class RequestBody {
   constructor(exchange: Exchange) {
     const { req, core } = exchange;
     this.#exchange = exchange;
-    this.#reader = new MessageReader(exchange, req, 'client_left');
     this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
@@ -2208,12 +2206,13 @@ class RequestBody {
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
-    const { core: { stallTimeoutMs }, token, report } = this.#exchange;
+    const { core: { stallTimeoutMs }, req, token, report } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
+    const read = readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes);
+    const chunk = await read ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
@@ -3565,11 +3564,16 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = exchange;
-  const reader = new MessageReader(exchange, incoming, 'bad_backend_answer');
   let hasRoom = true;
   let onRoom: (() => void) | undefined;
   while (report.bytesOut < length) {
-    const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
+    const chunk = await readChunk(
+      exchange,
+      incoming,
+      rules['backend.timeout'],
+      'backend_timeout',
+      'bad_backend_answer',
+    );
     if (chunk === undefined) break;
     report.bytesOut += chunk.length;
     if (report.bytesOut > length) break;
@@ -3975,55 +3979,39 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
 
 // #endregion
 
-// #region MESSAGE READER
+// #region READING
 
 /**
- * Reads a request's or a response's body, chunk by chunk. It is cheaper than the async iterator of node:http, because
+ * Reads the next chunk of a request's or a response's body. It is cheaper than the async iterator of node:http, because
  * it adds no listener for a message that is here already, as most are.
+ * @param timeoutMs how long that may take; then the exchange ends with `late`.
+ * @param broken the code of the problem if the message breaks off.
+ * @param limitBytes the largest chunk to return; the rest stays for the next call.
+ * @returns undefined at the end of the message.
+ * @throws {Problem} what ended the exchange, or that the message broke off.
  */
-class MessageReader {
-  readonly #exchange: Exchange;
-  readonly #message: IncomingMessage;
-  readonly #broken: ProblemCode;
-  #isListening = false;
-
-  /** @param broken the code of the problem if the message breaks off. */
-  constructor(exchange: Exchange, message: IncomingMessage, broken: ProblemCode) {
-    this.#exchange = exchange;
-    this.#message = message;
-    this.#broken = broken;
+async function readChunk(
+  exchange: Exchange,
+  message: IncomingMessage,
+  timeoutMs: number,
+  late: ProblemCode,
+  broken: ProblemCode,
+  limitBytes = Infinity,
+): Promise<Uint8Array | undefined> {
+  exchange.throwIfEnded();
+  let chunk: Buffer | null = null;
+  const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
+  const isHere = () => {
+    chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
+    return chunk !== null || isEnded() || message.destroyed;
+  };
+  if (message.listenerCount('readable') === 0 && !isHere()) {
+    await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
+    if (!isHere()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
   }
-
-  /**
-   * Reads the next chunk.
-   * @param timeoutMs how long that may take; then the exchange ends with `code`.
-   * @param limitBytes the largest chunk to return; the rest stays for the next call.
-   * @returns undefined at the end of the message.
-   * @throws {Problem} what ended the exchange, or that the message broke off.
-   */
-  async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
-    const message = this.#message;
-    this.#exchange.throwIfEnded();
-    let chunk: Buffer | null = null;
-    const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-    const isHere = () => {
-      const isMore = message.readableLength > limitBytes;
-      chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
-      return chunk !== null || isEnded() || message.destroyed;
-    };
-    if (!this.#isListening && !isHere()) {
-      await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-      if (!isHere()) this.#listen();
-    }
-    if (chunk === null) await this.#exchange.waitUntil(isHere, timeoutMs, code);
-    if (chunk === null && !isEnded()) throw new Problem(this.#broken, 'aborted');
-    return chunk ?? undefined;
-  }
-
-  #listen() {
-    this.#isListening = true;
-    for (const event of ['readable', 'end', 'close', 'error']) this.#message.on(event, this.#exchange.wake);
-  }
+  if (chunk === null) await exchange.waitUntil(isHere, timeoutMs, late);
+  if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
+  return chunk ?? undefined;
 }
 
 // #endregion
@@ -4064,11 +4052,10 @@ function siteHeaders({ req, rules, credential, ownHeaders }: Exchange): Record<s
 }
 
 /** Media types that a page shows without running or loading anything: of these SVG is none. */
-const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/i;
+const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
 
 /**
- * The headers of a relayed response: the gateway's own, and then the backend's that these do not replace. The gateway's
- * come first, because browsers obey the first of several X-Content-Type-Options.
+ * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
@@ -4081,35 +4068,29 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/i;
  */
 function headersForClient(exchange: Exchange, passed: readonly string[]): string[] {
   const { req: { method }, target, isMadeSend } = exchange;
-  const own = siteHeaders(exchange);
-  const added = Object.entries(own).flat();
-  const replaced = new Set(Object.keys(own).map((name) => name.toLowerCase()));
-  replaced.delete('vary'); // a list: the backend's Vary counts too
-  const relayed =
-    (): string[] => [...added, ...passed.filter((_, i) => !replaced.has(passed[i - i % 2]!.toLowerCase()))];
   const { segments } = target!;
-  if (method !== 'GET' || segments[0] === 'swagger') return relayed();
+  const own = { ...siteHeaders(exchange) };
   // The last of several fields with one name counts.
   const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
-  added.push('X-Content-Type-Options', 'nosniff');
-  // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-  if (isMadeSend || valueOf('cache-control') === undefined) added.push('Cache-Control', 'no-store');
-  let type = valueOf('content-type') ?? '';
-  if (/mpegurl/i.test(type)) {
-    type = 'text/plain';
-    added.push('Content-Type', type);
-    replaced.add('content-type');
+  if (method === 'GET' && segments[0] !== 'swagger') {
+    own['X-Content-Type-Options'] = 'nosniff';
+    // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
+    if (isMadeSend || valueOf('cache-control') === undefined) own['Cache-Control'] = 'no-store';
+    let type = valueOf('content-type') ?? '';
+    if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
+    const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
+    const isPlayed = kind === 'audio' || kind === 'video';
+    if (!isPlayed) own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
+    const isAttachment = segments.length > 2 && prefixOf(segments) === 'v1/attachments';
+    if (kind === '' && isAttachment) own['Content-Disposition'] = 'attachment';
   }
-  const [, kind = ''] = MEDIA_TYPE.exec(type) ?? [];
-  if (!/^(?:audio|video)$/i.test(kind)) {
-    added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
-  }
-  if (kind === '' && segments.length > 2 && prefixOf(segments) === 'v1/attachments') {
-    added.push('Content-Disposition', 'attachment');
-    replaced.add('content-disposition');
-  }
-  return relayed();
+  const replaced = Object.keys(own).map((name) => name.toLowerCase()).filter((name) => !ADDED_UP.includes(name));
+  const kept = passed.filter((_, i) => !replaced.includes(passed[i - i % 2]!.toLowerCase()));
+  return [...Object.entries(own).flat(), ...kept];
 }
+
+/** Of these, the backend's own fields count beside the gateway's. */
+const ADDED_UP = ['vary', 'content-security-policy'];
 
 /**
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
