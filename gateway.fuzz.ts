@@ -31,15 +31,17 @@
  * GATEWAY_FILE names another file than gateway.ts.
  */
 
-import { spawn } from 'node:child_process';
+import { spawn, type StdioOptions } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import type { Gateway, GatewayConfig } from './gateway.ts';
 
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
@@ -894,7 +896,7 @@ class BackendReader {
     const [kind, ms] = asked.step.answer;
     came(`answer ${kind}`);
     if (kind === 'never') return;
-    if (asked.actor === undefined) await new Promise<void>((resolve) => void this.#standIn.held.push(resolve));
+    if (asked.mark.startsWith('slot')) await new Promise<void>((resolve) => void this.#standIn.held.push(resolve));
     this.#standIn.delayMs += ms;
     if (ms > 0) await sleep(ms);
     await this.#standIn.awake();
@@ -1411,7 +1413,9 @@ function checkRequests(play: Play): void {
     if (isComplete && headers.has('x-answer') && status !== 101 && body.toString() !== asked.answeredBody) {
       play.find(2, `an answer looks whole and is not what the backend said (${mark})`);
     }
-    if (kind === 'cut' && isComplete && headers.has('x-answer') && status !== 101) play.find(2, `a cut answer looks whole (${mark})`);
+    if (kind === 'cut' && isComplete && headers.has('x-answer') && status !== 101) {
+      play.find(2, `a cut answer looks whole (${mark})`);
+    }
     if (route === 'send' || route === 'about') checkTime(play, asked, code);
   }
 }
@@ -1474,6 +1478,8 @@ async function checkSlots(play: Play): Promise<void> {
   const count = parallel || 6;
   const wires: Wire[] = [];
   const step: Step = { route: 'send', form: 'bearer', shape: 'plain', bodyBytes: 0, answer: ['prompt', 0] };
+  // After an outage the gateway tries again within a second.
+  for (let i = 0; i < 40 && !await isServed(play, step, `warm-${i}`); i++) await sleep(50);
   for (let i = 0; i < count; i++) {
     const wire = new Wire(play);
     wires.push(wire);
@@ -1493,6 +1499,15 @@ async function checkSlots(play: Play): Promise<void> {
   for (const wire of wires) wire.socket.destroy();
 }
 
+/** Whether a send on a connection of its own is served. */
+async function isServed(play: Play, step: Step, mark: string): Promise<boolean> {
+  const asked = makeRequest(play, undefined, 'free', step, mark);
+  const wire = new Wire(play);
+  await exchange(play, wire, [asked]);
+  wire.socket.destroy();
+  return asked.response?.status === 201;
+}
+
 /** Invariant 6: nothing is left over, and `close()` is quick. */
 async function checkEnd(play: Play): Promise<void> {
   const { gateway, standIn, wires } = play;
@@ -1507,6 +1522,304 @@ async function checkEnd(play: Play): Promise<void> {
   await gateway.close();
   const ms = performance.now() - sinceMs;
   if (ms > 700) play.find(6, `close() took ${Math.round(ms)} ms`);
+}
+
+// ── INVARIANT 9: PROCESSOR TIME ──────────────────────────────────────────────────────────────────
+
+/** What a text of one kind is made of. Its end is sent with a byte left out: near misses make matchers look again. */
+interface Grammar {
+  /** The request without its body; `…` in it stands for the text, which is the body otherwise. */
+  head: string;
+  token: keyof typeof TOKENS;
+  begins: string[];
+  words: string[];
+  ends: string[];
+  bytes: number;
+}
+
+const POST = 'POST /v2/send HTTP/1.1';
+const GRAMMARS: Grammar[] = [
+  {
+    head: `${POST}\r\nContent-Type: multipart/form-data; boundary=b`,
+    token: 'hook',
+    begins: [
+      '--b\r\n',
+      '--b\r\nContent-Disposition: form-data; name="text"\r\n\r\n',
+      '--b\r\nContent-Disposition: form-data',
+    ],
+    words: ['\r\n', '\n', '\r', '--b\r\n', '--b', '-', ';', '; a="', '"', '\\', ' ', 'a', ':', '=', ',', 'x:y\r\n'],
+    ends: ['\r\n--b--\r\n', 'x\r\n--b--\r\n', '"\r\n\r\n\r\n--b--\r\n'],
+    bytes: 65_536,
+  },
+  {
+    head: `${POST}\r\nContent-Type: application/x-www-form-urlencoded`,
+    token: 'hook',
+    begins: ['text=', 'payload=', '', 'payload={"a":"'],
+    words: ['&', 'a=b&', '%', '%4', '%41', '=', '+', 'a', '[', '"', '\\', '%0A', '=&'],
+    ends: ['&text=x', '"}', '='],
+    bytes: 262_144,
+  },
+  ...(['hook', 'confined'] as const).map((token): Grammar => ({
+    head: `${POST}\r\nContent-Type: application/json`,
+    token,
+    begins: ['{"text":"', '{"text":', '{"recipients":["', '{"base64_attachments":["data:', '{', ' '],
+    words: [
+      '\\u0061',
+      '\\',
+      '\\"',
+      'a',
+      '[',
+      '{"a":',
+      '"a",',
+      '1',
+      '-',
+      ' ',
+      'base64,',
+      ';base64',
+      ';',
+      '+1"," ',
+      '\u00e9',
+    ],
+    ends: ['"]}', '}', 'base64,"]}'],
+    bytes: token === 'hook' ? 262_144 : 65_000,
+  })),
+  {
+    head: `${POST}\r\nContent-Type: text/plain`,
+    token: 'hook',
+    begins: ['', 'text='],
+    words: ['\x1b', '\x1b[', '\x1b[1', '\x1b]', '1;', '\r', '\r\n', '\n', '\x00', ' ', 'a=b', '\u00e9', '\x07', '\x9b'],
+    ends: ['\x1b[0m', '\x1b\\', '\r\n'],
+    bytes: 262_144,
+  },
+  ...['GET /…', 'GET /v1/about?…', 'GET /@auth=…', 'GET /v1/groups/…'].map((target): Grammar => ({
+    head: `${target} HTTP/1.1`,
+    token: 'free',
+    begins: ['', '%'],
+    words: ['%', '%2', '%25', '%2f', '/', '.', '&', '=', '@auth=x&', '@auth', ';', '+', 'a', '//', '%40'],
+    ends: ['%20', '/x', '&a=b'],
+    bytes: 14_000,
+  })),
+  ...['Authorization', 'Connection', 'X-Forwarded-For', 'Content-Type', 'Accept', 'Origin', 'Host', 'X-Other', 'Expect']
+    .map((
+      name,
+    ): Grammar => ({
+      head: `GET /v1/about HTTP/1.1\r\n${name}: …`,
+      token: 'free',
+      begins: ['', 'Basic ', 'multipart/form-data; boundary='],
+      words: [' ', ',', ' ,', '\t', ';', '"', '\\"', '=', '%25', 'a', '1.', ':', '[', 'YWFh', '%', '@'],
+      ends: ['x"', ', x', '=='],
+      bytes: 14_000,
+    })),
+];
+
+/** One text: which grammar, begin, word and end, and which byte of the end is left out. */
+export interface Text {
+  grammar: number;
+  begin: string;
+  word: string;
+  end: string;
+}
+
+/** All texts, in an order that the seed decides. */
+export function textsOf(seed: number): Text[] {
+  const draw = generator(seed, 'texts');
+  const texts = GRAMMARS.flatMap(({ begins, words, ends }, grammar) =>
+    begins.flatMap((begin) =>
+      words.flatMap((word) =>
+        ends.flatMap((end) => {
+          const at = draw.below(end.length);
+          return [end.slice(0, at) + end.slice(at + 1), end.slice(1)].map((cut) => ({
+            grammar,
+            begin,
+            word,
+            end: cut,
+          }));
+        })
+      )
+    )
+  );
+  return texts.map((text) => [draw.below(1e9), text] as const).sort(([a], [b]) => a - b).map(([, text]) => text);
+}
+
+/** The bytes of a request with a text of a length. */
+function requestOf({ grammar, begin, word, end }: Text, bytes: number): Buffer {
+  const { head, token } = GRAMMARS[grammar]!;
+  const count = Math.max(0, Math.floor((bytes - begin.length - end.length) / Buffer.byteLength(word)));
+  const text = begin + word.repeat(count) + end;
+  const isBody = !head.includes('…');
+  const lines = [isBody ? head : head.replace('…', () => text.replace(/[\r\n\0]/g, ''))];
+  if (!/\nHost:/.test(head)) lines.push('Host: gateway');
+  if (!/Authorization|auth/.test(head)) lines.push(`Authorization: Bearer ${secretOf(token)}`);
+  if (isBody) lines.push(`Content-Length: ${Buffer.byteLength(text)}`);
+  return Buffer.from(`${lines.join('\r\n')}\r\n\r\n${isBody ? text : ''}`);
+}
+
+/** Sends requests that are long and nearly right, one after the other, and measures what each costs. */
+export async function checkTexts(texts: Text[], seconds: number): Promise<{ tried: number; finds: Find[] }> {
+  const tokens = Object.fromEntries(
+    Object.entries(TOKENS).map(([name, token]) => [name, { secret: secretOf(name), ...token }]),
+  );
+  const gateway = createGateway({
+    listen: '127.0.0.1:0',
+    backend: { url: 'http://127.0.0.1:9', wait: '0' },
+    tokens,
+    auth: { methods: [...FORMS] },
+    shutdown: '1s',
+    log: { level: 'error' },
+  }, { log: () => {} });
+  const port = Number(new URL(await gateway.listen()).port);
+  const finds: Find[] = [];
+  const endMs = performance.now() + seconds * 1000;
+  let tried = 0;
+  for (const text of texts) {
+    if (performance.now() > endMs) break;
+    tried++;
+    const { bytes, head } = GRAMMARS[text.grammar]!;
+    if (await costOf(port, requestOf(text, bytes)) < 100) continue;
+    const ratios: number[] = [];
+    for (let i = 0; i < 2; i++) {
+      const half = await costOf(port, requestOf(text, bytes / 2));
+      ratios.push(await costOf(port, requestOf(text, bytes)) / Math.max(1, half));
+    }
+    const what = `twice the length costs ${ratios.map((ratio) => ratio.toFixed(1)).join(' and ')} times as much`;
+    if (Math.min(...ratios) > 3) finds.push({ invariant: 9, what: `${what}: ${JSON.stringify({ head, ...text })}` });
+  }
+  await gateway.close();
+  return { tried, finds };
+}
+
+/** The milliseconds of processor time until a request has its response. */
+async function costOf(port: number, bytes: Buffer): Promise<number> {
+  const socket = net.connect(port, '127.0.0.1');
+  socket.on('error', () => {});
+  await once(socket, 'connect');
+  const before = process.cpuUsage();
+  socket.write(bytes);
+  await new Promise((resolve) => socket.once('data', resolve).once('close', resolve));
+  const { user, system } = process.cpuUsage(before);
+  socket.destroy();
+  return (user + system) / 1000;
+}
+
+// ── INVARIANT 10: PROCESSES ──────────────────────────────────────────────────────────────────────
+
+const EVENTS = [
+  'a loop of links',
+  'a folder in its place',
+  'rewritten',
+  'broken',
+  'gone',
+  'emptied',
+  'unreadable',
+  'reader gone',
+  'SIGHUP',
+] as const;
+
+/** A world of a process: its standard streams, and what happens to its files. */
+interface ProcessWorld {
+  seed: number;
+  /** What standard output and standard error are. */
+  streams: ('pipe' | 'full')[];
+  events: { kind: (typeof EVENTS)[number]; file: 'config' | 'secret'; waitMs: number }[];
+}
+
+export function genProcess(seed: number): ProcessWorld {
+  const draw = generator(seed, 'process');
+  const stream = (): 'pipe' | 'full' => draw.chance(0.7) ? 'pipe' : 'full';
+  const event = (): ProcessWorld['events'][number] => ({
+    kind: draw.pick(EVENTS),
+    file: draw.pick(['config', 'secret'] as const),
+    waitMs: draw.pick([50, 700, 700, 2000]),
+  });
+  return { seed, streams: [stream(), stream()], events: Array.from({ length: draw.between(2, 4) }, event) };
+}
+
+/** Starts a gateway as a process, does to its files and streams what the world says, and asks whether it still serves. */
+export async function playProcess({ streams, events }: ProcessWorld): Promise<Find[]> {
+  const finds: Find[] = [];
+  const find = (what: string): void => void finds.push({ invariant: 10, what });
+  const folder = mkdtempSync(join(tmpdir(), 'gateway-fuzz-'));
+  const files = { config: join(folder, 'gateway.json'), secret: join(folder, 'secret') };
+  const port = await freePort();
+  const contents = {
+    config: JSON.stringify({
+      listen: `127.0.0.1:${port}`,
+      backend: { url: 'http://127.0.0.1:9', wait: '0' },
+      tokens: { one: { secretFile: files.secret }, two: { secret: secretOf('two') } },
+    }),
+    secret: secretOf('one'),
+  };
+  for (const name of ['config', 'secret'] as const) writeFileSync(files[name], contents[name]);
+  const full = openSync('/dev/full', 'w');
+  const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : process.execArgv;
+  const child = spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', files.config], {
+    stdio: ['ignore', ...streams.map((stream) => stream === 'full' ? full : 'pipe')] as StdioOptions,
+    env: { PATH: process.env.PATH, HOME: folder },
+  });
+  closeSync(full);
+  const ended = once(child, 'close');
+  child.stdout?.resume();
+  let said = '';
+  child.stderr?.on('data', (chunk) => said += chunk);
+  const serves = (): Promise<boolean> => isHealthy(port);
+  try {
+    await until(async () => child.exitCode !== null || await serves(), 20_000);
+    if (child.exitCode !== null || !await serves()) {
+      find(`a process does not start, exit code ${child.exitCode}, streams ${streams}: ${said}`);
+      return finds;
+    }
+    for (const { kind, file, waitMs } of events) {
+      came(`event ${kind}`);
+      if (kind === 'reader gone') child.stdout?.destroy();
+      else if (kind === 'SIGHUP') child.kill('SIGHUP');
+      else breakFile(files[file], kind, contents[file]);
+      await sleep(waitMs);
+      if (!await serves()) {
+        find(`a process serves no longer: ${kind}, ${file}; it ended with ${child.exitCode}: ${said}`);
+      }
+    }
+    child.kill('SIGTERM');
+    if (await isLate(ended, 12_000)) find('a process does not end on SIGTERM');
+    else if (child.exitCode !== 0) find(`a process ends with ${child.exitCode} ${child.signalCode}: ${said}`);
+  } finally {
+    child.kill('SIGKILL');
+    await ended;
+    rmSync(folder, { recursive: true, force: true });
+  }
+  return finds;
+}
+
+/** Does to a file what can happen to a file. */
+function breakFile(path: string, kind: (typeof EVENTS)[number], content: string): void {
+  rmSync(path, { recursive: true, force: true });
+  if (kind === 'a loop of links') symlinkSync(path, path);
+  else if (kind === 'a folder in its place') mkdirSync(path);
+  else if (kind === 'broken') writeFileSync(path, content.slice(0, 9));
+  else if (kind === 'emptied') writeFileSync(path, '');
+  else if (kind !== 'gone') writeFileSync(path, content, { mode: kind === 'unreadable' ? 0 : 0o600 });
+}
+
+async function freePort(): Promise<number> {
+  const server = net.createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+/** Whether GET /healthz is answered with 200. */
+function isHealthy(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = net.connect(port, '127.0.0.1');
+    socket.on('error', () => resolve(false)).on('close', () => resolve(false));
+    socket.setTimeout(5000, () => socket.destroy());
+    socket.once('data', (chunk) => {
+      resolve(/^HTTP\/1\.1 200 /.test(String(chunk)));
+      socket.destroy();
+    });
+    socket.write('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n');
+  });
 }
 
 // ── RUNS ─────────────────────────────────────────────────────────────────────────────────────────
@@ -1549,11 +1862,22 @@ export async function simulate({ seed, seconds, side = 8, stopAt }: {
       }
     }
   };
+  const before = activeResources();
   await Promise.all(Array.from({ length: side }, playOn));
+  const isFlat = await until(() => activeResources().length <= before.length, 3000);
+  if (!isFlat) {
+    const what = `what was there before the worlds: ${before}; what is left after them: ${activeResources()}`;
+    result.failures.push({ world: genWorld(seed), find: { invariant: 6, what } });
+  }
   for (const failure of firstOfEach(maybe)) {
     (await failsTwice(failure) ? result.failures : result.warnings).push(failure);
   }
   return result;
+}
+
+/** The timers, sockets and the like that keep this process alive, where the runtime can tell. */
+function activeResources(): string[] {
+  return process.getActiveResourcesInfo?.() ?? [];
 }
 
 /** Whether the same invariant fails in a world that is played alone. */
@@ -1608,6 +1932,7 @@ function neverCame(): string[] {
     ...KINDS.map((kind) => `actor ${kind}`),
     ...ANSWERS.map((kind) => `answer ${kind}`),
     ...PHASES.map((kind) => `phase ${kind}`),
+    ...EVENTS.map((kind) => `event ${kind}`),
   ];
   return all.filter((name) => !CAME.has(name));
 }
@@ -1628,6 +1953,24 @@ const say = (text: string): void => void process.stdout.write(`${text}\n`);
 function sayFailure(word: string, { world, find: { invariant, what }, afterMs }: Failure): void {
   const after = afterMs === undefined ? '' : `, after ${Math.round(afterMs / 1000)} s`;
   say(`${word}: invariant ${invariant}, seed ${world.seed}${after}: ${what}\n    ${INVARIANTS[invariant]}`);
+}
+
+/** Invariant 6: a world that is played again and again leaves no memory behind, where a collection can be asked for. */
+async function checkMemory(seed: number): Promise<Find[]> {
+  if ('Bun' in globalThis || 'Deno' in globalThis) return [];
+  setFlagsFromString('--expose_gc');
+  const collect: () => void = runInNewContext('gc');
+  const heapAfter = async (times: number): Promise<number> => {
+    for (let i = 0; i < times; i++) await Promise.all([0, 1, 2, 3].map((i) => playWorld(genWorld(seed + i))));
+    collect();
+    await sleep(10);
+    collect();
+    return process.memoryUsage().heapUsed / 2 ** 20;
+  };
+  const first = await heapAfter(2);
+  const last = await heapAfter(4);
+  if (last < first + 2) return [];
+  return [{ invariant: 6, what: `memory grew from ${first.toFixed(1)} to ${last.toFixed(1)} MiB in 16 worlds` }];
 }
 
 // ── PLANTED FAULTS ───────────────────────────────────────────────────────────────────────────────
@@ -1787,13 +2130,27 @@ async function playNew(seed: number, seconds: number, side: number, stop: string
   for (const failure of failures) sayFailure('RED', failure);
   const tookS = Math.round((performance.now() - startMs) / 1000);
   say(`${result.worlds} worlds in ${tookS} s, ${failures.length} kinds of finds`);
+  const others = stopAt ? 0 : await playAlone(seed, seconds);
   const never = neverCame();
   if (never.length > 0) say(`never came: ${never.join(', ')}`);
   for (const failure of stopAt ? [] : failures) {
     const { find: { what }, world: { seed } } = failure;
     say(`the smallest world for "${what}" of seed ${seed}:\n${JSON.stringify(await shrink(failure))}`);
   }
-  return failures.length;
+  return failures.length + others;
+}
+
+/** Plays what must be alone: long texts and processes, each for a tenth of the time. @returns how many finds are red. */
+async function playAlone(seed: number, seconds: number): Promise<number> {
+  const startMs = performance.now();
+  const isOver = (): boolean => performance.now() - startMs > seconds * 200;
+  const { tried, finds } = await checkTexts(textsOf(seed), Math.max(3, seconds / 10));
+  let count = 0;
+  if (seconds >= 60) finds.push(...await checkMemory(seed));
+  do finds.push(...await playProcess(genProcess(seed + count++))); while (!isOver());
+  for (const { invariant, what } of finds) say(`RED: invariant ${invariant}: ${what}\n    ${INVARIANTS[invariant]}`);
+  say(`${tried} long texts, ${count} processes, ${finds.length} finds`);
+  return finds.length;
 }
 
 function main(): Promise<number> {
