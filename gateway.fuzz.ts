@@ -1749,7 +1749,7 @@ export function genProcess(seed: number): ProcessWorld {
   return { seed, streams: [stream(), stream()], events: Array.from({ length: draw.between(2, 4) }, event) };
 }
 
-/** Starts a gateway as a process, does to its files and streams what the world says, and asks whether it still serves. */
+/** Starts a gateway as a process, does to its files and streams what the world says, and asks whether it serves. */
 export async function playProcess({ streams, events }: ProcessWorld): Promise<Find[]> {
   const finds: Find[] = [];
   const find = (what: string): void => void finds.push({ invariant: 10, what });
@@ -2221,7 +2221,7 @@ async function playNew(seed: number, seconds: number, side: number, stop: string
   return failures.length + others;
 }
 
-/** Plays what must be alone: long texts and processes, each for a tenth of the time. @returns how many finds are red. */
+/** Plays what must be alone: long texts and processes, a tenth of the time each. @returns how many finds are red. */
 async function playAlone(seed: number, seconds: number): Promise<number> {
   const startMs = performance.now();
   const isOver = (): boolean => performance.now() - startMs > seconds * 200;
