@@ -7113,6 +7113,21 @@ test(
   },
 );
 
+section('SIMULATION'); // ──────────────────────────────────────────────────────────────────────────
+
+test(`the kept worlds and some new ones of gateway.fuzz.ts break no invariant (SEED=${SEED})`, {
+  isAlone: true,
+}, async (t) => {
+  const { hasSmallBuffers, KEPT_WORLDS, playKept, simulate } = await import('./gateway.fuzz.ts');
+  if (!hasSmallBuffers) t.diagnostic('this runtime has no _writeGeneric: torn requests are not looked for');
+  assert.ok(KEPT_WORLDS.length > 0, 'no world is kept');
+  const kept = await playKept();
+  const { failures, warnings } = await simulate({ seed: Number(SEED), seconds: 6 });
+  const inWords = ({ find, world }: (typeof failures)[number]): string => `${find.what} in ${JSON.stringify(world)}`;
+  for (const warning of warnings) t.diagnostic(`warning: ${inWords(warning)}`);
+  assert.deepEqual([...kept, ...failures].map(inWords), []);
+});
+
 section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
 const { stdout: HELP } = await cli(['--help']);
@@ -7447,8 +7462,8 @@ test('the numbers of gateway.ts that are no settings stand in one section, and d
 });
 
 test('the top level holds only the expected files, and the pages name this version', () => {
-  const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.test.ts
-    gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
+  const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.bench.ts gateway.fuzz.ts
+    gateway.test.ts gateway.ts package-lock.json package.json tsconfig.json`.split(/\s+/);
   // A reader who follows the pages creates the ignored files: the tests pass with them too.
   const made = read('.gitignore').split('\n');
   const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
@@ -7464,7 +7479,9 @@ test('the top level holds only the expected files, and the pages name this versi
 
 // deno fmt wraps code, and `npm run check` runs deno fmt. It wraps neither comments nor texts.
 test('comments are no wider than the code', () => {
-  const lines = ['gateway.bench.ts', 'gateway.test.ts', 'gateway.ts'].flatMap((name) => read(name).split('\n'));
+  const lines = ['gateway.bench.ts', 'gateway.fuzz.ts', 'gateway.test.ts', 'gateway.ts'].flatMap((name) =>
+    read(name).split('\n')
+  );
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
 
