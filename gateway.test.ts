@@ -17,7 +17,7 @@
  */
 
 import strict from 'node:assert/strict';
-import { execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
+import { execFile, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
@@ -31,7 +31,7 @@ import type { Duplex } from 'node:stream';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite, test as registerTest, type TestContext } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
-import { promisify } from 'node:util';
+import { inspect, isDeepStrictEqual, promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { fileURLToPath } from 'node:url';
@@ -44,7 +44,31 @@ const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLim
 ) as typeof import('./gateway.ts');
 
 /** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
-const assert: Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value } = strict;
+type Assert = Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value };
+
+/** As node:assert has them, but a message that a test gives stands beside the two values, not in their place. */
+const assert: Assert = {
+  ...strict,
+  equal: (actual: unknown, expected: unknown, what?: unknown) =>
+    Object.is(actual, expected) || failWith(actual, expected, what, strict.equal),
+  deepEqual: (actual: unknown, expected: unknown, what?: unknown) =>
+    isDeepStrictEqual(actual, expected) || failWith(actual, expected, what, strict.deepEqual),
+};
+
+function failWith(actual: unknown, expected: unknown, what: unknown, plain: typeof strict.equal) {
+  if (typeof what !== 'string') return plain(actual, expected, what as Error | undefined);
+  const message = `${what}\nexpected  ${shown(expected)}\nactual    ${shown(actual)}`;
+  throw new strict.AssertionError({ message });
+}
+
+/** What an error says; for what is no failed assertion, its name too. */
+const messageOf = (error: unknown): string => error instanceof strict.AssertionError ? error.message : String(error);
+
+/** A value in a message. */
+function shown(value: unknown, limit = 2000): string {
+  const text = typeof value === 'string' ? value : inspect(value, { breakLength: Infinity, depth: 4 });
+  return text.length > limit ? `${text.slice(0, limit)}…` : text;
+}
 
 // ── HARNESS ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,6 +130,9 @@ function seenOf({ method, url, headers, rawHeaders }: http.IncomingMessage, body
   return { method: method!, url: url!, headers, rawHeaders, body, complete };
 }
 
+const showSeen = ({ method, url, body, complete }: Seen): string =>
+  shown(`${method} ${url} ${body}${complete ? '' : ' (not complete)'}`, 300);
+
 /** A backend that records what reaches it. Without a handler it answers as signal-cli-rest-api does. */
 async function startBackend(t: TestContext, handler?: Handler): Promise<Backend> {
   const backend: Backend = { url: '', port: 0, seen: [], sent: [], connections: 0, server: http.createServer() };
@@ -126,6 +153,7 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
   await once(backend.server, 'listening');
   backend.port = (backend.server.address() as AddressInfo).port;
   backend.url = `http://127.0.0.1:${backend.port}`;
+  addEvidence(t, () => ['the backend saw', backend.seen.map(showSeen)]);
   t.after(() => void backend.server.close().closeAllConnections());
   return backend;
 }
@@ -205,11 +233,48 @@ function section(name: string): void {
 /** `isAlone`: the test looks at memory, or at what all other tests did, or blocks for half a second. */
 type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean };
 
+/** What a failure of a test shows besides: the last of what its gateways logged and of what its backends saw. */
+type Evidence = () => [what: string, lines: string[]];
+const EVIDENCE = new WeakMap<TestContext, Evidence[]>();
+
+function addEvidence(t: TestContext, evidence: Evidence): void {
+  EVIDENCE.set(t, [...EVIDENCE.get(t) ?? [], evidence]);
+}
+
+/** How long a test may take. Node's own time-out would come later, and say nothing of what was there by then. */
+const TEST_TIMEOUT_MS = 110_000;
+
+/** Runs a test. Its failure says what its gateways logged and what its backends saw. */
+async function runTest(t: TestContext, run: Run): Promise<void> {
+  try {
+    await within(Promise.resolve(run(t)), 'the end of the test', TEST_TIMEOUT_MS);
+  } catch (error) {
+    if (!(error instanceof Error)) throw error;
+    const all = (EVIDENCE.get(t) ?? []).map((evidence) => evidence());
+    const more = all.map(([what, lines]) => [`${what}${lines.length ? ', at last' : ' nothing'}`, ...lines.slice(-6)]);
+    const { message, stack = '' } = error;
+    error.message = [message, ...more.map((lines) => lines.join('\n  '))].join('\n');
+    error.stack = stack.includes(message) ? stack.replace(message, () => error.message) : `${error.message}\n${stack}`;
+    throw error;
+  }
+}
+
+/** Waits for a promise, and fails with these words if it is not fulfilled in time. */
+async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT_MS): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`waited ${limitMs / 1000} s in vain for ${what}`)), limitMs);
+  });
+  return await Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
 /** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
 function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
   const [{ isAlone, ...options }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
-  (isAlone ? alone : together).push(() => registerTest(title, { timeout: 120_000, ...options }, run));
+  (isAlone ? alone : together).push(() =>
+    registerTest(title, { timeout: 120_000, ...options }, (t) => runTest(t, run))
+  );
 }
 
 /** A test with a random generator, once for each seed. */
@@ -233,6 +298,9 @@ type Gateway = Awaited<ReturnType<typeof startGateway>>;
 
 type Both = { backend: Backend; gateway: Gateway };
 
+/** A stall time-out that no test lives to see: where a test waits for a close, this time-out is not what closes. */
+const PATIENT_MS = 3_600_000;
+
 /** A gateway with one token, on a port of its own. It waits for no backend that is down, unless a test says so. */
 async function startGateway(t: TestContext, to: { url: string }, config: GatewayConfig = {}, options?: GatewayOptions) {
   const log: string[] = [];
@@ -245,8 +313,10 @@ async function startGateway(t: TestContext, to: { url: string }, config: Gateway
     log: { format: 'json', level: 'debug' },
   };
   const base: GatewayConfig = { ...plain, backend: { url: to.url, wait: '0' } };
-  const gateway = createGateway({ ...base, ...config }, { log: (line) => void log.push(line), ...options });
+  const own: GatewayOptions = { log: (line) => void log.push(line), stallTimeoutMs: PATIENT_MS, ...options };
+  const gateway = createGateway({ ...base, ...config }, own);
   const { server } = gateway;
+  addEvidence(t, () => ['the gateway logged', log.map((line) => shown(line.replace(/^."time":".*?",/, '{'), 400))]);
   const close = (): Promise<void> => gateway.close();
   t.after(() => {
     for (const line of log) PROVOKED.add(codeOf(line) ?? '');
@@ -317,10 +387,10 @@ async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Prom
     headers: { ...(bytes && !headers['transfer-encoding'] && { 'content-length': bytes.length }), ...headers },
   });
   req.end(bytes || undefined);
-  const [res] = await once(req, 'response') as [http.IncomingMessage];
+  const [res] = await within(once(req, 'response'), `the response to ${req.method} ${req.path}`);
   req.on('error', () => {}); // of a body that is still being sent: the answer is there
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
-  const text = String(await readBytes(res));
+  const text = String(await within(readBytes(res), `the end of the response to ${req.method} ${req.path}`));
   const { statusCode, headers: own, rawHeaders } = res;
   return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
@@ -349,7 +419,7 @@ function open(t: TestContext, to: Address, bytes?: string | Buffer): Connection 
 /** Sends exact bytes and returns all that comes back until the other side closes. */
 async function raw(to: Address, bytes: string | Buffer): Promise<string> {
   const { socket, text } = connect(to, bytes);
-  await closed(socket);
+  await closed(socket, `the gateway to close the connection with ${shown(String(bytes), 200)}`);
   return text();
 }
 
@@ -362,8 +432,8 @@ async function trickle(t: TestContext, to: Address, bytes: string): Promise<stri
 }
 
 /** Waits for a socket to be closed, politely or not. */
-function closed(socket: net.Socket): Promise<void> {
-  return socket.closed ? Promise.resolve() : new Promise((resolve) => socket.once('close', () => resolve()));
+async function closed(socket: net.Socket, what = 'a connection to be closed'): Promise<void> {
+  if (!socket.closed) await within(new Promise<unknown>((resolve) => socket.once('close', resolve)), what);
 }
 
 /** One request in exact bytes, of which each is a character of its target, headers and body. */
@@ -381,15 +451,14 @@ const NOTHING = { seen: 0, connections: 0 };
 
 /** The answer refuses in the form that all refusals have, the log knows it, and the backend saw nothing. */
 function assertDenied(answer: Answer, status: number, code: string, { backend, gateway }: Both, before = NOTHING) {
-  assert.equal(answer.status, status, answer.text);
+  assert.equal(outcomeOf(answer), `${status} ${code}`, `the outcome of the response ${answer.text}`);
   assert.match(answer.headers['content-type'] ?? '', /^application\/json/);
   assert.match(answer.text, /^\{.*\}\n$/); // a line of its own on a terminal
   assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
-  assert.equal(answer.json.code, code);
   const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
   assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
   const line = requests(gateway).find((entry) => entry.requestId === id);
-  assert.deepEqual([line?.status, line?.code], [status, code]);
+  assert.deepEqual([line?.status, line?.code], [status, code], 'status and code in the log line of the request');
   assert.deepEqual({ seen: backend.seen.length, connections: backend.connections }, before, 'what the backend saw');
 }
 
@@ -400,11 +469,14 @@ function requests(gateway: { log: string[] }): [LogLine, ...LogLine[]] {
 
 const logLines = (lines: string[]): LogLine[] => lines.map((line) => JSON.parse(line));
 
-/** Waits for a condition by asking again and again; what has not come after a minute will not come. */
-async function until(condition: () => boolean): Promise<void> {
-  const giveUpMs = Date.now() + 60_000;
+/** What has not come by then will not come. Less than the minute that Bun gives a test. */
+const WAIT_LIMIT_MS = 45_000;
+
+/** Waits for a condition by asking again and again. Without words its failure shows the condition's source. */
+async function until(condition: () => boolean, what = String(condition).replace(/^\(\) => /, '')): Promise<void> {
+  const giveUpMs = performance.now() + WAIT_LIMIT_MS;
   while (!condition()) {
-    assert.ok(Date.now() < giveUpMs, `waited in vain for ${condition}`);
+    if (performance.now() > giveUpMs) throw new Error(`waited ${WAIT_LIMIT_MS / 1000} s in vain for ${what}`);
     await new Promise((resolve) => setTimeout(resolve, 2));
   }
 }
@@ -480,7 +552,11 @@ function program(): Program {
   process.once('exit', () => rmSync(dir, { recursive: true }));
   const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => word === 'dist' ? dir : word);
   writeFileSync(join(dir, 'package.json'), '{ "type": "module" }');
-  execFileSync(join(HERE, 'node_modules/.bin', tsc), args, { cwd: HERE });
+  const { status, stdout, stderr } = spawnSync(join(HERE, 'node_modules/.bin', tsc), args, {
+    cwd: HERE,
+    encoding: 'utf8',
+  });
+  assert.equal(status, 0, `the file does not compile:\n${stdout}${stderr}`);
   return compiled = [process.execPath, join(dir, 'gateway.js')];
 }
 
@@ -506,7 +582,8 @@ async function startProcess(t: TestContext, { backend, args = [], env, program }
   t.after(() => child.kill('SIGKILL'));
   const { output } = child;
   const listening = /"message":"listening","listen":"(.*?)".*\n/;
-  await until(() => listening.test(output()));
+  await until(() => listening.test(output()) || child.exitCode !== null, 'the process to listen');
+  assert.match(output(), listening, 'the process ended');
   const [, url = ''] = listening.exec(output())!;
   return {
     ...{ ...addressOf(url), url, child, output },
@@ -669,22 +746,28 @@ function asWritten(raw: string): string {
 type TableOptions = GatewayOptions & { handler?: Handler };
 type Rows = string | readonly Rows[];
 
-/** Sends the rows of a table, one after the other, to a gateway that runs. */
+/** Sends the rows of a table, one after the other, to a gateway that runs. The failure shows every row that is wrong. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
   const all = [rows as unknown[]].flat(Infinity).join('\n').split(/\n| ;; /).map((line) => line.trim());
   const lines = all.filter((line) => /^[^#]/.test(line));
   let ways = [''];
+  let tried = 0;
+  const wrong: string[] = [];
   for (const [i, line] of lines.entries()) {
     const isWay = line.startsWith('* ');
     if (isWay) ways = [...(lines[i - 1]?.startsWith('* ') ? ways : []), line.slice(2)];
     for (const way of isWay ? [] : ways) {
+      tried++;
       try {
         await checkRow(both, parseRow(line, parseRow(way)));
       } catch (error) {
-        throw new Error(`${line.slice(0, 400)} (${way.slice(0, 400)}): ${(error as Error).message}`, { cause: error });
+        const rows = [`row       ${shown(line, 600)}`, ...way ? [`with      * ${shown(way, 600)}`] : []];
+        wrong.push([...rows, messageOf(error)].join('\n'));
       }
     }
   }
+  const found = `${wrong.length} of ${tried} rows are wrong`;
+  assert.ok(wrong.length === 0, [found, ...wrong].join('\n\n').replaceAll('\n', '\n  '));
 }
 
 type Pair = [name: string, value: string];
@@ -780,7 +863,22 @@ async function checkRow(both: Both, row: Row): Promise<void> {
   const { seen, connections } = backend;
   const before = { seen: seen.length, connections };
   const answer = await sendRow(gateway, row);
-  if (row.status !== 'passes') assert.equal(String(answer.status), row.status, answer.text);
+  try {
+    await checkOutcome(both, row, answer, before);
+  } catch (error) {
+    const got = seen.slice(before.seen).map(showSeen).join('\n          ');
+    const text = answer.text.replace(/^[0-9a-f]+\r\n|\r\n0\r\n\r\n$/g, ''); // the framing of a chunk
+    const response = `response  ${answer.status} ${shown(text, 600).trim()}`;
+    const lines = [messageOf(error), response, `backend   ${got || 'saw nothing'}`];
+    throw new strict.AssertionError({ message: lines.join('\n') });
+  }
+}
+
+/** The response, the backend and the log have what the row wants. */
+async function checkOutcome(both: Both, row: Row, answer: Answer, before: typeof NOTHING): Promise<void> {
+  const { backend, gateway } = both;
+  const { seen } = backend;
+  if (row.status !== 'passes') assert.equal(String(answer.status), row.status, 'the status');
   const isRefused = row.status !== 'passes' && answer.status >= 400;
   if (isRefused && row.code && row.method !== 'HEAD') assertDenied(answer, answer.status, row.code, both, before);
   assert.equal(seen.length - before.seen, isRefused ? 0 : 1, 'the requests that the backend saw');
@@ -790,7 +888,9 @@ async function checkRow(both: Both, row: Row): Promise<void> {
     const same = row.isSame && (text.startsWith('{') ? JSON.parse(text) : { message: text });
     if (row.line) assert.equal(`${got!.method} ${got!.url}`, row.line, 'what the backend got');
     if (row.json || same) assert.deepEqual(gotJson(backend), { ...row.json, ...same }, 'the body that the backend got');
-    if (row.bytes) assert.ok(got!.body.equals(row.bytes), `the bytes that the backend got: ${got!.body}`);
+    if (row.bytes) {
+      assert.equal(got!.body.toString('latin1'), row.bytes.toString('latin1'), 'the bytes that the backend got');
+    }
     for (const [name, value] of row.got) assert.equal(got!.headers[name.toLowerCase()] ?? '', value, `> ${name}`);
   }
   const shown = `${got?.url}${got?.rawHeaders}${got?.body}${gateway.log.join()}${answer.text}`;
@@ -803,7 +903,7 @@ async function checkRow(both: Both, row: Row): Promise<void> {
   for (const [name, value] of row.answered) assert.equal(answer.headers[name.toLowerCase()] ?? '', value, name);
   const id = answer.json?.requestId ?? got?.headers['x-request-id'];
   const own = (line: LogLine): boolean => id === undefined ? line.method === row.method : line.requestId === id;
-  if (row.log.length > 0) await until(() => requests(gateway).some(own));
+  if (row.log.length > 0) await until(() => requests(gateway).some(own), 'the log line of the request');
   for (const [name, value] of row.log) assert.equal(String(requests(gateway).findLast(own)![name]), value, name);
 }
 
