@@ -550,7 +550,8 @@ function program(): Program {
   if (compiled) return compiled;
   const dir = mkdtempSync(join(tmpdir(), 'gateway-'));
   process.once('exit', () => rmSync(dir, { recursive: true }));
-  const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => word === 'dist' ? dir : word);
+  const words: Record<string, string> = { 'dist': dir, 'gateway.ts': fileURLToPath(FILE) };
+  const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => words[word] ?? word);
   writeFileSync(join(dir, 'package.json'), '{ "type": "module" }');
   const { status, stdout, stderr } = spawnSync(join(HERE, 'node_modules/.bin', tsc), args, {
     cwd: HERE,
@@ -916,6 +917,8 @@ test('an error of the gateway itself is 500 without details, and the log has its
     return Date.now();
   };
   const both = await startBoth(t, {}, { now });
+  // No refusal takes a stack. It must leave those of later errors as they are.
+  assert.equal(outcomeOf(await ask(both.gateway, {})), '401 unauthorized');
   calls = 0;
   const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
   assertDenied(answer, 500, 'internal_error', both);
@@ -1097,31 +1100,39 @@ test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning on
 // A thousand idle connections of one client, which cost it nothing, locked everybody out.
 test('at limits.connections a new connection is accepted, and the one that has gone longest without a good token is closed', async (t) => {
   const { backend, gateway, finish } = await startHolding(t, { limits: { connections: 4 } });
-  gateway.server.keepAliveTimeout = 0; // an idle connection is closed for nothing else
-  const answered = async (bytes: string, on = open(t, gateway)): Promise<Connection> => {
+  // Nothing else closes a connection here.
+  Object.assign(gateway.server, { keepAliveTimeout: 0 }).setTimeout(0);
+  const peers = new Map<number, net.Socket>();
+  gateway.server.on('connection', (socket: net.Socket) => peers.set(socket.remotePort!, socket));
+  const named = new Map<string, Connection & { peer?: net.Socket | undefined }>();
+  /** Sends on the connection of this name, or on a new one. Then these are open, in the order of their beginnings. */
+  const sends = async (name: string, bytes: string, opened: string): Promise<void> => {
+    const on = named.get(name) ?? open(t, gateway);
     const before = on.text().length;
     on.socket.write(bytes);
-    await until(() => on.text().length > before || on.socket.destroyed);
-    return on;
+    const [length, isHeld] = [backend.seen.length, bytes === SEND];
+    await until(
+      () => (isHeld ? backend.seen.length > length : on.text().length > before) || on.socket.destroyed,
+      `the response on the connection "${name}"`,
+    );
+    named.set(name, { peer: peers.get(on.socket.localPort!), ...on });
+    const left = [...named].filter(([, { peer }]) => peer?.destroyed === false).map(([each]) => each).join(' ');
+    assert.equal(left, opened, `the open connections when "${name}" has its response`);
   };
-  const served = open(t, gateway, SEND); // the oldest, and being served for its token
-  await until(() => backend.seen.length === 1);
-  const known = await answered(ABOUT);
-  const wrong = await answered(ABOUT.replace(SECRET, OTHER));
-  const unauthenticated = await answered(HEALTH);
-  await answered(ABOUT, known); // its token was shown before the last two were opened, but for this
-  const next = await answered(HEALTH);
-  await closed(wrong.socket);
-  await answered(HEALTH);
-  await closed(unauthenticated.socket);
-  await answered(HEALTH, next); // does not count: it shows no token
-  const another = await answered(ABOUT);
-  await closed(known.socket);
-  await answered(HEALTH);
-  await closed(next.socket);
-  assert.deepEqual([served.socket.destroyed, another.socket.destroyed], [false, false]);
+  const wrong = ABOUT.replace(SECRET, OTHER);
+  await sends('served', SEND, 'served'); // the oldest, and being served for its token
+  await sends('known', ABOUT, 'served known');
+  await sends('wrong', wrong, 'served known wrong');
+  await sends('none', HEALTH, 'served known wrong none');
+  await sends('known', ABOUT, 'served known wrong none'); // later than the last two were opened
+  await sends('fifth', HEALTH, 'served known none fifth');
+  await sends('sixth', HEALTH, 'served known fifth sixth');
+  await sends('fifth', HEALTH, 'served known fifth sixth'); // does not count: it shows no token
+  await sends('good', ABOUT, 'served fifth sixth good');
+  await sends('eighth', HEALTH, 'served sixth good eighth');
+  for (const [name, { socket, peer }] of named) if (peer?.destroyed) await closed(socket, `the close of "${name}"`);
   finish();
-  await until(() => served.text().includes('and last'));
+  await until(() => named.get('served')!.text().includes('and last'), 'the response of the connection that is served');
   assert.deepEqual(linesOf(gateway, /^limits.connections is reached/).map((line) => line.level), ['warn']);
 });
 
@@ -1220,6 +1231,13 @@ test('where there are several tokens, one token holds at most half of limits.con
     assert.deepEqual(await statusesOf(gateway, { headers: AS_OTHER }), [200]);
     held[0]!.socket.destroy(); // its place is free again
     await untilServed(gateway, {});
+  }
+});
+
+test('with limits.connections 1 and two tokens, each token is served', async (t) => {
+  const { gateway } = await startBoth(t, { limits: { connections: 1 }, ...tokens({}, {}) });
+  for (const headers of [BEARER, AS_OTHER, BEARER]) {
+    assert.equal(outcomeOf(await ask(gateway, { headers })), '200');
   }
 });
 
@@ -1359,6 +1377,19 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
   const { text } = await accepted(t, gateway);
   backend.sockets[0]!.write('hello');
   await until(() => text().endsWith('hello'));
+});
+
+test('a reload that turns TLS on or off waits for the next start, and its log line says so', async (t) => {
+  const backend = await startBackend(t);
+  const tls = certificate(t);
+  for (const [before, after] of [[{}, { tls }], [{ tls }, {}]]) {
+    const gateway = await startGateway(t, backend, before);
+    gateway.reload({ ...before, rate: '1000/1s' });
+    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, undefined);
+    gateway.reload(after!);
+    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, 'tls');
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }), [200], `it speaks ${gateway.url} as before`);
+  }
 });
 
 // Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
@@ -1574,6 +1605,19 @@ test('closing: at the deadline a request that the backend has is 504, any other 
   assert.deepEqual(requests(gateway).map((line) => line.status).sort(), [401, 503, 503, 503, 504, 504]);
 });
 
+test('closing: running requests have at least half of a "shutdown" under a second', async (t) => {
+  const { backend, gateway } = await startHolding(t, { shutdown: '600ms' });
+  open(t, gateway, SEND);
+  await until(() => backend.seen.length === 1);
+  const startedMs = performance.now();
+  const closing = gateway.close();
+  await until(() => requests(gateway).length === 1);
+  const ms = performance.now() - startedMs;
+  assert.equal(outcomeOf(requests(gateway)[0]), '504 backend_timeout');
+  assert.ok(ms > 290, `the request was ended after ${ms} ms`);
+  await closing;
+});
+
 test('every response has a new X-Request-Id, which is in the log and in the request to the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, { cors: [DASHBOARD] });
   const rows = `bearer ;; bearer | X-Request-Id: forged ;; bearer | ${HELLO} ;; /healthz ;; /.. ;; /v1/about ;;
@@ -1781,6 +1825,7 @@ table('every 401 is the same, whatever was wrong, and carries both challenges', 
   basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
   GET /@auth=${SECRET}/v1/about → reason=form_not_accepted ;; basic root:${SECRET} → reason=wrong_user
   basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
+  basic API:${SECRET} → reason=wrong_user ;; basic Api:${SECRET} → reason=wrong_user
   Authorization: Token ${SECRET} → reason=unknown_scheme
   * ${THE_401} | reason=no_credential
   GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
@@ -1909,7 +1954,10 @@ for (const [how, config, credential] of BY_ITSELF) {
     * ${credential} | ${CHROME} → 201
     ${HELLO} | Origin: http://gateway ;; ${HELLO} | Origin: https://gateway
     * ${credential} | GET /v1/about → 200
-    ${CHROME} ;; ${CHROME} | Sec-Fetch-Site: none`;
+    ${CHROME} ;; ${CHROME} | Sec-Fetch-Site: none
+    # No page makes a browser say "none" of a POST.
+    * ${credential} | ${HELLO} → 201
+    Sec-Fetch-Site: none ;; ${CHROME} | Sec-Fetch-Site: none`;
 
   const proxied = 'X-Forwarded-Host: signal.example.org';
   const behindProxy = { ...config, trustedProxies: ['127.0.0.1'] };
@@ -2154,6 +2202,7 @@ const ROUTES = Object.entries({
 /** Where any request is 200, whatever the backend has for it. */
 const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
 const ANSWERING = { handler: ANY_ROUTE };
+const ALL_GROUPS = { allow: ['messaging', 'setup'] };
 
 /** Entries of allow, and the routes that they open: their group, method and path. */
 const OPENED = {
@@ -2262,6 +2311,8 @@ table("attack: read all accounts' attachments by a route without an account; a p
   * bearer | @ {"allow":["GET /v1/*","GET /*","GET /:a/:b/:c"]} → 403 endpoint_not_allowed
   GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
   GET /v1/search?numbers=%2B15550100009
+  * bearer | @ {"allow":["setup"]} → 403 endpoint_not_allowed
+  GET /v1/accounts ;; GET /v1/qrcodelink?device_name=x ;; GET /v1/configuration ;; GET /swagger/index.html
   * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
   GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
 table('attack: use a route that a pattern opens and nobody knows, with a token that has senders or recipients', {
@@ -2302,8 +2353,10 @@ test('rate: a token beyond its rate is 429 with a Retry-After that is true, and 
   // What may not pass anyway does not count, neither before nor after.
   await asks('bearer', 'GET /v1/accounts → 403 setup_blocked', '429 rate_limited | Retry-After: 20');
   await asks(`bearer ${OTHER}`, '200');
-  clock.nowMs += 19_999;
-  await asks('bearer', '429 rate_limited');
+  clock.nowMs += 18_999;
+  await asks('bearer', '429 rate_limited | Retry-After: 2'); // 1001 ms: after one second it would still be too early
+  clock.nowMs += 1000;
+  await asks('bearer', '429 rate_limited | Retry-After: 1');
   clock.nowMs += 1;
   await asks('bearer', '200', '429 rate_limited');
 });
@@ -2330,6 +2383,20 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
     for (let i = 0; i < 30; i++) await from(members.replace('#', i.toString(16)), '401 unauthorized');
     await from(last, '429 too_many_failures');
     await from(other, '401 unauthorized');
+  }
+});
+
+test('each credential that is refused counts as a wrong one: an expired token, a form that is not accepted, a wrong user or scheme', async (t) => {
+  const config = { trustedProxies: ['127.0.0.1'], ...tokens({ methods: ['bearer'] }, { expires: '2020-01-01' }) };
+  const { asks } = await startClocked(t, config);
+  const ways = listed`
+    bearer ${OTHER} | expired_token ;; basic | form_not_accepted ;; GET /@auth=${SECRET}/v1/about | form_not_accepted
+    basic root:${SECRET} | wrong_user ;; Authorization: Digest x | unknown_scheme`;
+  for (const [i, way] of ways.entries()) {
+    const [request, reason] = way.split(' | ');
+    const row = `${request} | X-Forwarded-For: 203.0.113.${i + 1}`;
+    for (let count = 0; count < 30; count++) await asks(row, `→ 401 unauthorized | reason=${reason}`);
+    await asks(row, `→ 429 too_many_failures | reason=${reason}`);
   }
 });
 
@@ -2451,6 +2518,38 @@ table('an empty body is fine where the route needs none', { allow: ['setup', 'me
   POST /v1/register/${FROM} ;; POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked
   DELETE /v1/typing-indicator/${FROM} → 400 bad_json
   DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`;
+/** The routes that take no GET, by the backend's manual: those that need a JSON body, and those that do not. */
+const WITH_BODY =
+  `POST /v2/send,POST /v1/send,PUT /v1/typing-indicator/N,DELETE /v1/typing-indicator/N,POST /v1/reactions/N
+  DELETE /v1/reactions/N,POST /v1/receipts/N,DELETE /v1/remote-delete/N,POST /v1/polls/N,DELETE /v1/polls/N
+  POST /v1/polls/N/vote,POST /v1/sticker-packs/N,POST /v1/groups/N,PUT /v1/groups/N/G,POST /v1/groups/N/G/members
+  DELETE /v1/groups/N/G/members,POST /v1/groups/N/G/admins,DELETE /v1/groups/N/G/admins
+  POST /v1/groups/N/G/pin-message,DELETE /v1/groups/N/G/pin-message,POST /v1/configuration
+  POST /v1/configuration/N/settings,POST /v1/accounts/N/rate-limit-challenge,PUT /v1/accounts/N/settings
+  POST /v1/accounts/N/username,POST /v1/accounts/N/pin,POST /v1/devices/N,PUT /v1/profiles/N
+  PUT /v1/identities/N/trust/${TO},PUT /v1/contacts/N`;
+const WITHOUT_BODY = `DELETE /v1/attachments/a,DELETE /v1/groups/N/G,POST /v1/groups/N/G/block,POST /v1/groups/N/G/join
+  POST /v1/groups/N/G/quit,POST /v1/register/N,POST /v1/register/N/verify/1,POST /v1/unregister/N
+  DELETE /v1/accounts/N/username,DELETE /v1/accounts/N/pin,DELETE /v1/devices/N/local-data,DELETE /v1/devices/N/1
+  POST /v1/contacts/N/sync,POST /v1/plugins/x,PUT /v1/plugins/x,PATCH /v1/plugins/x,DELETE /v1/plugins/x`;
+const rowsOf = (routes: string): string[] =>
+  routes.replaceAll('/N', `/${FROM}`).replaceAll('/G', `/${GROUP}`).split(/,|\n */);
+table('every route that needs a body is 400 without one, and every other one passes', ALL_GROUPS, ANSWERING)`
+  * bearer → 400 bad_json
+  ${rowsOf(WITH_BODY)}
+  * bearer → passes
+  ${rowsOf(WITHOUT_BODY)}`;
+table('of two fields that are refused the first one is named', {})`
+  * → 400 bad_field
+  bearer | {"recipients":"x","number":1} → "The field "recipients" must"
+  bearer | {"number":1,"recipients":"x"} → "The field "number" must"
+  {"number":1,"recipients":"x","auth":"${SECRET}"} → "The field "number" must"
+  {"auth":"${SECRET}","recipients":"x","number":1} → "The field "recipients" must"`;
+table('an expectation that nobody knows is ignored', {})`
+  * bearer | Expect: x → 201 | same | > Expect:
+  ${HELLO} ;; ${HELLO} | Transfer-Encoding: chunked
+  * bearer | Expect: x → 200 | > Expect:
+  GET /v1/about`;
 table('the body of a GET authenticates it and goes no further', {})`
   * GET /v1/about
   {"auth":"${SECRET}"} → 200 | '' ;; '{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`;
@@ -3278,7 +3377,8 @@ table('attack: send from the default number what names two, or to the default pe
   ${inEachForm(`message=hi&number=%2B${FROM.slice(1)}&number=%2B${FROM.slice(1)}`)}
   ${SPELLED_ODDLY.flatMap((name) => inEachForm(`message=hi&${name}=%2B15550100003`))}
   'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
-  {"message":"hi","recipients\u0000":["+15550100003"]}
+  {"message":"hi","recipients\u0000":["+15550100003"]} ;; {"message":"hi","\u0001recipients":["+15550100003"]}
+  {"message":"hi","\u0085\u0001number":"+15550100003"} ;; 'message=hi&%01recipients=%2B15550100003'
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
 const READS_NOTE = hook(reading('{{note}}|{{message}}'));
 table('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', READS_NOTE)`
@@ -3507,7 +3607,10 @@ table('a confined token does what it is meant for', CONFINED)`
   GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
   GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
   ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200
-  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","poll_timestamp":"1","selected_answers":[1]} → passes`;
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","poll_timestamp":"1","selected_answers":[1]} → passes
+  # What is not on "recipients" may not be written to, but read.
+  @ {"recipients":["${TO}"]} | GET ${GROUPS}/${GROUP} → 200
+  @ {"recipients":["${TO}"]} | GET ${GROUPS}/${GROUP}/avatar → 200`;
 table('attack: send as another account, or read one', CONFINED)`
   * bearer → 403 sender_not_allowed
   {"number":"${STRANGER}","recipients":["${TO}"]} ;; POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
@@ -5147,6 +5250,56 @@ test('a WebSocket whose handshake has no response ends with its client, and with
   for (const answer of [refusal, next]) assert.equal(outcomeOf(await answer), '503 shutting_down');
 });
 
+test('WebSocket: a reload in the middle of a handshake closes the one that its token may no longer open', async (t) => {
+  const { backend, gateway } = await startReceiving(t, () => {});
+  const { socket, text } = wish(t, gateway);
+  await until(() => backend.seen.length === 1);
+  gateway.reload({ ...RECEIVING, allow: ['info'] });
+  backend.sockets[0]!.write(`${ACCEPTED}a message`);
+  await closed(socket, 'the WebSocket to be closed, as its token may no longer receive');
+  assert.doesNotMatch(text(), /a message/);
+  await until(() => linesOf(gateway, /websocket closed/).length === 1);
+  assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'no_longer_allowed');
+});
+
+test('WebSocket: one whose token has expired is closed within a minute', { isAlone: true }, async (t) => {
+  const expires = '2027-06-30T12:00:00Z';
+  let nowMs = Date.parse(expires) - 1;
+  // Intervals that begin with the gateway are called by this test, and not after half a minute.
+  const sweeps: (() => void)[] = [];
+  const { setInterval } = globalThis;
+  const noting = (run: (...args: unknown[]) => void, everyMs: number, ...args: unknown[]): unknown => {
+    if (everyMs <= 60_000) sweeps.push(() => run(...args));
+    return setInterval(run, everyMs, ...args);
+  };
+  globalThis.setInterval = noting as typeof setInterval;
+  const { gateway } = await startReceiving(t, undefined, tokens({ expires }, {}), { now: () => nowMs })
+    .finally(() => (globalThis.setInterval = setInterval));
+  const { socket } = await accepted(t, gateway);
+  const other = await accepted(t, gateway, `bearer ${OTHER}`);
+  for (const sweep of sweeps) sweep();
+  assert.equal(linesOf(gateway, /websocket closed/).length, 0);
+  nowMs++;
+  for (const sweep of sweeps) sweep();
+  await closed(socket, 'the WebSocket of the expired token to be closed');
+  await until(() => linesOf(gateway, /websocket closed/).length === 1);
+  const { token, reason } = linesOf(gateway, /websocket closed/)[0]!;
+  assert.deepEqual([token, reason, other.socket.destroyed], ['test', 'no_longer_allowed', false]);
+});
+
+test('WebSocket: a client that goes on sending before its handshake has a response is dropped', async (t) => {
+  const { backend, gateway } = await startReceiving(t, () => {});
+  const { socket } = wish(t, gateway);
+  await until(() => backend.seen.length === 1);
+  const isDropped = (): boolean => requests(gateway).some(({ status }) => status === 499);
+  for (let i = 0; i < 200 && !isDropped(); i++) {
+    socket.write('x'.repeat(4096));
+    await settled(gateway);
+  }
+  assert.ok(isDropped(), 'it sent 200 chunks, and was not dropped');
+  await closed(socket);
+});
+
 section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
 const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
 table('clients: an address that is not on the list is 403 before its credential is looked at', ELSEWHERE)`
@@ -5164,6 +5317,7 @@ const FORWARDED = literal`
   203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7, 10.0.0.2
   203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6 | X-Forwarded-For: 203.0.113.7 | X-Forwarded-For: 10.0.0.2
   203.0.113.7 ⇐ X-Forwarded-For: ::ffff:203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: ::FFFF:203.0.113.7
   203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7:4711
   2001:db8::1 ⇐ X-Forwarded-For: [2001:db8::1]:443
   fe80::1 ⇐ X-Forwarded-For: fe80::1%eth0
@@ -5334,6 +5488,8 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: snd, get /v1/about, GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
     {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
+    {"shutdown":"X"} → shutdown: "X" is not a duration such as 10s | for: 2147483648ms, 2147484s, 25d, 0s ms
+    {"shutdown":"X"} → | for: 2147483647ms, 2147483s, 24d
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1
     {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
@@ -5718,7 +5874,7 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
     token 'a b' → a name may have
     --config /no/such/file ;; GATEWAY_CONFIG=/no/such/file → /no/such/file ${UNREAD}
     --listen x --backend y → --backend: must be | --listen: "x" is not
-    --demo API_TOKENS=S ;; --demo --backend http://x ;; --demo render hook --listen 127.0.0.1:0 → --demo brings its own
+    --demo API_TOKENS=S ;; --demo API_TOKENS_FILE=/x ;; --demo BACKEND_URL=http://x ;; --demo --config /x ;; --demo --backend http://x ;; --demo render hook --listen 127.0.0.1:0 → --demo brings its own
     --S ;; --config x --S ;; --S=x ;; -S ;; --check=S ;; --config=S ;; --listen S --backend S ;; token 'S\u00a0' →
     --check API_TOKENS=short RATE=x → API_TOKENS[0]: the secret is shorter | RATE: "x" is not`;
   for (const [lines = '', messages = ''] of rows.trim().split('\n').map((row) => row.split(/ → ?/))) {
@@ -5949,6 +6105,11 @@ test('--demo: every curl line that it prints does what it says, the token does n
   socket.write(`${post(secret, 1_000_000)}{"message":"${'x'.repeat(200_000)}`, () => socket.destroy());
   await until(() => output().includes('client_left'));
   assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+
+  // U+009B begins a command to the terminal, and JSON need not escape it.
+  const headers = { authorization: `Bearer ${secret}` };
+  assert.equal((await ask(to, { headers, body: { ...MESSAGE, message: 'a\u009b2Jb\u007fc\u0085d' } })).status, 201);
+  await until(() => output().includes('"a 2Jb c d"'), 'the stand-in backend to show the message');
   await close('SIGINT');
 });
 
@@ -6004,6 +6165,41 @@ test('the command line asks the backend once at start, and after a reload to ano
   const both = await startBoth(t);
   await settled(both.gateway);
   assert.equal(both.backend.server.listenerCount('connection') > 0 && both.backend.connections, 0);
+});
+
+test('a file is read when it no longer changes; one that only a reloaded configuration names is watched too', async (t) => {
+  const backend = await startBackend(t);
+  const dir = folder(t);
+  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+  const configOf = (token: object): string => JSON.stringify({ backend: { url: backend.url }, tokens: { a: token } });
+  writeFileSync(file, configOf({ secret: SECRET }));
+  writeFileSync(secretFile, SECRET);
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const count = (message: RegExp): number => linesOf(gateway, message).length;
+  const becomes = async (change: () => unknown): Promise<void> => {
+    const before = count(/^reloaded/);
+    change();
+    await until(() => count(/^reloaded/) > before, 'the gateway to reload');
+  };
+  const signal = (): boolean => process.kill(gateway.child.pid!, 'SIGHUP');
+  // The gateway compares a file with its first look at it, which comes soon after the file is named: a signal is later.
+  await becomes(signal);
+  // A file that is being written changes for 2.5 s. A gateway that a busy machine has halted for that long may read it
+  // too early; so it has four tries.
+  const isReadTooEarly = async (): Promise<boolean> => {
+    const before = count(/^not reloaded/);
+    for (const untilMs = performance.now() + 2500; performance.now() < untilMs;) {
+      writeFileSync(file, '{');
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+    await becomes(() => writeFileSync(file, configOf({ secretFile })));
+    return count(/^not reloaded/) > before;
+  };
+  let tries = 1;
+  while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
+  await becomes(signal);
+  await becomes(() => writeFileSync(secretFile, OTHER));
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
 });
 
 section('CLIENTS'); // ─────────────────────────────────────────────────────────────────────────────
