@@ -990,7 +990,7 @@ function linesOf(gateway: { log: string[] }, pattern: RegExp): LogLine[] {
 // node:http itself sent an empty 400 for a missing Host, and let the versions pass.
 test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is a CONNECT is refused in JSON, and its connection closes; what the parser refuses is logged once a minute for each kind', async (t) => {
   let now = Date.now();
-  const { backend, gateway } = await startBoth(t, AT_INFO, { now: () => now });
+  const { backend, gateway } = await startBoth(t, AT_INFO, { now: () => now, lingerMs: 1000 });
   const byParser = literal`
     rubbish
     \x00\x00\x00\x00
@@ -2788,33 +2788,34 @@ test('while a send waits that was made of a body, nothing but the send is in mem
 
 // Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
 test('a client that stops or sends single bytes gets 408 when the time for its body is up; a refused one is let go by then', async (t) => {
-  const headers = await startBoth(t, {}, { headersTimeoutMs: 500 });
-  const { backend, gateway } = await startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 2000 });
+  const headers = await startBoth(t, {}, { headersTimeoutMs: 500, lingerMs: 500 });
+  const start = (): Promise<Both> => startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 2000 });
+  const { backend, gateway } = await start();
+  const { gateway: streaming } = await start();
   const [text, more] = ['{"message":"', 'x'.repeat(100_000)];
   const health = post('', 60_000).replace('POST /v2/send', 'GET /healthz');
   const unknown = post('', 60_000).replace(/Authorization.*\r\n/, '');
-  const stopped = [
-    raw(headers.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
-    ...[post(SECRET, 100), unknown, post(OTHER, 100)].map((head) => raw(gateway, head + text)),
-  ];
-  for (const response of await Promise.all(stopped)) {
-    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], response);
+  const stops = async (to: Gateway, request: string): Promise<void> => {
+    const response = await raw(to, request);
+    assert.deepEqual([statusOf(response), codeOf(response)], [408, 'request_timeout'], `the response to ${request}`);
     assert.match(response, /^x-request-id: [\w-]{36}\r$/im);
-  }
-  const endIn = async (status: number, ...requests: string[]): Promise<void> => {
-    const responses = await Promise.all(requests.map((request) => trickle(t, gateway, request)));
+  };
+  const endIn = async (status: number, to: Gateway, ...requests: string[]): Promise<void> => {
+    const responses = await Promise.all(requests.map((request) => trickle(t, to, request)));
     assert.deepEqual(responses.map(statusOf), requests.map(() => status), responses.join());
   };
   await Promise.all([
-    endIn(401, post('wrong', 1_000_000), post('wrong', 60_000), `${post('wrong', 'chunked')}f4240\r\n`),
-    endIn(413, post(SECRET, 1_000_000_000)),
-    endIn(200, health, health.replace('60000', '1000000')),
-    endIn(408, unknown + text, unknown.replace('60000', '1000000') + text, post(SECRET, 2_000_000) + text),
-    endIn(408, post(OTHER, 1_000_000) + text, post(OTHER, 1_000_000) + text + more), // of a webhook
+    stops(headers.gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n'),
+    ...[post(SECRET, 100), unknown, post(OTHER, 100)].map((head) => stops(gateway, head + text)),
+    endIn(401, gateway, post('wrong', 1_000_000), post('wrong', 60_000), `${post('wrong', 'chunked')}f4240\r\n`),
+    endIn(413, gateway, post(SECRET, 1_000_000_000)),
+    endIn(200, gateway, health, health.replace('60000', '1000000')),
+    endIn(408, gateway, unknown + text, unknown.replace('60000', '1000000') + text, post(SECRET, 2_000_000) + text),
+    endIn(408, gateway, post(OTHER, 1_000_000) + text, post(OTHER, 1_000_000) + text + more), // of a webhook
+    // Of these the head has arrived, and has gone on.
+    endIn(408, streaming, post(SECRET, 2_000_000) + text + more, `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`),
   ]);
-  assert.equal(backend.connections, 0, 'the backend saw a connection');
-  // Of these the head has arrived, and has gone on.
-  await endIn(408, post(SECRET, 2_000_000) + text + more, `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`);
+  assert.equal(backend.connections, 0, 'the connections that the backend saw');
 });
 
 test('a body that comes slowly but steadily may take longer in all, and so may one that the backend reads slowly', async (t) => {
