@@ -750,7 +750,7 @@ function asWritten(raw: string): string {
 type TableOptions = GatewayOptions & { handler?: Handler };
 type Rows = string | readonly Rows[];
 
-/** Sends the rows of a table, one after the other, to a gateway that runs. The failure shows every row that is wrong. */
+/** Sends the rows of a table, one after the other, to a gateway that runs. A failure shows every wrong row. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
   const all = [rows as unknown[]].flat(Infinity).join('\n').split(/\n| ;; /).map((line) => line.trim());
   const lines = all.filter((line) => /^[^#]/.test(line));
@@ -5496,7 +5496,7 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
     {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"shutdown":"X"} → shutdown: "X" is not a duration such as 10s | for: 2147483648ms, 2147484s, 25d, 0s ms
-    {"shutdown":"X"} → | for: 2147483647ms, 2147483s, 24d
+    {"shutdown":"X"} → | for: 999999999ms, 2147483s, 24d
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1
     {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
