@@ -1385,12 +1385,12 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
 test('a reload that turns TLS on or off waits for the next start, and its log line says so', async (t) => {
   const backend = await startBackend(t);
   const tls = certificate(t);
-  for (const [before, after] of [[{}, { tls }], [{ tls }, {}]]) {
+  const changes = [[{}, { tls }], [{ tls }, {}]];
+  if ('Bun' in globalThis) changes.pop(); // a server of Bun 1.4.5 does not show whether it speaks TLS
+  for (const [before, after] of changes) {
     const gateway = await startGateway(t, backend, before);
     gateway.reload({ ...before, rate: '1000/1s' });
-    // Bun 1.4.5 cannot change a certificate, so that every reload with TLS waits for the next start.
-    const always = 'Bun' in globalThis && 'tls' in before! ? 'tls' : undefined;
-    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, always);
+    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, undefined);
     gateway.reload(after!);
     assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, 'tls');
     assert.deepEqual(await statusesOf(gateway, { headers: BEARER }), [200], `it speaks ${gateway.url} as before`);
