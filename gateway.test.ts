@@ -5477,7 +5477,7 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
     {"tokens":{"a":{}}} → tokens.a: needs either "secret" or "secretFile"
     @ {"secretFile":"/x"} → tokens.test: needs either "secret" or "secretFile"
-    @ {"secret":"short"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one
+    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
     @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: holds a control character
