@@ -6759,7 +6759,7 @@ test('a SIGTERM at the moment the gateway starts to listen ends the process with
   for (const args of [[], ['--demo']]) {
     const program: Program = [process.execPath, ...LOADER, '--import', script(t, code).at(-1)!, fileURLToPath(FILE)];
     const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json' }, program);
-    assert.deepEqual(await once(child, 'exit'), [0, null], child.output());
+    assert.deepEqual(await once(child, 'close'), [0, null], child.output());
     assert.match(child.output(), /"listening"/);
   }
 });
