@@ -222,14 +222,20 @@ let inSection = '';
 /** The tests that run side by side, and those that run after them, one by one. */
 const together: (() => void)[] = [];
 const alone: (() => void)[] = [];
+const titlesAlone: string[] = [];
+const last: (() => void)[] = [];
 
 /** The tests from here on are those of this section. */
 function section(name: string): void {
   inSection = name;
 }
 
-/** `isAlone`: the test looks at memory, or at what all other tests did, or blocks for half a second. */
-type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean };
+/**
+ * `isAlone`: the test looks at memory, or blocks for half a second. On Node such tests run one by one in a second
+ * process.
+ * `isLast`: it looks at what all other tests of this process did, or at the end.
+ */
+type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean; isLast?: boolean };
 
 /** What a failure of a test shows besides: the last of what its gateways logged and of what its backends saw. */
 type Evidence = () => [what: string, lines: string[]];
@@ -269,8 +275,9 @@ async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT
 /** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
 function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
-  const [{ isAlone, ...options }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
-  (isAlone ? alone : together).push(() =>
+  const [{ isAlone, isLast, ...options }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
+  if (isAlone) titlesAlone.push(title);
+  (isAlone ? alone : isLast ? last : together).push(() =>
     registerTest(title, { timeout: 120_000, ...options }, (t) => runTest(t, run))
   );
 }
@@ -7490,7 +7497,7 @@ test('docs/settings.md has the groups of allow with their routes as gateway.ts h
   assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
 });
 
-test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false, isAlone: true }, () => {
+test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false, isLast: true }, () => {
   assert.ok(PROBLEMS.length > 20, `only ${PROBLEMS}`);
   assert.deepEqual(PROBLEMS.filter(([code]) => !PROVOKED.has(code)), []);
 });
@@ -7846,7 +7853,7 @@ if (process.env.MAP) {
 
 test('npm pack makes a package that runs by its own name where it is installed', {
   skip: !isNode && 'npm is for Node',
-  isAlone: true,
+  isLast: true,
 }, async (t) => {
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
@@ -7873,11 +7880,38 @@ test('npm pack makes a package that runs by its own name where it is installed',
   if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
 
-// Most tests wait most of their time, for a time-out or a process: side by side they take a third of it. Deno and Bun
-// run one test after the other.
-assert.ok(together.length + alone.length > 0, 'SECTION or ONLY leaves out every test');
-if (!SECTION && !ONLY) program(); // to compile blocks the process, and would delay the tests beside it
-const registerTogether = () => together.forEach((register) => register());
-if (isNode) suite('side by side', { concurrency: 8 }, registerTogether);
-else registerTogether();
-alone.forEach((register) => register());
+/** What a second process says of the tests that run alone, in their order. It runs this file with PART=alone. */
+function startSecondProcess(): Promise<{ isGood: boolean; said: string }>[] {
+  const args = [...LOADER, '--test-reporter=tap', fileURLToPath(import.meta.url)];
+  const { NODE_TEST_CONTEXT: _, ...env } = process.env; // would make it report to the runner of this process
+  const child = spawn(process.execPath, args, { env: { ...env, PART: 'alone' }, stdio: ['ignore', 'pipe', 'inherit'] });
+  const text = readText(child.stdout);
+  return titlesAlone.map(async (title, i) => {
+    const all = (await text).split(/^(?=(?:not )?ok \d+ - )/m).slice(1);
+    const said = all[i] ?? `${title}: the second process ended before it (exit code ${child.exitCode})`;
+    return { isGood: said.startsWith('ok '), said };
+  });
+}
+
+// Most tests wait most of their time, for a time-out or a process: side by side they take a third of it. The tests that
+// must run alone do so in a process of their own meanwhile. Deno and Bun run one test after the other.
+assert.ok(together.length + alone.length + last.length > 0, 'SECTION or ONLY leaves out every test');
+const isPart = process.env.PART === 'alone';
+const isWhole = isNode && !SECTION && !ONLY && !isPart;
+if (isWhole) {
+  const results = startSecondProcess();
+  program(); // to compile blocks the process, and would delay the tests beside it
+  suite('side by side', { concurrency: 8 }, () => together.forEach((register) => register()));
+  for (const [i, title] of titlesAlone.entries()) {
+    registerTest(`${title} (in a second process)`, async (t) => {
+      const { isGood, said } = await results[i]!;
+      if (!isGood) throw new Error(said);
+      if (/^ok .* # SKIP/.test(said)) t.skip();
+    });
+  }
+} else {
+  if (isNode && !isPart) suite('side by side', { concurrency: 8 }, () => together.forEach((register) => register()));
+  else if (!isPart) together.forEach((register) => register());
+  alone.forEach((register) => register());
+}
+if (!isPart) last.forEach((register) => register());
