@@ -30,7 +30,7 @@
  * only functions of sections below it. The command line stands last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS · CONNECT ·
- *   WEBSOCKETS · MESSAGE READER · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
+ *   WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -776,6 +776,7 @@ function isGroupId(value: string) {
 
 /** Whether a text is a group id of signal-cli. Buffer.from accepts anything, so the bytes are encoded again. */
 function isInternalId(value: string) {
+  if (value.length !== 44) return false; // 32 bytes in base64; a body may have 100,000 recipients to check
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
@@ -912,6 +913,10 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   // Runs after respondUnparsed, which cannot write to a socket whose handshake failed, and would leave it open for
   // ever.
   server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
+  // An error without a listener would end the process. Before `listening`, openPort reports it.
+  server.on('error', ({ code }: NodeJS.ErrnoException) => {
+    if (server.listening) warnRarely(core, 'a connection cannot be accepted', { reason: code });
+  });
   watchConnections(core, server);
   return server;
 }
@@ -1518,7 +1523,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   report.bytesOut = req.method === 'HEAD' ? 0 : headers['Content-Length'];
-  exchange.respond(problem.status, { ...headers, ...exchange.ownHeaders }, body);
+  exchange.respond(problem.status, { ...headers, ...siteHeaders(exchange) }, body);
 }
 
 /**
@@ -1533,11 +1538,15 @@ function logExchange(exchange: Exchange) {
   const reason = origin ? 'origin_not_listed' : given;
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
   const ms = Math.round(core.now() - exchange.startedMs);
-  // A flood must not fill a small computer's disk: health checks, preflights, and the unauthenticated requests of an
-  // address beyond 30 a minute are logged at debug level.
-  const isQuiet = exchange.token === undefined &&
-    (status < 400 || core.lineLimiter.take(failureKey(client), FAILURE_RATE, core.now()) > 0);
-  const level = isQuiet ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
+  // A flood must not fill a small computer's disk. Health checks and preflights are logged at debug level. So are,
+  // beyond 30 a minute, the unauthenticated requests of an address, and what a token is told to send later. No address
+  // has a space, so that the keys cannot collide.
+  const floods = token === undefined
+    ? failureKey(client)
+    : /^(?:rate_limited|busy)$/.test(code ?? '') && `token ${token}`;
+  const isHarmless = token === undefined && status < 400;
+  const isFlood = floods !== false && !isHarmless && core.lineLimiter.take(floods, FAILURE_RATE, core.now()) > 0;
+  const level = isHarmless || isFlood ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
@@ -1577,9 +1586,10 @@ const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * H
  *   others the last.
  */
 function checkHead(req: IncomingMessage) {
+  // First: node:http hides the fields beyond the limit, and Host may be one of them.
+  if (isTooLong(req)) throw new Problem('too_many_headers');
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
-  if (isTooLong(req)) throw new Problem('too_many_headers');
   if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
 
@@ -1591,7 +1601,7 @@ function parseTarget(method: string, raw: string) {
   // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
+  const [path, query] = splitAt(raw, '?');
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode
   // differently.
@@ -1634,7 +1644,7 @@ function parseQuery(query: string, isOfSend: boolean) {
   // the query as it was checked.
   const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
   for (const pair of encoded.split('&').filter(Boolean)) {
-    const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
+    const [left, right] = splitAt(pair.replaceAll('+', ' '), '=');
     const name = decodePart(left);
     const value = decodePart(right, isOfSend && name === 'message');
     if (name === '@auth') secrets.push(value);
@@ -1651,6 +1661,12 @@ function parseQuery(query: string, isOfSend: boolean) {
     /** The secret in its `@auth` parameter. */
     querySecret: onlyOne(secrets),
   };
+}
+
+/** The texts before and behind the first separator. Without a separator the second text is empty. */
+function splitAt(text: string, separator: string): [before: string, behind: string] {
+  const [before = ''] = text.split(separator, 1);
+  return [before, text.slice(before.length + 1)];
 }
 
 /**
@@ -1848,8 +1864,17 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+  const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
+  // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
+  // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
+  // Range here. So this refusal comes first, and holds for every form.
+  if (isActing && req.headers.range !== undefined) {
+    const detail =
+      'A GET that sends, receives or sets up is refused if it has a Range header, as a media player sends.';
+    return new Problem('cross_site', 'range', { detail });
+  }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': fetchSite, 'user-agent': agent, 'x-forwarded-host': forwarded } = req.headers;
+  const { origin = '', 'sec-fetch-site': fetchSite, 'x-forwarded-host': forwarded, upgrade } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
@@ -1859,13 +1884,16 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
   const site = fetchSite ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
-  if (site === 'same-origin' || rules.cors.has(origin)) return undefined;
+  if (rules.cors.has(origin)) return undefined;
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
   // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
-  const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
-  const isBrowsing = fetchSite !== undefined || agent?.startsWith('Mozilla/');
-  return site === 'none' && !(isActing && isBrowsing) ? undefined : new Problem('cross_site');
+  // With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there an Origin that
+  // equals Host proves nothing. No page can set Upgrade.
+  const isBrowsing = fetchSite !== undefined || req.headers['user-agent']?.startsWith('Mozilla/');
+  const needsProof = isActing && isBrowsing;
+  const isOwn = needsProof && upgrade === undefined ? fetchSite === 'same-origin' : site === 'same-origin';
+  return isOwn || (site === 'none' && !needsProof) ? undefined : new Problem('cross_site');
 }
 
 /**
@@ -2031,7 +2059,6 @@ function hasBody({ headers }: IncomingMessage): boolean {
 /** Reads a request's body: first the head, and the rest only after the credential was accepted. */
 class RequestBody {
   readonly #exchange: Exchange;
-  readonly #reader: MessageReader;
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
@@ -2045,7 +2072,6 @@ class RequestBody {
   constructor(exchange: Exchange) {
     const { req, core } = exchange;
     this.#exchange = exchange;
-    this.#reader = new MessageReader(exchange, req, 'client_left');
     this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
@@ -2106,22 +2132,22 @@ class RequestBody {
   async readWhole(limitBytes: number): Promise<Buffer> {
     this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
-    this.#countHeld();
+    this.countHeld(this.#exchange.report.bytesIn);
     while (!this.#isComplete) {
       gatherChunk(this.#chunksRead, await this.#next());
-      this.#countHeld();
+      this.countHeld(this.#exchange.report.bytesIn);
     }
     return Buffer.concat(this.#chunksRead.splice(0));
   }
 
   /**
-   * Counts the bytes in memory until the request is over. Where there are several tokens, one token may use half of
-   * HELD_LIMIT_BYTES.
-   * @throws {Problem} busy.
+   * Counts bytes in memory until the request is over: those of the body, and later those of the send that was made of
+   * it. The larger number counts. Where there are several tokens, one token may use half of HELD_LIMIT_BYTES.
+   * @throws {Problem} busy, or body_too_large if these bytes alone are more than the token may use.
    */
-  #countHeld() {
+  countHeld(bytes: number) {
     const exchange = this.#exchange;
-    exchange.heldBytes = exchange.report.bytesIn;
+    exchange.heldBytes = Math.max(exchange.heldBytes, bytes);
     let allBytes = 0;
     let ownBytes = 0;
     for (const { heldBytes, token } of exchange.core.running) {
@@ -2132,7 +2158,7 @@ class RequestBody {
     if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request frees its bytes at once: otherwise other requests at this moment would be refused too.
     exchange.heldBytes = 0;
-    throw new Problem('busy');
+    throw new Problem(bytes > ownLimitBytes ? 'body_too_large' : 'busy');
   }
 
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
@@ -2186,12 +2212,13 @@ class RequestBody {
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
-    const { core: { stallTimeoutMs }, token, report } = this.#exchange;
+    const { core: { stallTimeoutMs }, req, token, report } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await this.#reader.next(timeoutMs, 'request_timeout', roomBytes) ?? Buffer.alloc(0);
+    const read = readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes);
+    const chunk = await read ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
@@ -2345,7 +2372,10 @@ async function readSend(exchange: Exchange, body: RequestBody, check: (field: Fi
     const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
     payload = readPayload(token, bytes, exchange.req.headers['content-type']);
   }
-  return checkSend(makeSend(token, payload), check);
+  const send = checkSend(makeSend(token, payload), check);
+  // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
+  body.countHeld(send.length);
+  return send;
 }
 
 /**
@@ -2404,6 +2434,8 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  */
 function readMultipart(body: Buffer, contentType: string): Pair[] {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
+  // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
+  if (boundary.length > 70) failMultipart();
   // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
   // feed, and each piece must end with CR.
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\n--${boundary}`);
@@ -2416,9 +2448,10 @@ function readMultipart(body: Buffer, contentType: string): Pair[] {
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
 function readPart(part: string): Pair {
-  const [, rawHead = '', content = ''] = /^\r\n([^]*?)\r\n\r\n([^]*)\r$/.exec(part) ?? [];
-  const head = Buffer.from(rawHead, 'latin1').toString();
-  const bytes = Buffer.from(content, 'latin1');
+  const headEnd = part.indexOf('\r\n\r\n', 2);
+  if (!part.startsWith('\r\n') || headEnd < 0 || !part.endsWith('\r')) failMultipart();
+  const head = Buffer.from(part.slice(2, headEnd), 'latin1').toString();
+  const bytes = Buffer.from(part.slice(headEnd + 4, -1), 'latin1');
   const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
   if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
   const found = DISPOSITION.exec(head) ?? failMultipart();
@@ -2427,7 +2460,7 @@ function readPart(part: string): Pair {
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
-  const uri = content && meta + bytes.toString('base64');
+  const uri = bytes.length > 0 ? meta + bytes.toString('base64') : '';
   return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', uri];
 }
 
@@ -2543,7 +2576,7 @@ function checkSend(send: object, check: (field: Field) => void): Uint8Array {
  * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if that is
  * blank; the match does not include it.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|\s*([#^/!&>=<$]?)([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
+const TAG = /\{\{(?:\{([^]*?)\}\}\}|(?:\s*([#^/!&>=<$]))?([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
 /** `.`, or parts joined by dots, without white space and braces. A leading dot means the innermost context only. */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
@@ -2578,8 +2611,8 @@ class Template {
     let from = 0;
     for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
       // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
-      const [indent] = /(?<![^\n])[ \t]*$/.exec(text.slice(0, at)) ?? [];
-      const isAlone = /[#^/!]/.test(sigil) && indent !== undefined && lineEnd !== undefined;
+      const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
+      const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
       const { nodes } = open.at(-1)!;
       nodes.push(text.slice(from, isAlone ? at - indent.length : at));
       from = at + whole.length + (isAlone ? lineEnd.length : 0);
@@ -3297,9 +3330,9 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
     const outgoing = await connectInTurn(exchange, request, isLarge(content));
     incoming = await transmit(exchange, outgoing, content, upgrade !== undefined);
     slots.release(exchange);
-    const { headers, length } = readResponseHead(incoming, upgrade && 'websocket');
+    const { headers: passed, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
-    headers.unshift(...addedHeaders(exchange, headers));
+    const headers = headersForClient(exchange, passed);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
       return openTunnel(exchange, headers, takeSocket(), incoming.socket);
@@ -3536,11 +3569,16 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = exchange;
-  const reader = new MessageReader(exchange, incoming, 'bad_backend_answer');
   let hasRoom = true;
   let onRoom: (() => void) | undefined;
   while (report.bytesOut < length) {
-    const chunk = await reader.next(rules['backend.timeout'], 'backend_timeout');
+    const chunk = await readChunk(
+      exchange,
+      incoming,
+      rules['backend.timeout'],
+      'backend_timeout',
+      'bad_backend_answer',
+    );
     if (chunk === undefined) break;
     report.bytesOut += chunk.length;
     if (report.bytesOut > length) break;
@@ -3946,55 +3984,39 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
 
 // #endregion
 
-// #region MESSAGE READER
+// #region READING
 
 /**
- * Reads a request's or a response's body, chunk by chunk. It is cheaper than the async iterator of node:http, because
+ * Reads the next chunk of a request's or a response's body. It is cheaper than the async iterator of node:http, because
  * it adds no listener for a message that is here already, as most are.
+ * @param timeoutMs how long that may take; then the exchange ends with `late`.
+ * @param broken the code of the problem if the message breaks off.
+ * @param limitBytes the largest chunk to return; the rest stays for the next call.
+ * @returns undefined at the end of the message.
+ * @throws {Problem} what ended the exchange, or that the message broke off.
  */
-class MessageReader {
-  readonly #exchange: Exchange;
-  readonly #message: IncomingMessage;
-  readonly #broken: ProblemCode;
-  #isListening = false;
-
-  /** @param broken the code of the problem if the message breaks off. */
-  constructor(exchange: Exchange, message: IncomingMessage, broken: ProblemCode) {
-    this.#exchange = exchange;
-    this.#message = message;
-    this.#broken = broken;
+async function readChunk(
+  exchange: Exchange,
+  message: IncomingMessage,
+  timeoutMs: number,
+  late: ProblemCode,
+  broken: ProblemCode,
+  limitBytes = Infinity,
+): Promise<Uint8Array | undefined> {
+  exchange.throwIfEnded();
+  let chunk: Buffer | null = null;
+  const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
+  const isHere = () => {
+    chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
+    return chunk !== null || isEnded() || message.destroyed;
+  };
+  if (message.listenerCount('readable') === 0 && !isHere()) {
+    await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
+    if (!isHere()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
   }
-
-  /**
-   * Reads the next chunk.
-   * @param timeoutMs how long that may take; then the exchange ends with `code`.
-   * @param limitBytes the largest chunk to return; the rest stays for the next call.
-   * @returns undefined at the end of the message.
-   * @throws {Problem} what ended the exchange, or that the message broke off.
-   */
-  async next(timeoutMs: number, code: ProblemCode, limitBytes = Infinity): Promise<Uint8Array | undefined> {
-    const message = this.#message;
-    this.#exchange.throwIfEnded();
-    let chunk: Buffer | null = null;
-    const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-    const isHere = () => {
-      const isMore = message.readableLength > limitBytes;
-      chunk = message.read(isMore ? limitBytes : undefined) as Buffer | null;
-      return chunk !== null || isEnded() || message.destroyed;
-    };
-    if (!this.#isListening && !isHere()) {
-      await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-      if (!isHere()) this.#listen();
-    }
-    if (chunk === null) await this.#exchange.waitUntil(isHere, timeoutMs, code);
-    if (chunk === null && !isEnded()) throw new Problem(this.#broken, 'aborted');
-    return chunk ?? undefined;
-  }
-
-  #listen() {
-    this.#isListening = true;
-    for (const event of ['readable', 'end', 'close', 'error']) this.#message.on(event, this.#exchange.wake);
-  }
+  if (chunk === null) await exchange.waitUntil(isHere, timeoutMs, late);
+  if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
+  return chunk ?? undefined;
 }
 
 // #endregion
@@ -4024,28 +4046,56 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 }
 
 /**
- * Headers added to a relayed response. They come before the backend's own, because browsers obey the first of several
- * X-Content-Type-Options.
+ * The gateway's own headers of a response. Where a browser adds the credential by itself, or none is needed, a page of
+ * another site could load the response as a picture or in a frame, and learn its size and whether something exists. Two
+ * headers prevent that, but not for an origin on `cors`.
+ */
+function siteHeaders({ req, rules, credential, ownHeaders }: Exchange): Record<string, string> {
+  const isForAnyPage = rules.anonymous !== undefined || credential?.form === 'basic';
+  if (!isForAnyPage || rules.cors.has(req.headers.origin ?? '')) return ownHeaders;
+  return { ...ownHeaders, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
+}
+
+/** Media types that a page shows without running or loading anything: of these SVG is none. */
+const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
+
+/**
+ * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
- * would not play them; they cannot run a script.
+ * would not play them; they cannot run a script. A playlist is text here: Chromium plays one by itself, and fetches
+ * what it names. An attachment that is neither sound nor film nor picture is a download: a person's click on a link in
+ * it would use the token of the path form.
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
-function addedHeaders({ req, target, ownHeaders, isMadeSend }: Exchange, passed: readonly string[]): string[] {
-  const added = Object.entries(ownHeaders).flat();
-  if (req.method !== 'GET' || target!.segments[0] === 'swagger') return added;
+function headersForClient(exchange: Exchange, passed: readonly string[]): string[] {
+  const { req: { method }, target, isMadeSend } = exchange;
+  const { segments } = target!;
+  const own = { ...siteHeaders(exchange) };
   // The last of several fields with one name counts.
   const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
-  added.push('X-Content-Type-Options', 'nosniff');
-  // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-  if (isMadeSend || valueOf('cache-control') === undefined) added.push('Cache-Control', 'no-store');
-  const isMedia = /^(?:audio|video)\/[\w.+-]+ *(?:;[^,]*)?$/i.test(valueOf('content-type') ?? '');
-  if (!isMedia) added.push('Content-Security-Policy', "default-src 'none'; style-src 'unsafe-inline'; sandbox");
-  return added;
+  if (method === 'GET' && segments[0] !== 'swagger') {
+    own['X-Content-Type-Options'] = 'nosniff';
+    // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
+    if (isMadeSend || valueOf('cache-control') === undefined) own['Cache-Control'] = 'no-store';
+    let type = valueOf('content-type') ?? '';
+    if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
+    const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
+    const isPlayed = kind === 'audio' || kind === 'video';
+    if (!isPlayed) own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
+    const isAttachment = segments.length > 2 && prefixOf(segments) === 'v1/attachments';
+    if (kind === '' && isAttachment) own['Content-Disposition'] = 'attachment';
+  }
+  const replaced = Object.keys(own).map((name) => name.toLowerCase()).filter((name) => !ADDED_UP.includes(name));
+  const kept = passed.filter((_, i) => !replaced.includes(passed[i - i % 2]!.toLowerCase()));
+  return [...Object.entries(own).flat(), ...kept];
 }
+
+/** Of these, the backend's own fields count beside the gateway's. */
+const ADDED_UP = ['vary', 'content-security-policy'];
 
 /**
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
@@ -4105,7 +4155,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string) {
  * for it, which is no client's address.
  */
 function normalizeAddress(address = '0.0.0.0') {
-  return address.replace(/^::ffff:(?=\d+\.)|%.*$/gi, '');
+  return address.split('%', 1)[0]!.replace(/^::ffff:(?=\d+\.)/i, '');
 }
 
 // #endregion
@@ -4174,7 +4224,7 @@ function warnRarely(core: Core, message: string, fields: object) {
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
-// gateway uses Deno.stdout (tests "a log that nobody reads …" and "a standard output that goes to a full disk …").
+// gateway uses Deno.stdout (tests "a log that nobody reads …" and "a standard output and a standard error that …").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
@@ -4312,7 +4362,8 @@ function* repeatedKeys(text: string) {
     if (token === '{') open.unshift(new Set());
     if (token === '}') open.shift();
     if (!colon) continue;
-    const [keys, key] = [open[0]!, JSON.parse(quoted) as string];
+    const keys = open[0]!;
+    const key = quoted.includes('\\') ? JSON.parse(quoted) as string : quoted.slice(1, -1);
     if (keys.has(key)) yield { key, index };
     keys.add(key);
   }
@@ -4927,9 +4978,10 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 async function main() {
   // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
   process.stdout.on('error', () => {});
+  process.stderr.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
   writeOut(stdout);
-  process.stderr.write(stderr);
+  if (stderr !== '') process.stderr.write(stderr); // on a full disk even an empty text is an error
   process.exitCode = code;
 }
 
@@ -5244,8 +5296,13 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   let settleTimer: NodeJS.Timeout | undefined;
   /** For each watched file, its state at the last load. So a change that SIGHUP has loaded is not loaded again. */
   const loaded = new Map<string, string>();
-  const stateOf = (file: string) =>
-    JSON.stringify(statSync(file, { throwIfNoEntry: false }), ['ino', 'mtimeMs', 'ctimeMs']);
+  const stateOf = (file: string) => {
+    try {
+      return JSON.stringify(statSync(file), ['ino', 'mtimeMs', 'ctimeMs']);
+    } catch (error) { // no such file, a folder that cannot be read, a link to itself: `load` says what is wrong
+      return String((error as NodeJS.ErrnoException).code);
+    }
+  };
   const watch = (file?: string) => {
     if (file === undefined || loaded.has(file)) return;
     loaded.set(file, stateOf(file));
