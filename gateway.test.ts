@@ -955,6 +955,18 @@ test('what the HTTP parser refuses behind a request that is being served does no
   await until(() => requests(gateway).some((line) => line.code === 'client_left'));
 });
 
+// Such a POST had no wait before it was sent, and so nothing that noticed the 400 of the same packet.
+test('a POST without a length that is told 400 because of the bytes behind it was not sent', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['messaging'] });
+  const response = await raw(
+    gateway,
+    bytesOf(`POST /v1/groups/${FROM}/${GROUP}/join HTTP/1.1 | Host: x | bearer || {}`),
+  );
+  await until(() => requests(gateway).length === 1);
+  assert.equal(outcomeOf(response), '400 bad_request');
+  assert.equal(backend.seen.length, 0);
+});
+
 test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);

@@ -3412,6 +3412,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
   exchange.upstream.enter(exchange);
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
+    exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
     if (gate.isShut) {
       // First: the slot goes to the next in the queue, which gives it back too. So all wait at the gate, in order.
       slots.release(exchange);
