@@ -1016,6 +1016,23 @@ test('on a connection that closes no further request is acted on: behind a refus
   }
 });
 
+// node:http itself closed behind these responses, and the send behind them was acted on without a response.
+test('behind a response that node:http closes, to HTTP/1.0 or to a client that still awaits 100, nothing is acted on', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 1 } });
+  const last = SEND.replace('\r\n', '\r\nConnection: close\r\n');
+  const firsts = [
+    SEND.replace('HTTP/1.1', 'HTTP/1.0').replace('\r\n', '\r\nConnection: keep-alive\r\n'),
+    SEND.replace(SECRET, 'not-the-right-secret').replace('\r\n', '\r\nExpect: 100-continue\r\n'),
+    HEALTH.replace('\r\n', '\r\nExpect: 100-continue\r\n'),
+  ];
+  for (const first of firsts) {
+    const response = await raw(gateway, first + last);
+    await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot behind whatever was sent before
+    assert.equal(backend.seen.splice(0).length - 1, response.match(/^HTTP\/1\.1 201/gm)?.length ?? 0, response);
+  }
+});
+
 // Nothing else ended a TLS handshake, and a thousand of them kept everybody else out.
 test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning once a minute; a TLS handshake that stalls ends', async (t) => {
   for (const tls of 'Bun' in globalThis ? [undefined] : [undefined, certificate(t)]) { // Bun 1.4.5 shows nothing of it
