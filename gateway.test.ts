@@ -1068,6 +1068,18 @@ test('what the HTTP parser refuses behind a request that is being served does no
   await until(() => requests(gateway).some((line) => line.code === 'client_left'));
 });
 
+// Such a POST had no wait before it was sent, and so nothing that noticed the 400 of the same packet.
+test('a POST without a length that is told 400 because of the bytes behind it was not sent', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['messaging'] });
+  const response = await raw(
+    gateway,
+    bytesOf(`POST /v1/groups/${FROM}/${GROUP}/join HTTP/1.1 | Host: x | bearer || {}`),
+  );
+  await until(() => requests(gateway).length === 1);
+  assert.equal(outcomeOf(response), '400 bad_request');
+  assert.equal(backend.seen.length, 0);
+});
+
 test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);
@@ -1114,6 +1126,23 @@ test('on a connection that closes no further request is acted on: behind a refus
     await until(() => requests(gateway).length >= backend.seen.length);
     const answers = text().match(/^HTTP\/1\.1 201/gm) ?? [];
     assert.equal(backend.seen.splice(0).length, answers.length, text());
+  }
+});
+
+// node:http itself closed behind these responses, and the send behind them was acted on without a response.
+test('behind a response that node:http closes, to HTTP/1.0 or to a client that still awaits 100, nothing is acted on', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 1 } });
+  const last = SEND.replace('\r\n', '\r\nConnection: close\r\n');
+  const firsts = [
+    SEND.replace('HTTP/1.1', 'HTTP/1.0').replace('\r\n', '\r\nConnection: keep-alive\r\n'),
+    SEND.replace(SECRET, 'not-the-right-secret').replace('\r\n', '\r\nExpect: 100-continue\r\n'),
+    HEALTH.replace('\r\n', '\r\nExpect: 100-continue\r\n'),
+  ];
+  for (const first of firsts) {
+    const response = await raw(gateway, first + last);
+    await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot behind whatever was sent before
+    assert.equal(backend.seen.splice(0).length - 1, response.match(/^HTTP\/1\.1 201/gm)?.length ?? 0, response);
   }
 });
 

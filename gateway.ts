@@ -994,11 +994,14 @@ class Connection {
     const hasArrived = req.complete || !hasBody(req);
     // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
     const isSendByGet = isMadeSend && req.method === 'GET';
+    // node:http closes behind a response to HTTP/1.0 whose length is not known.
+    const isOld = req.httpVersion === '1.0';
     // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
     // as a request of its own (test "a request hidden in the body").
     const isUpgrade = req.headers.upgrade !== undefined || req.method === 'CONNECT';
     // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
-    const isKept = res.shouldKeepAlive && hasArrived && !isSendByGet && !isUpgrade && !isTooLong(req) && !core.draining;
+    const isKept = res.shouldKeepAlive && hasArrived && !isOld && !isSendByGet && !isUpgrade && !isTooLong(req) &&
+      !core.draining;
     this.#isClosing ||= !isKept;
     return !this.#isClosing;
   }
@@ -1328,6 +1331,8 @@ class Exchange {
     this.report.status = status;
     this.rest = rest;
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
+    // writeHead takes the wish back if the client still awaits "100 Continue".
+    if (!this.res.shouldKeepAlive) this.connection.beginClosing();
   }
 
   /**
@@ -3416,6 +3421,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
   exchange.upstream.enter(exchange);
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
+    exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
     if (gate.isShut) {
       // First: the slot goes to the next in the queue, which gives it back too. So all wait at the gate, in order.
       slots.release(exchange);
