@@ -47,7 +47,7 @@ import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
-import type { Duplex } from 'node:stream';
+import type { Duplex, Writable } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
@@ -3500,19 +3500,14 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
  */
 async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: Upload) {
   const { rules, upstream } = exchange;
-  let hasRoom = true;
-  outgoing.on('drain', () => {
-    hasRoom = true;
-    exchange.wake();
-  });
   const beforeEnd = async () => {
     await upstream.slots.acquire(exchange);
     exchange.stage = 'sent';
   };
+  const write = writerTo(exchange, outgoing, rules['backend.timeout'], 'backend_timeout');
   for await (const chunk of upload.chunks(beforeEnd)) {
     countUpload(exchange, chunk.length);
-    hasRoom = outgoing.write(chunk);
-    await exchange.waitUntil(() => hasRoom, rules['backend.timeout'], 'backend_timeout');
+    await write(chunk);
   }
   exchange.uploadBytes = 0;
   outgoing.end();
@@ -3575,8 +3570,7 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules, report } = exchange;
-  let hasRoom = true;
-  let onRoom: (() => void) | undefined;
+  let write: ReturnType<typeof writerTo> | undefined;
   while (report.bytesOut < length) {
     const chunk = await readChunk(
       exchange,
@@ -3591,22 +3585,24 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (report.bytesOut === length) exchange.rest = chunk;
-    else hasRoom = res.write(chunk);
-    if (hasRoom) continue;
-    if (!onRoom) {
-      res.on(
-        'drain',
-        onRoom = () => {
-          hasRoom = true;
-          exchange.wake();
-        },
-      );
-    }
-    await exchange.waitUntil(() => hasRoom, core.stallTimeoutMs, 'client_left');
+    else await (write ??= writerTo(exchange, res, core.stallTimeoutMs, 'client_left'))(chunk);
   }
   // A second line of defence: the parser of each runtime refuses such a response first.
   const isWhole = length === Infinity || report.bytesOut === length;
   if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
+}
+
+/** Returns a function that writes a chunk and waits until the stream has room for the next. @param late as waitUntil. */
+function writerTo(exchange: Exchange, stream: Writable, timeoutMs: number, late: ProblemCode) {
+  let hasRoom = true;
+  stream.on('drain', () => {
+    hasRoom = true;
+    exchange.wake();
+  });
+  return async (chunk: Uint8Array) => {
+    hasRoom = stream.write(chunk);
+    await exchange.waitUntil(() => hasRoom, timeoutMs, late);
+  };
 }
 
 /**
