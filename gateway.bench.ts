@@ -31,8 +31,9 @@
  * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
  * logged then.
  *
- * The rows "N tokens" show what the queue for a slot costs: the same server with `backend.parallel` 4 is given sends of
- * which 1 waits, and sends of which 1,000 wait. The line "difference" is what one send costs more among 1,000.
+ * The rows "N tokens" show what the queue for a slot costs a send, at `backend.parallel` 4: sends of which 1 waits are
+ * compared with sends of which 1,000 wait. A bare relay with 1,000 connections is dearer than with 5 too, so "the queue
+ * alone" is the gateway's difference without the relay's.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
  * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system
@@ -88,7 +89,7 @@ const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : unde
 const UPLOAD_GOALS: Goals = {
   'node:http relay': RUNTIME !== 'Node' ? undefined : IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55',
 };
-/** How much dearer a send may be among 1,000 that wait, by the number of tokens. */
+/** How many µs a send may be dearer for 1,000 that wait, by the number of tokens. */
 const QUEUE_GOALS: Record<number, string> = { 2: '≤ 12', 50: '≤ 40' };
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
@@ -494,31 +495,24 @@ async function measureSlice(child: Child, drive: Drive, job: Partial<Job>) {
   return { cpuUs: ((await child.ask()).cpuUs - before.cpuUs) / count, perSecond: count * 1000 / tookMs };
 }
 
+/** Sends of which 1 waits for a slot, and of which 1,000 wait; and the relay with as many connections. */
 async function measureQueue(startServer: StartServer, drive: Drive): Promise<void> {
   for (const [tokens, goal] of Object.entries(QUEUE_GOALS)) {
-    if (!`${tokens} tokens`.includes(options.only ?? '')) continue;
-    // Two processes with the same file: a server has connections for one kind of slice.
-    const children = {
-      '1 waits': await startServer(`${tokens} tokens`),
-      '1000 wait': await startServer(`${tokens} tokens`),
+    const row = `${tokens} tokens`;
+    if (!row.includes(options.only ?? '')) continue;
+    const names = ['1 waits', '1000 wait', 'relay, 5 clients', 'relay, 1004'];
+    const children: Record<string, Child> = {};
+    for (const name of names) children[name] = await startServer(name.includes('wait') ? row : 'node:http relay');
+    const job = { row, request: post(bearer(otherSecret('%'))), tokens: Number(tokens), count: 5000 };
+    const measure = async (name: string): Promise<number[]> => {
+      const connections = name.startsWith('1 ') || name.includes('5') ? 5 : 1004;
+      return [(await measureSlice(children[name]!, drive, { ...job, connections })).cpuUs];
     };
-    const measure = async (waiting: string): Promise<number[]> => {
-      const job = {
-        row: `${tokens} tokens`,
-        request: post(bearer(otherSecret('%'))),
-        tokens: Number(tokens),
-        count: 5000,
-      };
-      const connections = 4 + parseInt(waiting);
-      const { cpuUs } = await measureSlice(children[waiting as '1 waits'], drive, { ...job, connections });
-      return [cpuUs];
-    };
-    const servers = Object.keys(children);
-    await inTurns(servers, 1, measure);
-    const found = await inTurns(servers, SCALE.rounds, measure);
-    const [one = [], many = []] = Object.values(found);
-    found.difference = many.map(([cpuUs], i) => [cpuUs! - one[i]![0]!]);
-    report(`${tokens} tokens`, ['µs'], found, { difference: goal });
+    await inTurns(names, 1, measure);
+    const found = await inTurns(names, SCALE.rounds, measure);
+    const [one, many, relayOne, relayMany] = names.map((name) => found[name]!.map(([cpuUs]) => cpuUs!)) as number[][];
+    found['the queue alone'] = one!.map((cpuUs, i) => [many![i]! - cpuUs - (relayMany![i]! - relayOne![i]!)]);
+    report(row, ['µs'], found, { 'the queue alone': goal });
     for (const child of Object.values(children)) child.stop();
   }
 }
