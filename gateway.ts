@@ -534,8 +534,9 @@ type ProblemCode = keyof typeof PROBLEMS;
 /** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
 type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
 
-/** Ends a request with an error response. */
-class Problem extends Error {
+/** Ends a request with an error response. Not an Error: nobody reads its stack, which would cost a refusal much. */
+class Problem {
+  readonly message: string;
   readonly code: ProblemCode;
   readonly status: number;
   readonly reason: string | undefined;
@@ -544,11 +545,7 @@ class Problem extends Error {
   /** @param reason for the log alone. */
   constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
-    const { stackTraceLimit } = Error;
-    // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
-    Error.stackTraceLimit = 0;
-    super(details.detail ?? sentence);
-    Error.stackTraceLimit = stackTraceLimit;
+    this.message = details.detail ?? sentence;
     this.code = code;
     this.status = status;
     this.reason = reason;
@@ -858,7 +855,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline.
-    res.once('close', () => core.draining && server.closeIdleConnections());
+    res.on('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
   };
   server.on('request', onRequest);
@@ -1015,7 +1012,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   const previous = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
-  res.once('close', () => due.splice(due.indexOf(res), 1));
+  res.on('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (previous !== undefined) await once(previous, 'close');
     if (!socket.destroyed && !connection.isClosing) await handle(core, connection, req, res, upgrade);
@@ -1435,7 +1432,7 @@ function begin(exchange: Exchange) {
   const { core: { connections, running }, connection, req, res } = exchange;
   running.push(exchange);
   const socket = transportSocket(req.socket);
-  res.once('close', () => {
+  res.on('close', () => {
     if (!res.writableFinished) exchange.leave();
     if (connection.token === undefined) return;
     connection.token = undefined;
@@ -1494,7 +1491,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'bad_request') exchange.connection.beginClosing();
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
-  exchange.respond(problem.status, { ...headers, ...exchange.ownHeaders }, body);
+  exchange.respond(problem.status, Object.assign(headers, exchange.ownHeaders), body);
 }
 
 /**
@@ -3964,19 +3961,17 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
   // for a password, remember it, and add it to the requests of any page.
   const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
-  return {
-    body,
-    headers: {
-      'Content-Type': 'application/json',
-      'Content-Length': Buffer.byteLength(body),
-      'X-Content-Type-Options': 'nosniff',
-      'Cache-Control': 'no-store',
-      'X-Request-Id': requestId,
-      ...(status === 401 && { 'WWW-Authenticate': challenges }),
-      ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs && { 'Retry-After': Math.ceil(retryAfterMs / 1000) }),
-    },
+  const headers: OutgoingHttpHeaders = {
+    'Content-Type': 'application/json',
+    'Content-Length': Buffer.byteLength(body),
+    'X-Content-Type-Options': 'nosniff',
+    'Cache-Control': 'no-store',
+    'X-Request-Id': requestId,
   };
+  if (status === 401) headers['WWW-Authenticate'] = challenges;
+  if (allow) headers['Allow'] = allow.join(', ');
+  if (retryAfterMs) headers['Retry-After'] = Math.ceil(retryAfterMs / 1000);
+  return { headers, body };
 }
 
 /**
