@@ -10,7 +10,7 @@
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
  * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
  * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
- * `--only TEXT` measures only the rows of requests whose names contain the text.
+ * `--only PATTERN` measures only the rows that a regular expression matches, `slots` among them.
  *
  * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
  * backend and other work on the machine need the same cores. Processor time is user and system time of the server's own
@@ -438,13 +438,18 @@ async function measureAll(): Promise<void> {
       ...job,
     });
 
-  if (!options.only) await measureStart(startServer, drive);
+  if (isWanted('start, memory idle')) await measureStart(startServer, drive);
   const children: Record<string, Child> = {};
   for (const server of new Set([...SENDERS, ...REFUSERS])) children[server] = await startServer(server);
-  if (!options.only) await measureMemory(children, drive);
-  for (const row of ROWS) if (row.name.includes(options.only ?? '')) await measureRow(row, children, drive);
+  if (isWanted('memory after sends')) await measureMemory(children, drive);
+  for (const row of ROWS) if (isWanted(row.name)) await measureRow(row, children, drive);
   await measureQueue(startServer, drive);
-  if (!options.only) await measureSlots(startServer, drive);
+  if (isWanted('slots')) await measureSlots(startServer, drive);
+}
+
+/** Whether `--only` asks for a row. */
+function isWanted(row: string): boolean {
+  return new RegExp(options.only ?? '').test(row);
 }
 
 async function memoryMiB({ ask }: Child): Promise<number> {
@@ -472,7 +477,7 @@ async function measureMemory(children: Record<string, Child>, drive: Drive): Pro
     return [await memoryMiB(children[server]!)];
   });
   for (const server of RELAYS) found[server]!.splice(0, SCALE.rounds - 1); // what the server holds in the end
-  report(`memory, ${SCALE.sends.toLocaleString('en')} sends`, ['MiB'], found);
+  report('memory after sends', ['MiB'], found);
 }
 
 async function measureRow(row: Row, children: Record<string, Child>, drive: Drive): Promise<void> {
@@ -499,7 +504,7 @@ async function measureSlice(child: Child, drive: Drive, job: Partial<Job>) {
 async function measureQueue(startServer: StartServer, drive: Drive): Promise<void> {
   for (const [tokens, goal] of Object.entries(QUEUE_GOALS)) {
     const row = `${tokens} tokens`;
-    if (!row.includes(options.only ?? '')) continue;
+    if (!isWanted(row)) continue;
     const names = ['1 waits', '1000 wait', 'relay, 5 clients', 'relay, 1004'];
     const children: Record<string, Child> = {};
     for (const name of names) children[name] = await startServer(name.includes('wait') ? row : 'node:http relay');

@@ -534,9 +534,8 @@ type ProblemCode = keyof typeof PROBLEMS;
 /** `detail` replaces the sentence in the response. `allow` lists the methods for a 405. */
 type ProblemDetails = { detail?: string; retryAfterMs?: number; allow?: string[] };
 
-/** Ends a request with an error response. Not an Error: nobody reads its stack, which would cost a refusal much. */
-class Problem {
-  readonly message: string;
+/** Ends a request with an error response. */
+class Problem extends Error {
   readonly code: ProblemCode;
   readonly status: number;
   readonly reason: string | undefined;
@@ -545,7 +544,11 @@ class Problem {
   /** @param reason for the log alone. */
   constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
-    this.message = details.detail ?? sentence;
+    const { stackTraceLimit } = Error;
+    // Nobody reads the stack of a refusal, and taking it costs more than the rest of the refusal.
+    Error.stackTraceLimit = 0;
+    super(details.detail ?? sentence);
+    Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
     this.status = status;
     this.reason = reason;
