@@ -1454,9 +1454,10 @@ function claimConnection({ core: { connections }, rules, connection, token }: Ex
   const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
-    let others = 0;
-    for (const { token } of connections.values()) if (token === name) others++;
-    if (others + 1 > limit) return new Problem('busy', 'half_of_connections');
+    let count = 1;
+    for (const other of connections.values()) {
+      if (other.token === name && ++count > limit) return new Problem('busy', 'half_of_connections');
+    }
   }
   connection.token = name;
   return undefined;
