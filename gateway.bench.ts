@@ -176,6 +176,7 @@ const SERVERS: Record<string, (port: string, file: string) => http.Server | Prom
 /** Listens, says where, and tells what it has used whenever it is asked. */
 async function serve(server: http.Server): Promise<void> {
   if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
+  server.keepAliveTimeout = 0; // no connection is dropped while others have their turn
   say({ port: (server.address() as AddressInfo).port });
   onLines(() => {
     const { user, system } = process.cpuUsage();
