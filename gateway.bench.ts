@@ -10,17 +10,18 @@
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
  * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
  * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
- * `--only TEXT` measures only the rows of requests whose names contain the text.
+ * `--only PATTERN` measures only the rows that a regular expression matches, `slots` among them.
  *
  * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
  * backend and other work on the machine need the same cores. Processor time is user and system time of the server's own
  * process, by `process.cpuUsage`. On Linux this is the kernel's count in nanoseconds, cut to microseconds; a sum over
  * /proc/self/task agreed with it to 0.1 %, but lacks the threads that have ended.
  *
- * Servers take turns in rounds, each with connections of its own. The first round of a row warms up and counts nowhere;
- * at least five uploads do so. The medians of the other rounds are printed, with the least and the greatest value. A
- * ratio is the median of the rounds' ratios, because what slows a round slows all its servers. An upload of 100 MB is
- * too long for that: the best of eleven warm uploads is printed, and a ratio is one of bests.
+ * One load process drives all servers of a row. Each server first gets a number of requests that count nowhere: a
+ * warm-up by time would leave its code cold on a loaded machine. Then the servers take turns with slices of 300
+ * requests, over connections that stay open. The medians of the slices are printed, with the least and the greatest
+ * value. A ratio is the median of the slices' ratios, because what slows one slice slows its neighbours too. The load
+ * average of the machine is printed before and after.
  *
  * A ratio compares a server with the gateway in the first line of the row: 0.55 says that the server takes 0.55 of the
  * gateway's processor time (or milliseconds, or memory), or that the gateway has 0.55 of the server's throughput. Below
@@ -29,6 +30,10 @@
  * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as
  * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
  * logged then.
+ *
+ * The rows "N tokens" show what the queue for a slot costs a send, at `backend.parallel` 4: sends of which 1 waits are
+ * compared with sends of which 1,000 wait. A bare relay with 1,000 connections is dearer than with 5 too, so "the queue
+ * alone" is the gateway's difference without the relay's.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
  * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system
@@ -42,7 +47,7 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
-import { arch, availableParallelism, cpus, platform } from 'node:os';
+import { arch, availableParallelism, cpus, loadavg, platform } from 'node:os';
 import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -56,8 +61,11 @@ const { values: options, positionals: [role = '', port = '', file = ''] } = pars
   allowPositionals: true,
 });
 const SCALE = options.quick
-  ? { rounds: 5, forMs: 300, sends: 12_000, megabytes: 25 }
-  : { rounds: 9, forMs: 1000, sends: 100_000, megabytes: 100 };
+  ? { rounds: 5, slices: 25, uploads: 11, forMs: 300, sends: 12_000 }
+  : { rounds: 9, slices: 75, uploads: 25, forMs: 1000, sends: 100_000 };
+/** Enough for all that V8 compiles in several steps. */
+const WARM_UP = { requests: 3000, uploads: 5 };
+const SLICE_REQUESTS = 300;
 const GATEWAYS: Record<string, string> = {
   gateway: process.env.GATEWAY_FILE ?? fileURLToPath(import.meta.url).replace('.bench.', '.'),
   ...(options.beside && { beside: options.beside }),
@@ -74,24 +82,21 @@ const IS_OLD_NODE = RUNTIME === 'Node' && parseInt(process.versions.node) < 24;
 /** What the ratios of a row should be, by server. */
 type Goals = Record<string, string | undefined>;
 const SEND_GOALS: Goals = {
-  'node:http relay': { Node: IS_OLD_NODE ? '≥ 0.55' : '≥ 0.62', Deno: '≥ 0.6', Bun: '≥ 0.5' }[RUNTIME],
-  'parallel 4': '≤ 1.15',
+  'node:http relay': { Node: IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55', Deno: '≥ 0.45', Bun: '≥ 0.45' }[RUNTIME],
+  'parallel 4': RUNTIME === 'Node' ? '≤ 1.2' : undefined,
 };
 const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : undefined };
-const UPLOAD_GOALS: Goals = { 'node:http relay': RUNTIME === 'Node' ? '≥ 0.6' : undefined };
-
-/** How many rounds a row has, and whether the best of those that count stands for them, or their median. */
-interface Rounds {
-  warm: number;
-  counted: number;
-  best: boolean;
-}
-const ROUNDS: Rounds = { warm: 1, counted: SCALE.rounds, best: false };
+const UPLOAD_GOALS: Goals = {
+  'node:http relay': RUNTIME !== 'Node' ? undefined : IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55',
+};
+/** How many µs a send may be dearer for 1,000 that wait, by the number of tokens. */
+const QUEUE_GOALS: Record<number, string> = { 2: '≤ 12', 50: '≤ 40' };
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
 
 const SECRET = 'a-plain-secret-for-the-benchmark';
 const CONFINED = 'another-secret-that-opens-much-less';
+const otherSecret = (i: number | string): string => `a-secret-of-one-of-many-tokens-${i}`;
 const MESSAGE = { message: 'The washing machine is done.', number: '+15550100001', recipients: ['+15550100002'] };
 
 /** A relay must not pass these on; it does nothing else about headers. */
@@ -127,7 +132,7 @@ function always(status: number, answer: object, reads: boolean, afterMs = 0): ht
 }
 
 /** Imported here and not above: the other roles must not pay for it. */
-async function gateway(port: string, file: string, parallel = 0): Promise<http.Server> {
+async function gateway(port: string, file: string, parallel = 0, others = 0): Promise<http.Server> {
   const { createGateway } = await import(pathToFileURL(resolve(file)).href);
   const isKnown = readFileSync(file, 'utf8').includes('backend.parallel'); // not in 1.0.0
   const { server, listen } = createGateway({
@@ -142,6 +147,7 @@ async function gateway(port: string, file: string, parallel = 0): Promise<http.S
         recipients: MESSAGE.recipients,
         rate: '100000/1s',
       },
+      ...Object.fromEntries(Array.from({ length: others }, (_, i) => [`other-${i}`, { secret: otherSecret(i) }])),
     },
   });
   await listen();
@@ -159,11 +165,18 @@ const SERVERS: Record<string, (port: string, file: string) => http.Server | Prom
     name,
     (port: string, file: string) => gateway(port, file, Number(name.split(' ')[1])),
   ])),
+  ...Object.fromEntries(
+    Object.keys(QUEUE_GOALS).map((tokens) => [
+      `${tokens} tokens`,
+      (port: string, file: string) => gateway(port, file, 4, Number(tokens)),
+    ]),
+  ),
 };
 
 /** Listens, says where, and tells what it has used whenever it is asked. */
 async function serve(server: http.Server): Promise<void> {
   if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
+  server.keepAliveTimeout = 0; // no connection is dropped while others have their turn
   say({ port: (server.address() as AddressInfo).port });
   onLines(() => {
     const { user, system } = process.cpuUsage();
@@ -182,10 +195,13 @@ function onLines(act: (line: string) => void): void {
 // ── ROLES: THE LOAD ──────────────────────────────────────────────────────────────────────────────
 
 interface Job {
+  /** Connections stay open while the row is the same. */
+  row: string;
   port: number;
-  /** With a # where the megabytes of an attachment go. */
+  /** With a # where the megabytes of an attachment go, and a % where the number of a token goes. */
   request: string;
   megabytes: number;
+  tokens: number;
   expect: number[];
   connections: number;
   /** It is over after so many requests, or after so long. */
@@ -196,57 +212,74 @@ interface Job {
 /** A megabyte of base64. */
 const BLOCK = Buffer.from(randomBytes(750_000).toString('base64'));
 
-/** One raw connection with one request on its way at a time: it costs far less than any server here. */
-function converse(job: Job, isOver: () => boolean, note: (tookMs: number) => void): Promise<void> {
-  const { port, request, megabytes, expect } = job;
-  const [before = '', after = ''] = request.split('#');
-  return new Promise((resolve, reject) => {
-    const socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
-    let text = '';
-    let startMs = 0;
-    const next = async (): Promise<void> => {
-      text = '';
-      if (isOver()) {
-        resolve();
-        return void socket.destroy();
-      }
-      startMs = performance.now();
-      socket.write(before);
-      for (let i = 0; i < megabytes; i++) if (!socket.write(BLOCK)) await once(socket, 'drain');
-      if (after) socket.write(after);
-    };
-    socket.on('connect', () => next().catch(reject));
-    socket.on('data', (chunk: Buffer) => {
-      text += chunk.toString('latin1');
-      const head = text.indexOf('\r\n\r\n') + 4;
-      const length = /\r\ncontent-length: *(\d+)/i.exec(text)?.[1];
-      const ends = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
-      if (head < 4 || !ends) return;
-      note(performance.now() - startMs);
-      if (expect.includes(Number(text.slice(9, 12)))) next().catch(reject);
-      else reject(new Error(text));
-    });
-    socket.setTimeout(20_000, () => reject(new Error(`nothing for 20 s after: ${text}`)));
-    socket.on('error', reject);
-    socket.on('close', () => reject(new Error(`connection closed after: ${text}`)));
-  });
+/** A raw connection with one request on its way at a time: it costs far less than any server here. */
+class Caller {
+  readonly #socket: net.Socket;
+  #text = '';
+  #resolve: ((response: string) => void) | undefined;
+
+  constructor(port: number, fail: (why: string) => void) {
+    this.#socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
+    this.#socket.on('data', (chunk: Buffer) => this.#read(chunk));
+    this.#socket.setTimeout(20_000, () => this.#resolve && fail(`nothing for 20 s after: ${this.#text}`));
+    this.#socket.on('error', ({ message }) => this.#resolve && fail(message));
+    this.#socket.on('close', () => this.#resolve && fail(`connection closed after: ${this.#text}`));
+  }
+
+  /** Resolves to the response. */
+  async call(request: string, megabytes: number): Promise<string> {
+    const [before = '', after = ''] = request.split('#');
+    const response = new Promise<string>((resolve) => (this.#resolve = resolve));
+    this.#socket.write(before);
+    for (let i = 0; i < megabytes; i++) if (!this.#socket.write(BLOCK)) await once(this.#socket, 'drain');
+    if (after) this.#socket.write(after);
+    return await response;
+  }
+
+  #read(chunk: Buffer): void {
+    const text = this.#text += chunk.toString('latin1');
+    const head = text.indexOf('\r\n\r\n') + 4;
+    const length = /\r\ncontent-length: *(\d+)/i.exec(text)?.[1];
+    const ends = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
+    if (head < 4 || !ends) return;
+    this.#text = '';
+    this.#resolve?.(text);
+    this.#resolve = undefined;
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
 }
 
 function load(): void {
-  onLines((line) => {
+  const fail = (why: string): void => {
+    console.error(`unexpected: ${why}`);
+    process.exit(1);
+  };
+  let row = '';
+  let callers: Record<number, Caller[]> = {};
+  onLines(async (line) => {
     const job = JSON.parse(line) as Job;
+    if (job.row !== row) {
+      for (const caller of Object.values(callers).flat()) caller.close();
+      [row, callers] = [job.row, {}];
+    }
+    const own = callers[job.port] ??= Array.from({ length: job.connections }, () => new Caller(job.port, fail));
     const startMs = performance.now();
     let count = 0;
     const tookMs: number[] = [];
-    const isOver = (): boolean => count >= job.count || performance.now() >= startMs + job.forMs || !++count;
-    const note = (ms: number): unknown => tookMs.push(ms);
-    Promise.all(Array.from({ length: job.connections }, () => converse(job, isOver, note))).then(
-      () => say({ count, tookMs: performance.now() - startMs, p99Ms: quantile(tookMs, 0.99) }),
-      (error: Error) => {
-        console.error(`unexpected: ${error.message}`);
-        process.exit(1);
-      },
-    );
+    await Promise.all(own.map(async (caller, i) => {
+      const request = job.request.replace('%', String(i % job.tokens));
+      while (count < job.count && performance.now() < startMs + job.forMs) {
+        count++;
+        const sinceMs = performance.now();
+        const response = await caller.call(request, job.megabytes);
+        tookMs.push(performance.now() - sinceMs);
+        if (!job.expect.includes(Number(response.slice(9, 12)))) fail(response);
+      }
+    }));
+    say({ count, tookMs: performance.now() - startMs, p99Ms: quantile(tookMs, 0.99) });
   });
   say({});
 }
@@ -305,7 +338,6 @@ interface Row extends Partial<Job> {
   name: string;
   servers?: string[];
   goals?: Goals;
-  rounds?: Rounds;
 }
 
 const ROWS: Row[] = [
@@ -328,13 +360,13 @@ const ROWS: Row[] = [
     request: post(bearer(SECRET), { megabytes }),
     megabytes,
     connections: 1,
-    ...(megabytes === 100 && { goals: UPLOAD_GOALS, rounds: { warm: 5, counted: 11, best: true } }),
+    ...(megabytes === 100 && { goals: UPLOAD_GOALS }),
   })),
 ];
 
 // ── REPORT ───────────────────────────────────────────────────────────────────────────────────────
 
-/** What the rounds found, by server: of each round one value or two. */
+/** What the slices found, by server: of each slice one value or two. */
 type Found = Record<string, number[][]>;
 
 function quantile(values: number[], part: number): number {
@@ -350,23 +382,18 @@ function printRow(cells: string[]): void {
   console.log(`| ${widths.map((width, i) => (cells[i] ?? '').padEnd(width)).join(' | ')} |`);
 }
 
-/** Prints a line for each server, with the median of its rounds, or the best of them. */
-function report(row: string, units: string[], found: Found, { best }: Rounds = ROUNDS, goals: Goals = {}): void {
+/** Prints a line for each server, with the median of its slices. */
+function report(row: string, units: string[], found: Found, goals: Goals = {}): void {
   const [first] = Object.values(found);
-  for (const [server, rounds] of Object.entries(found)) {
+  for (const [server, slices] of Object.entries(found)) {
     const cells = units.flatMap((unit, i) => {
-      const isRate = unit.endsWith('/s');
-      const typical = (values: number[]): number =>
-        !best ? quantile(values, 0.5) : Math[isRate ? 'max' : 'min'](...values);
-      const [own, values] = [first!, rounds].map((each) => each.map((round) => round[i]!)) as [number[], number[]];
-      const compare = (ours: number, theirs: number): number => isRate ? ours / theirs : theirs / ours;
-      const ratio = best
-        ? compare(typical(own), typical(values))
-        : quantile(own.map((ours, r) => compare(ours, values[r]!)), 0.5);
+      const [own, values] = [first!, slices].map((each) => each.map((slice) => slice[i]!)) as [number[], number[]];
+      const compare = (ours: number, theirs: number): number => unit.endsWith('/s') ? ours / theirs : theirs / ours;
+      const ratio = quantile(own.map((ours, slice) => compare(ours, values[slice]!)), 0.5);
       const spread = values.length > 1 ? ` (${format(Math.min(...values))}–${format(Math.max(...values))})` : '';
-      const isFirst = rounds === first;
+      const isFirst = slices === first;
       return [
-        `${format(typical(values))} ${unit}${spread}`,
+        `${format(quantile(values, 0.5))} ${unit}${spread}`,
         isFirst ? '' : ratio.toFixed(2),
         ...(i === 0 ? [isFirst ? '' : goals[server] ?? ''] : []),
       ];
@@ -378,17 +405,14 @@ function report(row: string, units: string[], found: Found, { best }: Rounds = R
 // ── MEASUREMENTS ─────────────────────────────────────────────────────────────────────────────────
 
 /** Servers take turns, and their order turns round each time. */
-async function inRounds(
+async function inTurns(
   servers: string[],
+  turns: number,
   measure: (server: string) => Promise<number[]>,
-  { warm, counted }: Rounds = ROUNDS,
 ): Promise<Found> {
   const found: Found = Object.fromEntries(servers.map((server) => [server, []]));
-  for (let round = 0; round < warm + counted; round++) {
-    for (const server of round % 2 ? servers : servers.toReversed()) {
-      const values = await measure(server);
-      if (round >= warm) found[server]!.push(values);
-    }
+  for (let turn = 0; turn < turns; turn++) {
+    for (const server of turn % 2 ? servers : servers.toReversed()) found[server]!.push(await measure(server));
   }
   return found;
 }
@@ -402,14 +426,31 @@ async function measureAll(): Promise<void> {
   const startServer: StartServer = (server, { port } = backend) =>
     start(server, String(port), GATEWAYS[server] ?? GATEWAYS.gateway!);
   const drive: Drive = ({ port }, job) =>
-    loader.ask({ port, request: SEND, connections: 32, megabytes: 0, expect: [201], count: 1e9, forMs: 1e9, ...job });
+    loader.ask({
+      row: '',
+      port,
+      request: SEND,
+      connections: 32,
+      megabytes: 0,
+      tokens: 1,
+      expect: [201],
+      count: 1e9,
+      forMs: 1e9,
+      ...job,
+    });
 
-  if (!options.only) await measureStart(startServer, drive);
+  if (isWanted('start, memory idle')) await measureStart(startServer, drive);
   const children: Record<string, Child> = {};
   for (const server of new Set([...SENDERS, ...REFUSERS])) children[server] = await startServer(server);
-  if (!options.only) await measureMemory(children, drive);
-  for (const row of ROWS) if (row.name.includes(options.only ?? '')) await measureRow(row, children, drive);
-  if (!options.only) await measureSlots(startServer, drive);
+  if (isWanted('memory after sends')) await measureMemory(children, drive);
+  for (const row of ROWS) if (isWanted(row.name)) await measureRow(row, children, drive);
+  await measureQueue(startServer, drive);
+  if (isWanted('slots')) await measureSlots(startServer, drive);
+}
+
+/** Whether `--only` asks for a row. */
+function isWanted(row: string): boolean {
+  return new RegExp(options.only ?? '').test(row);
 }
 
 async function memoryMiB({ ask }: Child): Promise<number> {
@@ -417,38 +458,69 @@ async function memoryMiB({ ask }: Child): Promise<number> {
 }
 
 async function measureStart(startServer: StartServer, drive: Drive): Promise<void> {
-  const found = await inRounds(RELAYS, async (server) => {
+  const found = await inTurns(RELAYS, SCALE.rounds + 1, async (server) => {
     const startMs = performance.now();
     const child = await startServer(server);
     const tookMs = performance.now() - startMs;
-    await drive(child, { connections: 1, count: 1 });
+    await drive(child, { row: 'start', connections: 1, count: 1 });
     await delay(200); // for what the start leaves behind
     const values = [tookMs, await memoryMiB(child)];
     child.stop();
     return values;
   });
+  for (const server of RELAYS) found[server]!.shift(); // the files were not in memory yet
   report('start, memory idle', ['ms', 'MiB'], found);
 }
 
 async function measureMemory(children: Record<string, Child>, drive: Drive): Promise<void> {
-  const found = await inRounds(RELAYS, async (server) => {
-    await drive(children[server]!, { count: SCALE.sends / (SCALE.rounds + 1) });
+  const found = await inTurns(RELAYS, SCALE.rounds, async (server) => {
+    await drive(children[server]!, { row: 'memory', count: SCALE.sends / SCALE.rounds });
     return [await memoryMiB(children[server]!)];
   });
   for (const server of RELAYS) found[server]!.splice(0, SCALE.rounds - 1); // what the server holds in the end
-  report(`memory, ${SCALE.sends.toLocaleString('en')} sends`, ['MiB'], found);
+  report('memory after sends', ['MiB'], found);
 }
 
 async function measureRow(row: Row, children: Record<string, Child>, drive: Drive): Promise<void> {
-  const { name, servers = RELAYS, megabytes = 0, goals, rounds, ...job } = row;
-  const bounds = megabytes ? { count: Math.ceil(SCALE.megabytes / megabytes) } : { forMs: SCALE.forMs };
-  const found = await inRounds(servers, async (server) => {
-    const before = await children[server]!.ask();
-    const { count, tookMs } = await drive(children[server]!, { megabytes, ...bounds, ...job });
-    const cpuUs = ((await children[server]!.ask()).cpuUs - before.cpuUs) / count;
-    return megabytes ? [cpuUs / 1000, count * megabytes * 1000 / tookMs] : [cpuUs, count * 1000 / tookMs];
-  }, rounds);
-  report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found, rounds, goals);
+  const { name, servers = RELAYS, megabytes = 0, goals, ...rest } = row;
+  const job = { row: name, megabytes, ...rest };
+  const requests = megabytes ? Math.ceil(100 / megabytes) : SLICE_REQUESTS;
+  const warmUp = megabytes ? WARM_UP.uploads * requests : WARM_UP.requests;
+  for (const server of servers) await drive(children[server]!, { ...job, count: warmUp });
+  const found = await inTurns(servers, megabytes ? SCALE.uploads : SCALE.slices, async (server) => {
+    const { cpuUs, perSecond } = await measureSlice(children[server]!, drive, { ...job, count: requests });
+    return megabytes ? [cpuUs / 1000, perSecond * megabytes] : [cpuUs, perSecond];
+  });
+  report(name, megabytes ? ['ms', 'MB/s'] : ['µs', '/s'], found, goals);
+}
+
+/** Processor time for one request, and throughput. */
+async function measureSlice(child: Child, drive: Drive, job: Partial<Job>) {
+  const before = await child.ask();
+  const { count, tookMs } = await drive(child, job);
+  return { cpuUs: ((await child.ask()).cpuUs - before.cpuUs) / count, perSecond: count * 1000 / tookMs };
+}
+
+/** Sends of which 1 waits for a slot, and of which 1,000 wait; and the relay with as many connections. */
+async function measureQueue(startServer: StartServer, drive: Drive): Promise<void> {
+  for (const [tokens, goal] of Object.entries(QUEUE_GOALS)) {
+    const row = `${tokens} tokens`;
+    if (!isWanted(row)) continue;
+    const names = ['1 waits', '1000 wait', 'relay, 5 clients', 'relay, 1004'];
+    const children: Record<string, Child> = {};
+    for (const name of names) children[name] = await startServer(name.includes('wait') ? row : 'node:http relay');
+    const job = { row, request: post(bearer(otherSecret('%'))), tokens: Number(tokens), count: 5000 };
+    const measure = async (name: string): Promise<number[]> => {
+      const connections = name.startsWith('1 ') || name.includes('5') ? 5 : 1004;
+      return [(await measureSlice(children[name]!, drive, { ...job, connections })).cpuUs];
+    };
+    await inTurns(names, 1, measure);
+    const found = await inTurns(names, SCALE.rounds, measure);
+    const [one, many, relayOne, relayMany] = names.map((name) => found[name]!.map(([cpuUs]) => cpuUs!)) as number[][];
+    found['the queue alone'] = one!.map((cpuUs, i) => [many![i]! - cpuUs - (relayMany![i]! - relayOne![i]!)]);
+    report(row, ['µs'], found, { 'the queue alone': goal });
+    for (const child of Object.values(children)) child.stop();
+  }
 }
 
 async function measureSlots(startServer: StartServer, drive: Drive): Promise<void> {
@@ -456,22 +528,29 @@ async function measureSlots(startServer: StartServer, drive: Drive): Promise<voi
   const children: Record<string, Child> = {};
   const servers = [...PARALLELS, 'node:http relay'];
   for (const server of servers) children[server] = await startServer(server, slow);
-  const found = await inRounds(servers, async (server) => {
-    const { count, tookMs, p99Ms } = await drive(children[server]!, { connections: 64, forMs: SCALE.forMs });
+  const job = { row: 'slots', connections: 64, forMs: SCALE.forMs };
+  for (const server of servers) await drive(children[server]!, job);
+  const found = await inTurns(servers, SCALE.rounds, async (server) => {
+    const { count, tookMs, p99Ms } = await drive(children[server]!, job);
     return [p99Ms, count * 1000 / tookMs];
   });
   report(`64 clients, ${SLOW_MS} ms each`, ['ms p99', '/s'], found);
+}
+
+function loadAverage(): string {
+  return `load average ${loadavg()[0]!.toFixed(1)}`;
 }
 
 async function main(): Promise<never> {
   console.log(
     `${RUNTIME} ${process.versions[RUNTIME.toLowerCase()]}, ${platform()} ${arch()}, ` +
       `${availableParallelism()} × ${cpus()[0]?.model}, ${new Date().toISOString()}\n` +
-      `${Object.entries(GATEWAYS).map((pair) => pair.join(': ')).join(', ')}\n`,
+      `${Object.entries(GATEWAYS).map((pair) => pair.join(': ')).join(', ')}\n${loadAverage()}\n`,
   );
   printRow(['', '', 'processor time, or as it says', 'ratio', 'goal', 'throughput, or as it says', 'ratio']);
   printRow(['---', '---', '---', '---', '---', '---', '---']);
   await measureAll();
+  console.log(`\n${loadAverage()}`);
   process.exit(); // and with it all children
 }
 

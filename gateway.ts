@@ -889,7 +889,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline.
-    res.once('close', () => core.draining && server.closeIdleConnections());
+    res.on('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
   };
   server.on('request', onRequest);
@@ -1053,7 +1053,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   const previous = due.at(-1);
   // Closed without a response: one could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
-  res.once('close', () => due.splice(due.indexOf(res), 1));
+  res.on('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (previous !== undefined) await once(previous, 'close');
     if (!socket.destroyed && !connection.isClosing) await handle(core, connection, req, res, upgrade);
@@ -1469,7 +1469,7 @@ function begin(exchange: Exchange) {
   const { core: { connections, running }, connection, req, res } = exchange;
   running.push(exchange);
   const socket = transportSocket(req.socket);
-  res.once('close', () => {
+  res.on('close', () => {
     if (!res.writableFinished) exchange.leave();
     if (connection.token === undefined) return;
     connection.token = undefined;
@@ -1488,8 +1488,10 @@ function claimConnection({ core: { connections }, rules, connection, token }: Ex
   const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
-    const others = [...connections.values()].filter((other) => other.token === name);
-    if (others.length + 1 > limit) return new Problem('busy', 'half_of_connections');
+    let count = 1;
+    for (const other of connections.values()) {
+      if (other.token === name && ++count > limit) return new Problem('busy', 'half_of_connections');
+    }
   }
   connection.token = name;
   return undefined;
@@ -1527,8 +1529,8 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'bad_request') exchange.connection.beginClosing();
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
-  report.bytesOut = req.method === 'HEAD' ? 0 : headers['Content-Length'];
-  exchange.respond(problem.status, { ...headers, ...siteHeaders(exchange) }, body);
+  report.bytesOut = req.method === 'HEAD' ? 0 : Buffer.byteLength(body);
+  exchange.respond(problem.status, Object.assign(headers, siteHeaders(exchange)), body);
 }
 
 /**
@@ -4032,19 +4034,17 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
   // for a password, remember it, and add it to the requests of any page.
   const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
-  return {
-    body,
-    headers: {
-      'Content-Type': 'application/json',
-      'Content-Length': Buffer.byteLength(body),
-      'X-Content-Type-Options': 'nosniff',
-      'Cache-Control': 'no-store',
-      'X-Request-Id': requestId,
-      ...(status === 401 && { 'WWW-Authenticate': challenges }),
-      ...(allow && { 'Allow': allow.join(', ') }),
-      ...(retryAfterMs && { 'Retry-After': Math.ceil(retryAfterMs / 1000) }),
-    },
+  const headers: OutgoingHttpHeaders = {
+    'Content-Type': 'application/json',
+    'Content-Length': Buffer.byteLength(body),
+    'X-Content-Type-Options': 'nosniff',
+    'Cache-Control': 'no-store',
+    'X-Request-Id': requestId,
   };
+  if (status === 401) headers['WWW-Authenticate'] = challenges;
+  if (allow) headers['Allow'] = allow.join(', ');
+  if (retryAfterMs) headers['Retry-After'] = Math.ceil(retryAfterMs / 1000);
+  return { headers, body };
 }
 
 /**
