@@ -3775,7 +3775,7 @@ test(
         const headers = { 'authorization': `Bearer ${token}`, 'content-type': row[3] };
         const { status } = await ask(gateway, { body: text, headers, agent });
         assert.ok(status === 201 || status === 400, `${status}`);
-      }, 250);
+      }, isNode ? 250 : 500); // Deno takes twice as long for keys with escapes, and more beside other work
     }
   },
 );

@@ -15,7 +15,7 @@
  *            →  credential found and removed → token, its expiry and its form checked → cross-site check
  *            →  endpoint on the token's allowlist → the token's rate
  *            →  body scanned while it streams, or made into a send (webhook, form, text)
- *            →  slot acquired → relayed once → response relayed → logged
+ *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
@@ -94,8 +94,8 @@ interface GatewayConfig {
      */
     parallel?: number;
     /**
-     * How long a send waits while the backend restarts and refuses connections. Nothing is sent during the wait. `0`
-     * means that a send does not wait.
+     * How long a send, or `GET /v1/about`, waits in all while the backend restarts and refuses connections, at most
+     * `backend.timeout`. Nothing is sent during the wait. `0` means that nothing waits.
      * @default 30s
      */
     wait?: string;
@@ -157,7 +157,7 @@ interface GatewayConfig {
     body?: string;
     /**
      * The most connections at one time. At the limit, a new connection replaces the one that has gone longest without
-     * showing a valid token.
+     * showing a valid token. Where there are several tokens, one token is served on at most half of them.
      * @default 1024
      */
     connections?: number;
@@ -219,13 +219,13 @@ interface GatewayOptions {
   headersTimeoutMs?: number;
   /**
    * How long a response to a client may make no progress. Also the time in which a client must send at least 30 KiB of
-   * its body. An unauthenticated client must send its whole body in that time, even the part after the refusal.
+   * its body, and an unauthenticated client its whole body. A refused client may go on sending for as long again.
    * @default 30_000
    */
   stallTimeoutMs?: number;
   /**
-   * How long a request may hold a slot before the slot is lent to another. Also how long a request may go on after its
-   * client has left.
+   * How long a request may hold a slot before the slot is lent to another. A request that goes on without its client
+   * ends then.
    * @default 30_000
    */
   slotTimeoutMs?: number;
@@ -234,7 +234,7 @@ interface GatewayOptions {
   /**
    * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
    * outlives the other.
-   * @default 2000
+   * @default 2000, or a quarter of `stallTimeoutMs` if that is less
    */
   lingerMs?: number;
 }
@@ -374,7 +374,8 @@ const PIPELINE_LIMIT = 8;
 
 /**
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
- * poller makes more. Also how many unauthenticated requests of an address are logged above debug level.
+ * poller makes more. Also how many unauthenticated requests of an address, and how many `rate_limited` and `busy` of a
+ * token, are logged above debug level.
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
@@ -416,7 +417,10 @@ const BARE_LIMIT_BYTES = 256;
 /** The largest body that the gateway makes a send from. Such a body is read into memory whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
-/** The most memory for all bodies that sends are made from, 32 of the largest. Further requests get 503. */
+/**
+ * The most memory for all bodies that sends are made from, 32 of the largest, and for those sends. Where there are
+ * several tokens, one token may use half. Further requests get 503.
+ */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
 /** The longest text in UTF-8 that a template or a text body may give. The rest is cut off. */
@@ -433,8 +437,8 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /**
- * How long a request may hold a slot before the slot is lent to another. Also how long a request may go on after its
- * client has left. An option of `createGateway` too.
+ * How long a request may hold a slot before the slot is lent to another. A request that goes on without its client ends
+ * then. An option of `createGateway` too.
  */
 const SLOT_TIMEOUT_MS = 30_000;
 
@@ -2165,7 +2169,7 @@ class RequestBody {
     if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
     // The refused request frees its bytes at once: otherwise other requests at this moment would be refused too.
     exchange.heldBytes = 0;
-    throw new Problem(bytes > ownLimitBytes ? 'body_too_large' : 'busy');
+    throw bytes > ownLimitBytes ? tooLarge(ownLimitBytes) : new Problem('busy');
   }
 
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
@@ -3594,7 +3598,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
   if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
 }
 
-/** Returns a function that writes a chunk and waits until the stream has room for the next. @param late as waitUntil. */
+/** Returns a function that writes a chunk, and waits until the stream has room for the next. */
 function writerTo(exchange: Exchange, stream: Writable, timeoutMs: number, late: ProblemCode) {
   let hasRoom = true;
   stream.on('drain', () => {
