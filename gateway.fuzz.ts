@@ -176,6 +176,7 @@ const KINDS = [
   'honest',
   'kept',
   'patient',
+  'crowd',
   'sender',
   'confined',
   'evil',
@@ -200,7 +201,7 @@ const KINDS = [
 ] as const;
 type Kind = (typeof KINDS)[number];
 /** Their requests must be served: they do nothing that a real client would not do. */
-const HONEST: readonly Kind[] = ['honest', 'kept', 'patient'];
+const HONEST: readonly Kind[] = ['honest', 'kept', 'patient', 'crowd'];
 
 /** A client, or somebody who changes the gateway (`reloader`, `clock`). */
 interface Actor {
@@ -238,6 +239,7 @@ export interface World {
 const FROM = '+15550100001';
 const TO = '+15550100002';
 const ELSE = '+15550100666';
+const GROUP = `group.${btoa(btoa('a group of thirty-two characters'))}`;
 const LISTS = { senders: [FROM], recipients: [TO] };
 /** The tokens of every world. `lists` of the configuration are those that invariant 3 asks for. */
 const TOKENS = {
@@ -265,7 +267,7 @@ export function genWorld(seed: number): World {
     connectMs: draw.between(150, 400),
     lingerMs: draw.between(100, 300),
     timeoutMs,
-    waitMs: Math.min(timeoutMs, draw.pick([300, 600, 900, 1200])),
+    waitMs: Math.min(timeoutMs, draw.pick([300, 300, 600, 900, 1200])),
     parallel: draw.pick([0, 1, 1, 2, 3, 4]),
     windowBytes: draw.pick([0, 4096, 4096, 40_960]),
     phases: draw.chance(0.6) ? [genPhase(draw)] : [],
@@ -276,7 +278,11 @@ export function genWorld(seed: number): World {
   const count = draw.between(4, 10);
   const numbers = new Map<Kind, number>();
   for (let i = 0; i < count; i++) {
-    const kind = i === 0 && draw.chance(0.4) ? 'hanger' : draw.chance(0.3) ? 'honest' : draw.pick(KINDS.slice(0, -1));
+    const kind = i === 0 && draw.chance(0.4)
+      ? 'hanger'
+      : draw.chance(0.3)
+      ? draw.pick(['honest', 'honest', 'crowd'] as const)
+      : draw.pick(KINDS.slice(0, -1));
     const number = numbers.get(kind) ?? 0;
     numbers.set(kind, number + 1);
     // Exactly one token may hang, and one actor of each of these is enough.
@@ -301,7 +307,7 @@ function genPhase(draw: Draw): Phase {
   return {
     kind: draw.chance(0.25) ? 'gone' : draw.pick(PHASES),
     atMs: draw.between(0, 900),
-    forMs: draw.pick([60, 200, 500, 900, 1500]),
+    forMs: draw.pick([60, 200, 500, 900, 1500, 2000]),
   };
 }
 
@@ -321,12 +327,22 @@ function genActor(world: World, kind: Kind, number: number): Actor {
   } as const;
   const token = tokens[kind as keyof typeof tokens] ?? draw.pick(['free', 'other'] as const);
   const counts: Partial<Record<Kind, [number, number]>> = {
-    ...{ hanger: [2, 5], pipelining: [2, 6], old: [2, 4], reloader: [4, 4], clock: [5, 5], hoarder: [6, 6] },
+    ...{
+      hanger: [2, 5],
+      crowd: [4, 6],
+      pipelining: [2, 6],
+      old: [2, 4],
+      reloader: [4, 4],
+      clock: [5, 5],
+      hoarder: [6, 6],
+    },
   };
   const length = draw.between(...counts[kind] ?? [1, 3]);
   const steps = Array.from({ length }, () => genStep(world, draw, kind));
-  const atMs = draw.between(0, kind === 'hanger' ? 300 : 1200);
-  return { kind, number, atMs, token, ...(/hanger|hoarder/.test(kind) && { together: true }), steps };
+  // A crowd comes when an absence has begun.
+  const beginMs = (kind === 'crowd' && world.phases[0]?.atMs) || 0;
+  const atMs = beginMs + draw.between(0, { hanger: 300, crowd: 150 }[kind as 'crowd'] ?? 1200);
+  return { kind, number, atMs, token, ...(/hanger|hoarder|crowd/.test(kind) && { together: true }), steps };
 }
 
 function genStep(world: World, draw: Draw, kind: Kind): Step {
@@ -698,10 +714,7 @@ class StandIn {
     if (kind === 'gone' || kind === 'hungThenGone') {
       await this.#during('away', () => this.#leave(kind === 'gone' ? forMs : 100));
     }
-    for (let leftMs = forMs; kind === 'flapping' && leftMs > 0; leftMs -= 120) {
-      await this.#during('away', () => this.#leave(60));
-      await sleep(60);
-    }
+    if (kind === 'flapping') await this.#during('away', () => this.#flap(forMs));
   }
 
   async #during(kind: Absence['kind'], act: () => Promise<void>): Promise<void> {
@@ -736,6 +749,13 @@ class StandIn {
     this.#resetAll();
     await sleep(forMs);
     await this.listen();
+  }
+
+  async #flap(forMs: number): Promise<void> {
+    for (let leftMs = forMs; leftMs > 0; leftMs -= 120) {
+      await this.#leave(60);
+      await sleep(60);
+    }
   }
 
   #accept(socket: net.Socket): void {
@@ -1323,7 +1343,7 @@ const CONTENT_TYPES: Partial<Record<Step['shape'], string>> = {
 
 const ROUTES = {
   send: 'POST /v2/send',
-  join: `POST /v1/groups/${FROM}/group.R1JPVVA=/join`,
+  join: `POST /v1/groups/${FROM}/${GROUP}/join`,
   about: 'GET /v1/about',
   download: 'GET /v1/attachments/one.jpg',
   unknown: `GET /v1/${WORD}/nothing`,
