@@ -642,9 +642,9 @@ interface Peer {
   isBusy: boolean;
 }
 
-/** A time in which the stand-in was not there for everybody. */
+/** A time in which the stand-in was not there for everybody, or was slow for one. */
 interface Absence {
-  kind: 'away' | 'hung';
+  kind: 'away' | 'hung' | 'slow';
   fromMs: number;
   untilMs: number;
 }
@@ -662,8 +662,6 @@ class StandIn {
   isHung = false;
   isResetting = false;
   readonly absences: Absence[] = [];
-  /** How long the stand-in has kept others waiting, in all. */
-  delayMs = 0;
   /** Answers that are held back until `release` is called. */
   held: (() => void)[] = [];
   /** Requests whose last byte has not come. */
@@ -782,9 +780,15 @@ class StandIn {
       peer.isDeaf = false;
       if (!this.isHung) socket.resume();
     };
-    this.delayMs += deafMs;
+    this.slow(deafMs);
     if (deafMs > 0 && !this.#isOver) setTimeout(hear, deafMs).unref();
     else hear();
+  }
+
+  /** Notes that somebody waits for the stand-in from now on. */
+  slow(ms: number): void {
+    const fromMs = performance.now();
+    if (ms > 0) this.absences.push({ kind: 'slow', fromMs, untilMs: fromMs + ms });
   }
 
   /** Resolves when the stand-in is not hung. */
@@ -797,7 +801,7 @@ class StandIn {
   }
 
   /**
-   * How long the stand-in was away, or hung, between two times. The gateway finds out only with its next try that the
+   * How long the stand-in was away, hung or slow between two times. The gateway finds out only with its next try that the
    * stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most.
    */
   absentMs(kind: Absence['kind'], fromMs: number, untilMs: number): number {
@@ -1015,7 +1019,7 @@ class BackendReader {
     came(`answer ${kind}`);
     if (kind === 'never') return;
     if (asked.mark.startsWith('slot')) await new Promise<void>((resolve) => void this.#standIn.held.push(resolve));
-    this.#standIn.delayMs += ms;
+    this.#standIn.slow(ms);
     if (ms > 0) await sleep(ms);
     await this.#standIn.awake();
     this.#peer.isBusy = false;
@@ -1555,19 +1559,19 @@ function checkTime(
   const { pauses, joined, deafMs } = step;
   const lifeMs = endedLoopMs! - startedLoopMs;
   const awayMs = standIn.absentMs('away', startedMs, endedMs!);
-  const hungMs = standIn.absentMs('hung', startedMs, endedMs!);
+  const slowMs = standIn.absentMs('hung', startedMs, endedMs!) + standIn.absentMs('slow', startedMs, endedMs!);
   if (code === 'backend_unreachable' && awayMs + 50 < world.waitMs) {
     play.find(5, `backend_unreachable after ${Math.round(awayMs)} of ${world.waitMs} ms away (${mark})`);
   }
   const has = (kind: Kind): boolean => world.actors.some((other) => other.kind === kind);
   // Slots are short only where somebody hangs, who keeps those that a reload has taken away until the requests end.
   const slotsMs = has('hanger') ? 2 * world.slotMs + (has('reloader') ? world.timeoutMs : 0) : 0;
-  const waitedMs = world.waitMs + slotsMs + standIn.delayMs + hungMs + (world.tls ? world.connectMs : 0) + 300;
+  const waitedMs = world.waitMs + slotsMs + slowMs + (world.tls ? world.connectMs : 0) + 300;
   if (code === 'backend_unreachable' && !pauses && !joined && !deafMs && lifeMs > waitedMs) {
     play.find(5, `backend_unreachable is told after ${Math.round(lifeMs)} of ${Math.round(waitedMs)} ms (${mark})`);
   }
   if (!stays || actor === undefined || !HONEST.includes(actor.kind)) return;
-  const boundMs = Math.max(slotsMs, 2 * world.slotMs) + standIn.delayMs + awayMs + hungMs + 600;
+  const boundMs = Math.max(slotsMs, 2 * world.slotMs) + awayMs + slowMs + 600;
   if (lifeMs > boundMs) {
     play.find(5, `an honest client waited ${Math.round(lifeMs)} of ${Math.round(boundMs)} ms (${mark})`);
   }
