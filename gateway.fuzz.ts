@@ -676,9 +676,13 @@ class StandIn {
     this.server.on('connection', (socket) => this.#accept(socket));
   }
 
+  /** Listens, after an absence on the same port: another program may have it for a moment, as a client does. */
   async listen(): Promise<void> {
-    this.server.listen(this.port, '127.0.0.1', 511);
-    await once(this.server, 'listening');
+    const listens = async (): Promise<boolean> => {
+      this.server.listen(this.port, '127.0.0.1', 511);
+      return await once(this.server, 'listening').then(() => true, () => false);
+    };
+    if (!await until(listens, 10_000)) throw new Error(`port ${this.port} of a stand-in is taken`);
     this.port = (this.server.address() as AddressInfo).port;
     STAND_INS.set(this.port, this);
   }
@@ -2420,4 +2424,7 @@ function main(): Promise<number> {
   return playNew({ seed, seconds, side: values.large ? 1 : Number(values.side), make }, values.stop);
 }
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) process.exit(await main() > 0 ? 1 : 0);
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const count = await main().catch((error) => say(String(error.stack)) ?? 1);
+  process.exit(count > 0 ? 1 : 0);
+}
