@@ -1453,8 +1453,8 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
   const bytes = Buffer.concat([...asked.map((each) => each.bytes.subarray(0, each.step.stopAt)), last]);
   if (step.deafMs) socket.pause();
   let at = 0;
-  const { head, pauses = [] } = asked[0]!.step;
-  if (head === 'expecting') pauses.unshift([bytes.indexOf('\r\n\r\n') + 4, 30]);
+  const first = asked[0]!.step;
+  const pauses = first.head === 'expecting' ? [[bytes.indexOf('\r\n\r\n') + 4, 30] as const] : first.pauses ?? [];
   for (const [atByte, ms] of pauses) {
     if (atByte >= bytes.length || socket.destroyed) break;
     socket.write(bytes.subarray(at, atByte));
@@ -2369,7 +2369,7 @@ async function playNew({ seed, seconds, side, make }: Required<Run>, stop: strin
   const startMs = performance.now();
   const stopAt = stop?.split(',').map(Number);
   const result = await simulate({ seed, seconds, side, make, ...(stopAt && { stopAt }) });
-  if (!stopAt) {
+  if (!stopAt && make !== genLarge) {
     const large = await simulate({ seed, seconds: seconds / 10, side: 1, make: genLarge });
     for (const key of ['failures', 'warnings'] as const) result[key].push(...large[key]);
     result.worlds += large.worlds;
@@ -2379,8 +2379,9 @@ async function playNew({ seed, seconds, side, make }: Required<Run>, stop: strin
   for (const failure of failures) sayFailure('RED', failure);
   const tookS = Math.round((performance.now() - startMs) / 1000);
   say(`${result.worlds} worlds in ${tookS} s, ${failures.length} kinds of finds`);
-  const others = stopAt ? 0 : await playAlone(seed, seconds);
-  const never = neverCame().filter((name) => !stopAt || !name.startsWith('event'));
+  const isPart = stopAt !== undefined || make === genLarge;
+  const others = isPart ? 0 : await playAlone(seed, seconds);
+  const never = isPart ? [] : neverCame();
   if (never.length > 0) say(`never came: ${never.join(', ')}`);
   for (const failure of stopAt ? [] : failures) {
     const { find: { what }, world: { seed } } = failure;
