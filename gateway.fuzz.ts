@@ -1542,6 +1542,11 @@ function checkRequests(play: Play): void {
     if (code !== undefined && !OPEN_CODES.includes(code) && acts > 0) {
       play.find(2, `a client was told ${code}, and the backend has acted (${mark})`);
     }
+    // No clock is needed to know that this is the answer to somebody else's bytes. The world of those bytes may be
+    // another, played beside this one: on Deno all connections of a process share parsers.
+    if (code === 'bad_request' && asked.actor && HONEST.includes(asked.actor.kind)) {
+      play.find(4, `an honest client was told bad_request (${mark})`);
+    }
     if (code === 'internal_error') play.find(7, `a client was told internal_error (${mark})`);
     if (isComplete && headers.has('x-answer') && status !== 101 && body.toString() !== asked.answeredBody) {
       play.find(2, `an answer looks whole and is not what the backend said (${mark})`);
