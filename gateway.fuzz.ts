@@ -508,7 +508,7 @@ class Play {
     return {
       listen: '127.0.0.1:0',
       backend: {
-        url: `${tls ? 'https' : 'http'}://127.0.0.1:${this.standIn.port}`,
+        url: `${tls ? 'https' : 'http'}://${this.standIn.host}:${this.standIn.port}`,
         timeout: `${timeoutMs}ms`,
         wait: `${waitMs}ms`,
         parallel,
@@ -666,6 +666,13 @@ class StandIn {
   held: (() => void)[] = [];
   /** Requests whose last byte has not come. */
   readonly unfinished = new Set<Arrival>();
+  /**
+   * On Linux every address in 127.0.0.0/8 is this machine, and each stand-in has one of its own: while it is away, the
+   * stand-in of another world could get its port, and its requests.
+   */
+  readonly host = process.platform === 'linux' ? `127.1.${(standIns >> 8) & 255}.${standIns++ & 255}` : '127.0.0.1';
+  /** Writes of the gateway that wait until the stand-in has read more, by the port of the gateway's end. */
+  readonly writers = new Map<number, () => void>();
   /** How many connections were made. */
   tries = 0;
   #isOver = false;
@@ -679,12 +686,12 @@ class StandIn {
   /** Listens, after an absence on the same port: another program may have it for a moment, as a client does. */
   async listen(): Promise<void> {
     const listens = async (): Promise<boolean> => {
-      this.server.listen(this.port, '127.0.0.1', 511);
+      this.server.listen(this.port, this.host, 511);
       return await once(this.server, 'listening').then(() => true, () => false);
     };
     if (!await until(listens, 10_000)) throw new Error(`port ${this.port} of a stand-in is taken`);
     this.port = (this.server.address() as AddressInfo).port;
-    STAND_INS.set(this.port, this);
+    STAND_INS.set(`${this.host}:${this.port}`, this);
   }
 
   /** Begins the phases. */
@@ -702,7 +709,7 @@ class StandIn {
 
   async close(): Promise<void> {
     await this.calm();
-    STAND_INS.delete(this.port);
+    STAND_INS.delete(`${this.host}:${this.port}`);
     for (const { socket } of this.peers.values()) socket.destroy();
     this.server.close();
   }
@@ -770,7 +777,7 @@ class StandIn {
     this.peers.set(key, peer);
     socket.once('close', () => {
       this.peers.delete(key);
-      wakeWriters(key);
+      wakeWriters(this, key);
     });
     const reader = new BackendReader(this, peer);
     socket.on('close', () => reader.end());
@@ -778,7 +785,7 @@ class StandIn {
       peer.readBytes += chunk.length;
       if (tls === 'refuses') socket.end(TLS_ALERT);
       if (tls === undefined) reader.read(chunk);
-      wakeWriters(key);
+      wakeWriters(this, key);
     });
     const hear = (): void => {
       peer.isDeaf = false;
@@ -1114,14 +1121,14 @@ class JsonEnd {
 
 // ── SMALL BUFFERS ────────────────────────────────────────────────────────────────────────────────
 
-/** The stand-ins of all worlds, by port. */
-const STAND_INS = new Map<number, StandIn>();
-/** Writes that wait until a stand-in has read more, by the port of the gateway's end. */
-const WAITING = new Map<number, () => void>();
+/** The stand-ins of all worlds, by address and port. */
+const STAND_INS = new Map<string, StandIn>();
+let standIns = 0;
 
-function wakeWriters(port: number): void {
-  const wake = WAITING.get(port);
-  WAITING.delete(port);
+/** Goes on with the write that waits until the stand-in has read more. @param port that of the gateway's end. */
+function wakeWriters({ writers }: StandIn, port: number): void {
+  const wake = writers.get(port);
+  writers.delete(port);
   wake?.();
 }
 
@@ -1146,7 +1153,7 @@ function limitBuffers(isOn: boolean): void {
 
 /** Writes to a stand-in no more than `windowBytes` beyond what it has read; to others everything. */
 const writeSome: Write = function (writev, data, encoding, done) {
-  const standIn = this.remotePort === undefined ? undefined : STAND_INS.get(this.remotePort);
+  const standIn = STAND_INS.get(`${this.remoteAddress}:${this.remotePort}`);
   const windowBytes = standIn?.play.world.windowBytes ?? 0;
   // A socket that is still connecting calls this function again when it is connected.
   if (!standIn || windowBytes === 0 || this.connecting) return writeAll!.call(this, writev, data, encoding, done);
@@ -1157,7 +1164,7 @@ const writeSome: Write = function (writev, data, encoding, done) {
     if (error || this.destroyed || at >= bytes.length) return done(error);
     const sent = written.get(this) ?? 0;
     const roomBytes = windowBytes - (sent - (standIn.peers.get(port)?.readBytes ?? 0));
-    if (roomBytes <= 0) return void WAITING.set(port, step);
+    if (roomBytes <= 0) return void standIn.writers.set(port, step);
     const part = bytes.subarray(at, at + roomBytes);
     at += part.length;
     written.set(this, sent + part.length);
