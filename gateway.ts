@@ -1601,7 +1601,7 @@ function checkHead(req: IncomingMessage) {
   if (isTooLong(req)) throw new Problem('too_many_headers');
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
-  if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
+  if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
 
 /**
@@ -1619,9 +1619,9 @@ function parseTarget(method: string, raw: string) {
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
-  const pathSecret = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
+  const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
   // Only a first `@auth` segment is accepted: `shift` removes it, and `segments` is the rest of the path.
-  if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
+  if (authSegment !== undefined && segments.shift() !== authSegment) {
     throw badTarget('the "@auth=" segment must come first');
   }
   const route = ROUTES.find((candidate) =>
@@ -1638,7 +1638,7 @@ function parseTarget(method: string, raw: string) {
     /** Undefined if the backend has no such route. */
     route,
     /** The secret in its `@auth` segment. */
-    pathSecret,
+    pathSecret: authSegment?.slice('@auth='.length),
     ...parseQuery(query, isSendByGet(method, route)),
   } as const;
 }
@@ -1746,7 +1746,7 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
  */
 function findCredential(req: IncomingMessage, target: Target): Credential | undefined {
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
-  const header = onlyOne(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
+  const header = onlyOne(headerValues(req.rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
   if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
   if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
@@ -1759,10 +1759,13 @@ function onlyOne(found: string[]) {
   return found[0];
 }
 
-/** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
-function headerValues({ rawHeaders }: IncomingMessage, name: string) {
+/**
+ * All values of a header: `req.headers` keeps only the first Authorization.
+ * @param fields name and value in turn.
+ */
+function headerValues(fields: readonly string[], name: string) {
   const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
-  return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
+  return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
 }
 
 /**
@@ -1800,8 +1803,7 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
     else reason = 'form_not_accepted';
   } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
-  return new Problem('unauthorized', reason);
+  return new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -1993,10 +1995,9 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
-function refusalOfRoute(allow: Allow, target: Target) {
-  const { route, segments } = target;
+function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  const isByGet = isSendByGet(target.method, route);
+  const isByGet = isSendByGet(method, route);
   if (route && !isByGet) {
     const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
     return withDetail('endpoint_not_allowed', detail);
@@ -2004,7 +2005,7 @@ function refusalOfRoute(allow: Allow, target: Target) {
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
   const methods = [...new Set(routes.map(({ method }) => method))];
-  const detail = `This endpoint takes ${methods.join(', ')}, and not ${target.method}.${isByGet ? SEND_BY_GET : ''}`;
+  const detail = `This endpoint takes ${methods.join(', ')}, and not ${method}.${isByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
@@ -4081,13 +4082,11 @@ function headersForClient(exchange: Exchange, passed: readonly string[]): string
   const { req: { method }, target, isMadeSend } = exchange;
   const { segments } = target!;
   const own = { ...siteHeaders(exchange) };
-  // The last of several fields with one name counts.
-  const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   if (method === 'GET' && segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-    if (isMadeSend || valueOf('cache-control') === undefined) own['Cache-Control'] = 'no-store';
-    let type = valueOf('content-type') ?? '';
+    if (isMadeSend || headerValues(passed, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
+    let type = headerValues(passed, 'content-type').at(-1) ?? ''; // the last of several counts
     if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
     const isPlayed = kind === 'audio' || kind === 'video';
