@@ -2074,17 +2074,16 @@ class RequestBody {
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
-  #owedBytes = PACE_BYTES; // how many bytes the client must send within #leftMs of reading
-  #leftMs: number;
+  #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
+  #leftMs = 0;
   #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
   #scan: BodyScan | undefined;
   #notAnObject: Problem | undefined; // if the head does not begin like an object, so that it is a text or a form
   #isComplete: boolean;
 
   constructor(exchange: Exchange) {
-    const { req, core } = exchange;
+    const { req } = exchange;
     this.#exchange = exchange;
-    this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#declaredBytes = Number(req.headers['content-length']) || undefined;
@@ -2106,7 +2105,7 @@ class RequestBody {
    * @param check throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
-  async open(check: (field: Field) => void): Promise<Content> {
+  async open(check: FieldCheck): Promise<Content> {
     const target = this.#exchange.target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
@@ -2226,6 +2225,7 @@ class RequestBody {
   async #next(roomBytes?: number) {
     const { core: { stallTimeoutMs }, req, token, report } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
+    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
@@ -2233,7 +2233,6 @@ class RequestBody {
     const chunk = await read ?? Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
-    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     report.bytesIn += chunk.length;
     this.#checkLength(report.bytesIn);
     this.#isComplete = chunk.length === 0 || report.bytesIn === this.#declaredBytes;
@@ -2241,7 +2240,7 @@ class RequestBody {
   }
 
   /** Yields the body of an upload as fast as it is taken. @throws {Problem} as #next, and what `check` throws. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void, beforeEnd: () => Promise<void>) {
+  async *#chunks(scan: BodyScan, check: FieldCheck, beforeEnd: () => Promise<void>) {
     yield* scan.takePassed();
     while (!this.#isComplete) {
       const chunk = await this.#next();
@@ -2372,7 +2371,7 @@ function makesSends({ defaults, message }: Token): boolean {
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
-async function readSend(exchange: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
+async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck): Promise<Uint8Array> {
   const token = exchange.token!;
   const { parameters } = exchange.target!;
   let payload: JsonObject;
@@ -2550,8 +2549,7 @@ function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     const isText = hasTemplate || key !== 'message' || typeof value !== 'object';
     if (!isText) throw badField(key, 'must be a text, and not an object or a list');
-    const isList = /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
+    if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2570,7 +2568,7 @@ function isBlank(value: unknown = ''): boolean {
  * @returns the body for the backend.
  * @throws {Problem} bad_field, and what `check` throws.
  */
-function checkSend(send: object, check: (field: Field) => void): Uint8Array {
+function checkSend(send: object, check: FieldCheck): Uint8Array {
   const bytes = Buffer.from(JSON.stringify(send));
   BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
@@ -2677,7 +2675,6 @@ class Template {
       if (tag.sigil !== '#') return write(toText(value));
       for (const item of items) {
         leftSteps--;
-        if (isSpent()) return;
         renderNodes(tag, [...contexts, item]);
       }
     };
@@ -2747,21 +2744,7 @@ function readTemplate(value: unknown) {
 
 // #region POLICY
 
-/**
- * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
- * string.
- */
-const STRING_KEYS = {
-  auth: 'credential',
-  number: 'sender',
-  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
-  base64_attachment: 'attachment',
-  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
-  link_preview: 'object', // the only value that is an object
-  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
-} as const;
-
-/** The same for keys whose value is a list of strings. An `argument` in a list may also be a number. */
+/** The keys of a body whose value is a list of strings. An `argument` in a list may also be a number. */
 const LIST_KEYS = {
   recipients: 'recipient',
   members: 'member', // a member of a group can be written to, and reads the group
@@ -2771,7 +2754,21 @@ const LIST_KEYS = {
   base64_attachments: 'attachment',
 } as const;
 
-const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
+/**
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
+ * string, but for the lists.
+ */
+const KEY_ROLES = {
+  ...LIST_KEYS,
+  auth: 'credential',
+  number: 'sender',
+  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
+  base64_attachment: 'attachment',
+  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
+  link_preview: 'object', // the only value that is an object
+  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
+} as const;
+
 type BodyKey = keyof typeof KEY_ROLES;
 
 /**
@@ -2782,6 +2779,9 @@ interface Field {
   /** Undefined if the whole body has no `number`. */
   readonly value: string | undefined;
 }
+
+/** Checks a field of a body. @throws {Problem} if the field may not pass. */
+type FieldCheck = (field: Field) => void;
 
 /** The routes whose recipients are persons. signal-cli would read the digits in a group's id as a number. */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
