@@ -575,7 +575,7 @@ class Problem {
 }
 
 /** @param detail the whole sentence. */
-const withDetail = (code: ProblemCode, detail: string) => new Problem(code, undefined, { detail });
+const withDetail = (code: ProblemCode, detail: string, reason?: string) => new Problem(code, reason, { detail });
 
 /** @param why completes "The request target is not acceptable: …". */
 const badTarget = (why: string) => withDetail('bad_target', `The request target is not acceptable: ${why}.`);
@@ -1744,12 +1744,12 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
  * is wrong, the gateway does not try the next form: the log line names one form, so a guess in another would go unseen.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential(req: IncomingMessage, target: Target): Credential | undefined {
+function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target): Credential | undefined {
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
-  const header = onlyOne(headerValues(req.rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
+  const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
-  if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
-  if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
+  if (pathSecret !== undefined) return { form: 'path', secret: pathSecret };
+  if (querySecret !== undefined) return { form: 'query', secret: querySecret };
   return undefined;
 }
 
@@ -1838,7 +1838,7 @@ function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
  * `cors`. Undefined for a value that no browser sends, because that may be a secret.
  */
-function unlistedOrigin({ req, rules }: Exchange): string | undefined {
+function unlistedOrigin({ req, rules }: Exchange) {
   const { origin = '' } = req.headers;
   return rules.cors.has(origin) ? undefined : /^(?:null|[\w+.-]+:\/\/[!-.0->A-~]+)$/.exec(origin)?.[0].slice(0, 100);
 }
@@ -1854,7 +1854,7 @@ const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  * unauthenticated client must not learn which endpoints an allowlist opens.
  * @returns whether the request was such a preflight.
  */
-function respondToPreflight(exchange: Exchange): boolean {
+function respondToPreflight(exchange: Exchange) {
   const { req: { method, headers }, rules } = exchange;
   const { 'access-control-request-method': wanted, 'access-control-request-headers': names = '', origin = '' } =
     headers;
@@ -1876,7 +1876,7 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
  * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
-function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
   // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
@@ -1884,7 +1884,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   if (isActing && req.headers.range !== undefined) {
     const detail =
       'A GET that sends, receives or sets up is refused if it has a Range header, as a media player sends.';
-    return new Problem('cross_site', 'range', { detail });
+    return withDetail('cross_site', detail, 'range');
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const { origin = '', 'sec-fetch-site': fetchSite, 'x-forwarded-host': forwarded, upgrade } = req.headers;
@@ -1892,7 +1892,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens, call the gateway by an IP address or a local name, not by one of public DNS.';
-    return new Problem('cross_site', 'public_host', { detail });
+    return withDetail('cross_site', detail, 'public_host');
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
@@ -2024,7 +2024,7 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
+  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number) {
     // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time lies far in the future, and
     // would lock the key out until then. So the time is corrected here. A refusal stores the corrected time too;
     // otherwise every request before the old time would find the bucket empty.
@@ -2040,7 +2040,7 @@ class RateLimiter {
 }
 
 /** Counts a request against its token's rate, even if the backend fails later. @returns the problem: rate_limited. */
-function takeRate(core: Core, token: Token): Problem | undefined {
+function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   return retryAfterMs > 0 ? new Problem('rate_limited', undefined, { retryAfterMs }) : undefined;
 }
@@ -2064,7 +2064,7 @@ interface Upload {
 }
 
 /** Whether a request has a body (RFC 9112 6.3). */
-function hasBody({ headers }: IncomingMessage): boolean {
+function hasBody({ headers }: IncomingMessage) {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
@@ -2140,7 +2140,7 @@ class RequestBody {
    * @param limitBytes the largest body accepted here; `limits.body` applies too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
-  async readWhole(limitBytes: number): Promise<Buffer> {
+  async readWhole(limitBytes: number) {
     this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
     this.countHeld(this.#exchange.report.bytesIn);
@@ -2361,7 +2361,7 @@ const NOT_TEXT =
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
 /** Whether the gateway makes a send from each body that this token posts to /v2/send, whatever the body is. */
-function makesSends({ defaults, message }: Token): boolean {
+function makesSends({ defaults, message }: Token) {
   return defaults !== undefined || message !== undefined;
 }
 
@@ -2371,7 +2371,7 @@ function makesSends({ defaults, message }: Token): boolean {
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
-async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck): Promise<Uint8Array> {
+async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck) {
   const token = exchange.token!;
   const { parameters } = exchange.target!;
   let payload: JsonObject;
@@ -2394,7 +2394,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck
  * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
-function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
+function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
@@ -2411,7 +2411,7 @@ function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
  * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
-function readJson(json: Buffer): JsonObject {
+function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) {
@@ -2443,7 +2443,7 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
-function readMultipart(body: Buffer, contentType: string): Pair[] {
+function readMultipart(body: Buffer, contentType: string) {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart();
@@ -2483,9 +2483,9 @@ function failMultipart(): never {
  * Whether a text is an HTML form. It is one if its first name is a known field. It is also one if every pair is
  * encoded as form encoders do it and any of the names is a known field.
  */
-function isHtmlForm({ message: template }: Token, text: string): boolean {
+function isHtmlForm({ message: template }: Token, text: string) {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
-  const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
+  const isKnown = (name: string) => names.has(name) || NEVER_DROPPED.test(name);
   const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
   if (isKnown(first)) return true;
   return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
@@ -2519,7 +2519,7 @@ function readFields(pairs: Iterable<Pair>): JsonObject {
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: JsonObject): JsonObject {
+function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no message.
@@ -2534,7 +2534,7 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
   const isEmpty = template !== undefined && missing.includes('message');
   const found = isEmpty ? ' The token\'s "message" template found nothing in these keys.' : '';
   const detail = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', `no_${missing.join(',no_')}`, { detail });
+  throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
 /**
@@ -2542,7 +2542,7 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
  * @param hasTemplate whether the token has a template: then `send_at` is data for the template.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
+function sendFields(payload: JsonObject, hasTemplate: boolean) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
     if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
@@ -2559,7 +2559,7 @@ function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
-function isBlank(value: unknown = ''): boolean {
+function isBlank(value: unknown = '') {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
@@ -2568,7 +2568,7 @@ function isBlank(value: unknown = ''): boolean {
  * @returns the body for the backend.
  * @throws {Problem} bad_field, and what `check` throws.
  */
-function checkSend(send: object, check: FieldCheck): Uint8Array {
+function checkSend(send: object, check: FieldCheck) {
   const bytes = Buffer.from(JSON.stringify(send));
   BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
@@ -2879,7 +2879,7 @@ const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
  * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
  * many times faster than one with the pattern.
  */
-function pairTable(pattern: RegExp): Uint8Array {
+function pairTable(pattern: RegExp) {
   const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
   return new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
 }
@@ -2948,8 +2948,8 @@ class BodyScan {
   #fields: Field[] = [];
   #problem: Problem | undefined; // of the first field that was refused
 
-  #state: (i: number) => number = this.#readStructure; // returns where the next state begins
-  #expected: (i: number, char: string) => void = this.#readValue; // reads the next byte that is not white space
+  #state = this.#readStructure; // returns where the next state begins
+  #expected = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
   #text: string | undefined; // with its escapes, one character per byte
   #limitBytes = 0; // the length at which `#text` ends
@@ -2965,7 +2965,7 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
+  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS) {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
@@ -2978,13 +2978,13 @@ class BodyScan {
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
-  takeFields(): Field[] {
+  takeFields() {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
   }
 
   /** The bytes passed on since the last call. They are parts of the chunks. */
-  takePassed(): Uint8Array[] {
+  takePassed() {
     return this.#out.splice(0);
   }
 
@@ -3267,7 +3267,7 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
 }
 
 /** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
-function wholeCharacters(bytes: Buffer): Buffer {
+function wholeCharacters(bytes: Buffer) {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
   return at < 0 ? bytes : bytes.subarray(0, at - end.length);
@@ -3277,7 +3277,7 @@ function wholeCharacters(bytes: Buffer): Buffer {
  * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Only for keys that matter: of
  * these, only `link_preview` can hold an object.
  */
-function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
+function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const list = key in LIST_KEYS;
@@ -3934,7 +3934,7 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(exchange: Exchange, [socket, head]: Side): () => Duplex {
+function listenEarly(exchange: Exchange, [socket, head]: Side) {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -4057,7 +4057,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * another site could load the response as a picture or in a frame, and learn its size and whether something exists. Two
  * headers prevent that, but not for an origin on `cors`.
  */
-function siteHeaders({ req, rules, credential, ownHeaders }: Exchange): Record<string, string> {
+function siteHeaders({ req, rules, credential, ownHeaders }: Exchange) {
   const isForAnyPage = rules.anonymous !== undefined || credential?.form === 'basic';
   if (!isForAnyPage || rules.cors.has(req.headers.origin ?? '')) return ownHeaders;
   return { ...ownHeaders, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
@@ -4078,7 +4078,7 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
-function headersForClient(exchange: Exchange, passed: readonly string[]): string[] {
+function headersForClient(exchange: Exchange, passed: readonly string[]) {
   const { req: { method }, target, isMadeSend } = exchange;
   const { segments } = target!;
   const own = { ...siteHeaders(exchange) };
@@ -4106,16 +4106,16 @@ const ADDED_UP = ['vary', 'content-security-policy'];
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
  * Upgrade-Insecure-Requests only when they open a page.
  */
-function isBrowser({ headers }: IncomingMessage): boolean {
+function isBrowser({ headers }: IncomingMessage) {
   return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
-    headers['user-agent']?.startsWith('Mozilla/') === true;
+    headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
  * The head of a response as bytes, for a socket that node:http no longer serves.
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
-function responseHead(status: number, fields: readonly string[]): Buffer {
+function responseHead(status: number, fields: readonly string[]) {
   let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
   for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
   return Buffer.from(`${head}\r\n`, 'latin1');
@@ -4160,7 +4160,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string) {
  * for it, which is no client's address.
  */
 function normalizeAddress(address = '0.0.0.0') {
-  return address.split('%', 1)[0]!.replace(/^::ffff:(?=\d+\.)/i, '');
+  return address.replace(/^::ffff:(?=\d+\.)|%.*/gis, '');
 }
 
 // #endregion
@@ -4171,7 +4171,7 @@ function normalizeAddress(address = '0.0.0.0') {
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
-function makeLog(settings: Settings, options: GatewayOptions): Log {
+function makeLog(settings: Settings, options: GatewayOptions) {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
