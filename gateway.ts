@@ -1930,7 +1930,7 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
  * no later rule opens the endpoint again. Open WebSockets are checked again when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
-function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
+function refusalOf(token: Token, target: Target, client?: string) {
   const { senders, recipients } = token;
   const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
@@ -2229,8 +2229,8 @@ class RequestBody {
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const read = readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes);
-    const chunk = await read ?? Buffer.alloc(0);
+    const chunk = await readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes) ??
+      Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
     report.bytesIn += chunk.length;
@@ -2547,8 +2547,9 @@ function sendFields(payload: JsonObject, hasTemplate: boolean) {
   for (const [key, value] of Object.entries(payload)) {
     if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
-    const isText = hasTemplate || key !== 'message' || typeof value !== 'object';
-    if (!isText) throw badField(key, 'must be a text, and not an object or a list');
+    if (!hasTemplate && key === 'message' && typeof value === 'object') {
+      throw badField(key, 'must be a text, and not an object or a list');
+    }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
@@ -4058,7 +4059,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * headers prevent that, but not for an origin on `cors`.
  */
 function siteHeaders({ req, rules, credential, ownHeaders }: Exchange) {
-  const isForAnyPage = rules.anonymous !== undefined || credential?.form === 'basic';
+  const isForAnyPage = rules.anonymous || credential?.form === 'basic';
   if (!isForAnyPage || rules.cors.has(req.headers.origin ?? '')) return ownHeaders;
   return { ...ownHeaders, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
 }
