@@ -1760,15 +1760,6 @@ function onlyOne(found: string[]) {
 }
 
 /**
- * All values of a header: `req.headers` keeps only the first Authorization.
- * @param fields name and value in turn.
- */
-function headerValues(fields: readonly string[], name: string) {
-  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
-  return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
-}
-
-/**
  * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Base64 is
  * decoded as leniently as Node does it: the result is only compared by its digest. Only SP and HTAB are white space
  * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
@@ -2676,6 +2667,7 @@ class Template {
       if (tag.sigil !== '#') return write(toText(value));
       for (const item of items) {
         leftSteps--;
+        if (isSpent()) return;
         renderNodes(tag, [...contexts, item]);
       }
     };
@@ -4102,6 +4094,15 @@ function headersForClient(exchange: Exchange, passed: readonly string[]) {
 
 /** Of these, the backend's own fields count beside the gateway's. */
 const ADDED_UP = ['vary', 'content-security-policy'];
+
+/**
+ * All values of a header: `req.headers` keeps only the first Authorization.
+ * @param fields name and value in turn.
+ */
+function headerValues(fields: readonly string[], name: string) {
+  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
+  return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
+}
 
 /**
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
