@@ -575,7 +575,7 @@ class Problem {
 }
 
 /** @param detail the whole sentence. */
-const withDetail = (code: ProblemCode, detail: string) => new Problem(code, undefined, { detail });
+const withDetail = (code: ProblemCode, detail: string, reason?: string) => new Problem(code, reason, { detail });
 
 /** @param why completes "The request target is not acceptable: …". */
 const badTarget = (why: string) => withDetail('bad_target', `The request target is not acceptable: ${why}.`);
@@ -1601,7 +1601,7 @@ function checkHead(req: IncomingMessage) {
   if (isTooLong(req)) throw new Problem('too_many_headers');
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
-  if (headerValues(req, 'host').length > 1) throw badTarget('it comes with more than one Host header');
+  if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('it comes with more than one Host header');
 }
 
 /**
@@ -1619,9 +1619,9 @@ function parseTarget(method: string, raw: string) {
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
-  const pathSecret = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')))?.slice('@auth='.length);
+  const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
   // Only a first `@auth` segment is accepted: `shift` removes it, and `segments` is the rest of the path.
-  if (pathSecret !== undefined && !segments.shift()?.startsWith('@auth=')) {
+  if (authSegment !== undefined && segments.shift() !== authSegment) {
     throw badTarget('the "@auth=" segment must come first');
   }
   const route = ROUTES.find((candidate) =>
@@ -1638,7 +1638,7 @@ function parseTarget(method: string, raw: string) {
     /** Undefined if the backend has no such route. */
     route,
     /** The secret in its `@auth` segment. */
-    pathSecret,
+    pathSecret: authSegment?.slice('@auth='.length),
     ...parseQuery(query, isSendByGet(method, route)),
   } as const;
 }
@@ -1744,12 +1744,12 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
  * is wrong, the gateway does not try the next form: the log line names one form, so a guess in another would go unseen.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential(req: IncomingMessage, target: Target): Credential | undefined {
+function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target): Credential | undefined {
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
-  const header = onlyOne(headerValues(req, 'authorization').filter((value) => /[^ \t]/.test(value)));
+  const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
-  if (target.pathSecret !== undefined) return { form: 'path', secret: target.pathSecret };
-  if (target.querySecret !== undefined) return { form: 'query', secret: target.querySecret };
+  if (pathSecret !== undefined) return { form: 'path', secret: pathSecret };
+  if (querySecret !== undefined) return { form: 'query', secret: querySecret };
   return undefined;
 }
 
@@ -1757,12 +1757,6 @@ function findCredential(req: IncomingMessage, target: Target): Credential | unde
 function onlyOne(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
-}
-
-/** All values of a header, from the raw list: `req.headers` keeps only the first Authorization. */
-function headerValues({ rawHeaders }: IncomingMessage, name: string) {
-  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
-  return rawHeaders.filter((_, i) => i % 2 === 1 && isNamed(rawHeaders[i - 1]!));
 }
 
 /**
@@ -1800,8 +1794,7 @@ function identify({ core, rules, credential, client }: Exchange): Token | Proble
     else reason = 'form_not_accepted';
   } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  if (retryAfterMs > 0) return new Problem('too_many_failures', reason, { retryAfterMs });
-  return new Problem('unauthorized', reason);
+  return new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -1836,7 +1829,7 @@ function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
  * `cors`. Undefined for a value that no browser sends, because that may be a secret.
  */
-function unlistedOrigin({ req, rules }: Exchange): string | undefined {
+function unlistedOrigin({ req, rules }: Exchange) {
   const { origin = '' } = req.headers;
   return rules.cors.has(origin) ? undefined : /^(?:null|[\w+.-]+:\/\/[!-.0->A-~]+)$/.exec(origin)?.[0].slice(0, 100);
 }
@@ -1852,7 +1845,7 @@ const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-languag
  * unauthenticated client must not learn which endpoints an allowlist opens.
  * @returns whether the request was such a preflight.
  */
-function respondToPreflight(exchange: Exchange): boolean {
+function respondToPreflight(exchange: Exchange) {
   const { req: { method, headers }, rules } = exchange;
   const { 'access-control-request-method': wanted, 'access-control-request-headers': names = '', origin = '' } =
     headers;
@@ -1874,7 +1867,7 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
  * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
-function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): Problem | undefined {
+function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
   // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
@@ -1882,7 +1875,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   if (isActing && req.headers.range !== undefined) {
     const detail =
       'A GET that sends, receives or sets up is refused if it has a Range header, as a media player sends.';
-    return new Problem('cross_site', 'range', { detail });
+    return withDetail('cross_site', detail, 'range');
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const { origin = '', 'sec-fetch-site': fetchSite, 'x-forwarded-host': forwarded, upgrade } = req.headers;
@@ -1890,7 +1883,7 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange): P
   const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens, call the gateway by an IP address or a local name, not by one of public DNS.';
-    return new Problem('cross_site', 'public_host', { detail });
+    return withDetail('cross_site', detail, 'public_host');
   }
   // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
   // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
@@ -1928,7 +1921,7 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
  * no later rule opens the endpoint again. Open WebSockets are checked again when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
-function refusalOf(token: Token, target: Target, client?: string): Problem | undefined {
+function refusalOf(token: Token, target: Target, client?: string) {
   const { senders, recipients } = token;
   const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
@@ -1993,10 +1986,9 @@ function findGrant(token: Token, target: Target): 'named' | 'covered' | undefine
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
-function refusalOfRoute(allow: Allow, target: Target) {
-  const { route, segments } = target;
+function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  const isByGet = isSendByGet(target.method, route);
+  const isByGet = isSendByGet(method, route);
   if (route && !isByGet) {
     const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
     return withDetail('endpoint_not_allowed', detail);
@@ -2004,7 +1996,7 @@ function refusalOfRoute(allow: Allow, target: Target) {
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
   const methods = [...new Set(routes.map(({ method }) => method))];
-  const detail = `This endpoint takes ${methods.join(', ')}, and not ${target.method}.${isByGet ? SEND_BY_GET : ''}`;
+  const detail = `This endpoint takes ${methods.join(', ')}, and not ${method}.${isByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
@@ -2023,7 +2015,7 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number): number {
+  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number) {
     // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time lies far in the future, and
     // would lock the key out until then. So the time is corrected here. A refusal stores the corrected time too;
     // otherwise every request before the old time would find the bucket empty.
@@ -2039,7 +2031,7 @@ class RateLimiter {
 }
 
 /** Counts a request against its token's rate, even if the backend fails later. @returns the problem: rate_limited. */
-function takeRate(core: Core, token: Token): Problem | undefined {
+function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   return retryAfterMs > 0 ? new Problem('rate_limited', undefined, { retryAfterMs }) : undefined;
 }
@@ -2063,7 +2055,7 @@ interface Upload {
 }
 
 /** Whether a request has a body (RFC 9112 6.3). */
-function hasBody({ headers }: IncomingMessage): boolean {
+function hasBody({ headers }: IncomingMessage) {
   return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
 }
 
@@ -2073,17 +2065,16 @@ class RequestBody {
   readonly #declaredBytes: number | undefined; // undefined for a chunked body
   #limitBytes: number; // the largest body that is accepted
   readonly #startedMs = performance.now();
-  #owedBytes = PACE_BYTES; // how many bytes the client must send within #leftMs of reading
-  #leftMs: number;
+  #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
+  #leftMs = 0;
   #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
   #scan: BodyScan | undefined;
   #notAnObject: Problem | undefined; // if the head does not begin like an object, so that it is a text or a form
   #isComplete: boolean;
 
   constructor(exchange: Exchange) {
-    const { req, core } = exchange;
+    const { req } = exchange;
     this.#exchange = exchange;
-    this.#leftMs = core.stallTimeoutMs;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(req);
     this.#declaredBytes = Number(req.headers['content-length']) || undefined;
@@ -2105,7 +2096,7 @@ class RequestBody {
    * @param check throws a Problem for a field that may not pass.
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
-  async open(check: (field: Field) => void): Promise<Content> {
+  async open(check: FieldCheck): Promise<Content> {
     const target = this.#exchange.target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
@@ -2140,7 +2131,7 @@ class RequestBody {
    * @param limitBytes the largest body accepted here; `limits.body` applies too.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
-  async readWhole(limitBytes: number): Promise<Buffer> {
+  async readWhole(limitBytes: number) {
     this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
     this.countHeld(this.#exchange.report.bytesIn);
@@ -2225,14 +2216,14 @@ class RequestBody {
   async #next(roomBytes?: number) {
     const { core: { stallTimeoutMs }, req, token, report } = this.#exchange;
     if (report.bytesIn === 0) this.#begin();
+    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const read = readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes);
-    const chunk = await read ?? Buffer.alloc(0);
+    const chunk = await readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes) ??
+      Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
-    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     report.bytesIn += chunk.length;
     this.#checkLength(report.bytesIn);
     this.#isComplete = chunk.length === 0 || report.bytesIn === this.#declaredBytes;
@@ -2240,7 +2231,7 @@ class RequestBody {
   }
 
   /** Yields the body of an upload as fast as it is taken. @throws {Problem} as #next, and what `check` throws. */
-  async *#chunks(scan: BodyScan, check: (field: Field) => void, beforeEnd: () => Promise<void>) {
+  async *#chunks(scan: BodyScan, check: FieldCheck, beforeEnd: () => Promise<void>) {
     yield* scan.takePassed();
     while (!this.#isComplete) {
       const chunk = await this.#next();
@@ -2361,7 +2352,7 @@ const NOT_TEXT =
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
 /** Whether the gateway makes a send from each body that this token posts to /v2/send, whatever the body is. */
-function makesSends({ defaults, message }: Token): boolean {
+function makesSends({ defaults, message }: Token) {
   return defaults !== undefined || message !== undefined;
 }
 
@@ -2371,7 +2362,7 @@ function makesSends({ defaults, message }: Token): boolean {
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
-async function readSend(exchange: Exchange, body: RequestBody, check: (field: Field) => void): Promise<Uint8Array> {
+async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck) {
   const token = exchange.token!;
   const { parameters } = exchange.target!;
   let payload: JsonObject;
@@ -2394,7 +2385,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: (field: Fi
  * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
-function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
+function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
@@ -2411,7 +2402,7 @@ function readPayload(token: Token, body: Buffer, contentType = ''): JsonObject {
  * not be lost is refused.
  * @throws {Problem} bad_json, bad_field.
  */
-function readJson(json: Buffer): JsonObject {
+function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) {
@@ -2443,7 +2434,7 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
  * The fields of a multipart form.
  * @throws {Problem} bad_json.
  */
-function readMultipart(body: Buffer, contentType: string): Pair[] {
+function readMultipart(body: Buffer, contentType: string) {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart();
@@ -2483,9 +2474,9 @@ function failMultipart(): never {
  * Whether a text is an HTML form. It is one if its first name is a known field. It is also one if every pair is
  * encoded as form encoders do it and any of the names is a known field.
  */
-function isHtmlForm({ message: template }: Token, text: string): boolean {
+function isHtmlForm({ message: template }: Token, text: string) {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
-  const isKnown = (name: string): boolean => names.has(name) || NEVER_DROPPED.test(name);
+  const isKnown = (name: string) => names.has(name) || NEVER_DROPPED.test(name);
   const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
   if (isKnown(first)) return true;
   return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
@@ -2519,7 +2510,7 @@ function readFields(pairs: Iterable<Pair>): JsonObject {
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: JsonObject): JsonObject {
+function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
   if (template) send.message = template.render(payload);
   // A picture or a sticker needs no message.
@@ -2534,7 +2525,7 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
   const isEmpty = template !== undefined && missing.includes('message');
   const found = isEmpty ? ' The token\'s "message" template found nothing in these keys.' : '';
   const detail = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  throw new Problem('bad_field', `no_${missing.join(',no_')}`, { detail });
+  throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
 /**
@@ -2542,15 +2533,15 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject): 
  * @param hasTemplate whether the token has a template: then `send_at` is data for the template.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
+function sendFields(payload: JsonObject, hasTemplate: boolean) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
     if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
-    const isText = hasTemplate || key !== 'message' || typeof value !== 'object';
-    if (!isText) throw badField(key, 'must be a text, and not an object or a list');
-    const isList = /^(?:recipients|base64_attachments)$/.test(key);
-    if (SEND_FIELDS.includes(key)) fields[key] = isList ? [value].flat() : value;
+    if (!hasTemplate && key === 'message' && typeof value === 'object') {
+      throw badField(key, 'must be a text, and not an object or a list');
+    }
+    if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
     else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2560,7 +2551,7 @@ function sendFields(payload: JsonObject, hasTemplate: boolean): JsonObject {
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
-function isBlank(value: unknown = ''): boolean {
+function isBlank(value: unknown = '') {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
@@ -2569,7 +2560,7 @@ function isBlank(value: unknown = ''): boolean {
  * @returns the body for the backend.
  * @throws {Problem} bad_field, and what `check` throws.
  */
-function checkSend(send: object, check: (field: Field) => void): Uint8Array {
+function checkSend(send: object, check: FieldCheck) {
   const bytes = Buffer.from(JSON.stringify(send));
   BodyScan.fieldsOf(bytes, 'all').forEach(check);
   return bytes;
@@ -2746,21 +2737,7 @@ function readTemplate(value: unknown) {
 
 // #region POLICY
 
-/**
- * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
- * string.
- */
-const STRING_KEYS = {
-  auth: 'credential',
-  number: 'sender',
-  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
-  base64_attachment: 'attachment',
-  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
-  link_preview: 'object', // the only value that is an object
-  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
-} as const;
-
-/** The same for keys whose value is a list of strings. An `argument` in a list may also be a number. */
+/** The keys of a body whose value is a list of strings. An `argument` in a list may also be a number. */
 const LIST_KEYS = {
   recipients: 'recipient',
   members: 'member', // a member of a group can be written to, and reads the group
@@ -2770,7 +2747,21 @@ const LIST_KEYS = {
   base64_attachments: 'attachment',
 } as const;
 
-const KEY_ROLES = { ...STRING_KEYS, ...LIST_KEYS };
+/**
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
+ * string, but for the lists.
+ */
+const KEY_ROLES = {
+  ...LIST_KEYS,
+  auth: 'credential',
+  number: 'sender',
+  recipient: 'recipient', // undocumented in /v2/send: the backend adds it to recipients
+  base64_attachment: 'attachment',
+  base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
+  link_preview: 'object', // the only value that is an object
+  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
+} as const;
+
 type BodyKey = keyof typeof KEY_ROLES;
 
 /**
@@ -2781,6 +2772,9 @@ interface Field {
   /** Undefined if the whole body has no `number`. */
   readonly value: string | undefined;
 }
+
+/** Checks a field of a body. @throws {Problem} if the field may not pass. */
+type FieldCheck = (field: Field) => void;
 
 /** The routes whose recipients are persons. signal-cli would read the digits in a group's id as a number. */
 const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
@@ -2878,7 +2872,7 @@ const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
  * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
  * many times faster than one with the pattern.
  */
-function pairTable(pattern: RegExp): Uint8Array {
+function pairTable(pattern: RegExp) {
   const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
   return new Uint8Array(65_536).map((_, pair) => bytes[pair >> 8]! | bytes[pair & 0xff]!);
 }
@@ -2947,8 +2941,8 @@ class BodyScan {
   #fields: Field[] = [];
   #problem: Problem | undefined; // of the first field that was refused
 
-  #state: (i: number) => number = this.#readStructure; // returns where the next state begins
-  #expected: (i: number, char: string) => void = this.#readValue; // reads the next byte that is not white space
+  #state = this.#readStructure; // returns where the next state begins
+  #expected = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
   #text: string | undefined; // with its escapes, one character per byte
   #limitBytes = 0; // the length at which `#text` ends
@@ -2964,7 +2958,7 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS): Field[] {
+  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS) {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
@@ -2977,13 +2971,13 @@ class BodyScan {
   }
 
   /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
-  takeFields(): Field[] {
+  takeFields() {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
   }
 
   /** The bytes passed on since the last call. They are parts of the chunks. */
-  takePassed(): Uint8Array[] {
+  takePassed() {
     return this.#out.splice(0);
   }
 
@@ -3266,7 +3260,7 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
 }
 
 /** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
-function wholeCharacters(bytes: Buffer): Buffer {
+function wholeCharacters(bytes: Buffer) {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
   return at < 0 ? bytes : bytes.subarray(0, at - end.length);
@@ -3276,7 +3270,7 @@ function wholeCharacters(bytes: Buffer): Buffer {
  * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Only for keys that matter: of
  * these, only `link_preview` can hold an object.
  */
-function wrongType(key: BodyKey, inList: boolean, char: string): string | undefined {
+function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const list = key in LIST_KEYS;
@@ -3933,7 +3927,7 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(exchange: Exchange, [socket, head]: Side): () => Duplex {
+function listenEarly(exchange: Exchange, [socket, head]: Side) {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -4056,8 +4050,8 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * another site could load the response as a picture or in a frame, and learn its size and whether something exists. Two
  * headers prevent that, but not for an origin on `cors`.
  */
-function siteHeaders({ req, rules, credential, ownHeaders }: Exchange): Record<string, string> {
-  const isForAnyPage = rules.anonymous !== undefined || credential?.form === 'basic';
+function siteHeaders({ req, rules, credential, ownHeaders }: Exchange) {
+  const isForAnyPage = rules.anonymous || credential?.form === 'basic';
   if (!isForAnyPage || rules.cors.has(req.headers.origin ?? '')) return ownHeaders;
   return { ...ownHeaders, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
 }
@@ -4077,17 +4071,15 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
-function headersForClient(exchange: Exchange, passed: readonly string[]): string[] {
+function headersForClient(exchange: Exchange, passed: readonly string[]) {
   const { req: { method }, target, isMadeSend } = exchange;
   const { segments } = target!;
   const own = { ...siteHeaders(exchange) };
-  // The last of several fields with one name counts.
-  const valueOf = (name: string) => passed.findLast((_, i) => i % 2 === 1 && passed[i - 1]!.toLowerCase() === name);
   if (method === 'GET' && segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-    if (isMadeSend || valueOf('cache-control') === undefined) own['Cache-Control'] = 'no-store';
-    let type = valueOf('content-type') ?? '';
+    if (isMadeSend || headerValues(passed, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
+    let type = headerValues(passed, 'content-type').at(-1) ?? ''; // the last of several counts
     if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
     const isPlayed = kind === 'audio' || kind === 'video';
@@ -4104,19 +4096,28 @@ function headersForClient(exchange: Exchange, passed: readonly string[]): string
 const ADDED_UP = ['vary', 'content-security-policy'];
 
 /**
+ * All values of a header: `req.headers` keeps only the first Authorization.
+ * @param fields name and value in turn.
+ */
+function headerValues(fields: readonly string[], name: string) {
+  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
+  return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
+}
+
+/**
  * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
  * Upgrade-Insecure-Requests only when they open a page.
  */
-function isBrowser({ headers }: IncomingMessage): boolean {
+function isBrowser({ headers }: IncomingMessage) {
   return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
-    headers['user-agent']?.startsWith('Mozilla/') === true;
+    headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
  * The head of a response as bytes, for a socket that node:http no longer serves.
  * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
  */
-function responseHead(status: number, fields: readonly string[]): Buffer {
+function responseHead(status: number, fields: readonly string[]) {
   let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
   for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
   return Buffer.from(`${head}\r\n`, 'latin1');
@@ -4161,7 +4162,7 @@ function addressAllowed(allowed: AddressList | undefined, address: string) {
  * for it, which is no client's address.
  */
 function normalizeAddress(address = '0.0.0.0') {
-  return address.split('%', 1)[0]!.replace(/^::ffff:(?=\d+\.)/i, '');
+  return address.replace(/^::ffff:(?=\d+\.)|%.*/gis, '');
 }
 
 // #endregion
@@ -4172,7 +4173,7 @@ function normalizeAddress(address = '0.0.0.0') {
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
-function makeLog(settings: Settings, options: GatewayOptions): Log {
+function makeLog(settings: Settings, options: GatewayOptions) {
   const now = options.now ?? Date.now;
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
