@@ -812,8 +812,8 @@ class StandIn {
   }
 
   /**
-   * How long the stand-in was away, hung or slow between two times. The gateway finds out only with its next try that the
-   * stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most.
+   * How long the stand-in was away, hung or slow between two times. The gateway finds out only with its next try that
+   * the stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most.
    */
   absentMs(kind: Absence['kind'], fromMs: number, untilMs: number): number {
     const parts = this.absences.filter((absence) => absence.kind === kind).map((absence) => {
