@@ -1047,7 +1047,7 @@ test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is
 // The 400 took the place of the response that was due, or of its rest.
 test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
   const { backend, gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
-  for (const [method, begins] of [['GET', false], ['GET', true], ['POST', true]] as const) {
+  for (const [method, begins] of [['GET', false], ['GET', true], ['POST', false], ['POST', true]] as const) {
     const request = ABOUT.replace('GET /v1/about', `${method} /v1/about?hang${begins ? 'begun' : ''}`);
     const { socket, text } = open(t, gateway, request);
     await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
@@ -1078,6 +1078,22 @@ test('a POST without a length that is told 400 because of the bytes behind it wa
   await until(() => requests(gateway).length === 1);
   assert.equal(outcomeOf(response), '400 bad_request');
   assert.equal(backend.seen.length, 0);
+});
+
+test('a POST without a length that waits for its slot is sent, if a request stands between it and what the parser refuses', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, { allow: ['messaging', 'info'] });
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  const join = bytesOf(`POST /v1/groups/${FROM}/${GROUP}/join HTTP/1.1 | Host: x | bearer`);
+  const { socket, text } = open(t, gateway, `${join}${ABOUT}rubbish\r\n\r\n`);
+  await until(() => linesOf(gateway, /the HTTP parser/).length === 1);
+  await answerAll(backend, [first]);
+  await until(() => backend.acting === 1 || text() !== '', 'the POST to reach the backend');
+  assert.equal(text(), '');
+  backend.answer();
+  await closed(socket);
+  assert.equal(outcomeOf(text()), '201');
+  assert.equal(backend.seen.length, 2);
 });
 
 test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
@@ -1143,6 +1159,19 @@ test('behind a response that node:http closes, to HTTP/1.0 or to a client that s
     const response = await raw(gateway, first + last);
     await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot behind whatever was sent before
     assert.equal(backend.seen.splice(0).length - 1, response.match(/^HTTP\/1\.1 201/gm)?.length ?? 0, response);
+  }
+});
+
+test('a connection is kept where its client wishes it, and the response says so, be it a refusal, the own one or that of the backend', async (t) => {
+  const { gateway } = await startBoth(t);
+  const wrong = ABOUT.replace(SECRET, OTHER);
+  for (const [request, status] of [[HEALTH, 200], [ABOUT, 200], [wrong, 401]] as const) {
+    const { socket, text } = open(t, gateway, request);
+    await until(() => text().includes('\r\n\r\n'));
+    assert.match(text(), new RegExp(`^HTTP/1.1 ${status} [^]*^Connection: keep-alive\r$`, 'im'));
+    socket.write(request.replace('\r\n', '\r\nConnection: close\r\n'));
+    await closed(socket);
+    assert.match(text(), new RegExp(`^HTTP/1.1 ${status} [^]*^HTTP/1.1 ${status} [^]*^Connection: close\r$`, 'im'));
   }
 });
 
@@ -1514,6 +1543,24 @@ test('a client that never reads a response loses its connection; one that reads 
   assert.equal(got, size);
   await closed(socket);
   assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
+});
+
+test('a client that reads no response, and sends no more than one request at a time, loses its connection, as does an idle one', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(16_000, 'x')));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1500 });
+  Object.assign(gateway.server, { keepAliveTimeout: 0 });
+  const { socket: idle } = open(t, gateway, HEALTH);
+  await once(idle, 'data');
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const { socket } = open(t, gateway);
+  socket.pause();
+  const [served] = await accepted;
+  // Each response is one write, with its end: no request waits for room.
+  for (let sent = 1; !served.destroyed; sent++) {
+    socket.write(ABOUT);
+    await until(() => backend.seen.length === sent || served.destroyed, 'the connection to be closed');
+  }
+  await closed(idle);
 });
 
 // A queued response never emitted "close", so its request was never aborted, nor logged. By 16 heads that waited on
@@ -5449,6 +5496,19 @@ test('while the backend is down, only one probe at a time tries, whatever client
   const ended = closed(tries.at(-1)!);
   await gateway.close();
   await ended;
+});
+
+test('closing ends the try of a probe for which nobody waits', async (t) => {
+  const { url, sockets: tries } = await startRawBackend(t, () => {});
+  const to = { url: url.replace('http', 'https') };
+  const gateway = await startGateway(t, to, {}, { connectTimeoutMs: 1e6 });
+  const about = ask(gateway, { headers: BEARER });
+  await until(() => tries.length === 1);
+  tries[0]!.destroy();
+  assert.equal(outcomeOf(await about), '502 backend_unreachable');
+  await until(() => tries.length === 2);
+  await gateway.close();
+  await closed(tries[1]!);
 });
 
 // A probe by bare TCP opened the gate: in 20 s there were 761 connections, 305 log lines, and no response.
