@@ -1127,6 +1127,25 @@ test('rubbish behind a refusal, byte by byte, does not touch the requests of oth
   assert.equal(backend.sent.length, 720);
 });
 
+test('what follows a refusal of the parser is read and dropped; a connection that its client does not end is closed after a silence', async (t) => {
+  for (const [lingerMs, ends] of [[1e6, true], [100, false]] as const) {
+    const { gateway } = await startBoth(t, {}, { lingerMs, headersTimeoutMs: 1e6 });
+    const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+    const socket = net.connect({ port: gateway.port, host: '127.0.0.1', allowHalfOpen: true });
+    t.after(() => socket.destroy());
+    socket.on('error', () => {}).write('rubbish\r\n\r\n');
+    const [served] = await accepted;
+    await once(socket.resume(), 'end');
+    if (ends) {
+      const before = served.bytesRead;
+      socket.write('more');
+      await until(() => served.bytesRead === before + 4, 'the gateway to read what follows');
+      socket.end();
+    }
+    await closed(served);
+  }
+});
+
 // It was acted on, and its client, which had been told 408 or 400, got no response to it.
 test('on a connection that closes no further request is acted on: behind a refusal of the parser, behind late headers', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { headersTimeoutMs: 100, lingerMs: 1000 });
@@ -1688,6 +1707,18 @@ test('closing lets running requests finish, refuses new ones and at once those t
   await closing;
   await gateway.close(); // twice does no harm
   assert.deepEqual(arrived(backend), ['first']);
+});
+
+test('closing ends a connection that its client would keep open when the response is complete that had begun before', async (t) => {
+  const { gateway, finish } = await startHolding(t, { shutdown: '1h' });
+  Object.assign(gateway.server, { keepAliveTimeout: 0 });
+  const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
+  await until(() => text().includes('first, '));
+  const closing = gateway.close();
+  finish();
+  await within(closing, 'the end of the gateway');
+  await closed(socket);
+  assert.match(text(), /^Connection: keep-alive\r$[^]*and last/im);
 });
 
 test('closing: at the deadline a request that the backend has is 504, any other is 503, each says Connection: close, and the gateway waits for nobody', async (t) => {
@@ -3022,6 +3053,38 @@ test('a client that stops or sends single bytes gets 408 when the time for its b
   assert.equal(backend.connections, 0, 'the connections that the backend saw');
 });
 
+test('a client without a token has one time for its whole body, at whatever pace it sends', async (t) => {
+  const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 3000 });
+  const { socket, text } = open(t, gateway, post('', 60_000).replace(/Authorization.*\r\n/, '') + '{"message":"');
+  await pass(2500);
+  socket.write('x'.repeat(31 * 1024)); // with a token, these bytes begin the time anew
+  await closed(socket);
+  assert.equal(outcomeOf(text()), '408 request_timeout');
+  const { ms } = requests(gateway)[0];
+  assert.ok(ms < 5000, `it was refused after ${ms} ms`);
+});
+
+test('what a refused client still sends of its body is read to its end, as long as it goes on sending', async (t) => {
+  const [patient, silent] = await Promise.all([{ lingerMs: 1e6 }, { lingerMs: 1500 }].map((how) => startBoth(t, {}, how)));
+  // The refusal comes in the middle of the body, for which the gateway has waited.
+  const waits = open(t, patient!.gateway, `${post(SECRET, 1_000_000)}{"message":"x"`);
+  await settled(patient!.gateway);
+  waits.socket.write('{'.repeat(1000));
+  await until(() => waits.text().endsWith('}\n'));
+  assert.equal(outcomeOf(waits.text()), '400 bad_json');
+  waits.socket.write('x'.repeat(1_000_000 - 1014));
+  await closed(waits.socket);
+  // It sends for longer than it may be silent.
+  const steady = open(t, silent!.gateway, post(OTHER, 400));
+  for (let sent = 0; sent < 400; sent++) {
+    assert.ok(!steady.socket.destroyed, `it was closed behind ${sent} bytes`);
+    steady.socket.write('x');
+    await pass(10);
+  }
+  await closed(steady.socket);
+  assert.equal(outcomeOf(steady.text()), '401 unauthorized');
+});
+
 test('a body that comes slowly but steadily may take longer in all, and so may one that the backend reads slowly', async (t) => {
   const [stallTimeoutMs, held] = [1000, [] as unknown[]];
   const backend = await startBackend(t, (req, res) => {
@@ -3460,6 +3523,22 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
     await until(() => countOf(status) === before + 32);
     refused.destroy();
   }
+});
+
+test('the body of a send whose client has left while the backend acts is not held', async (t) => {
+  const { backend, finish } = await startHolding(t);
+  const gateway = await startGateway(t, backend, { ...hook(), backend: { url: backend.url, parallel: 64 } });
+  const served: net.Socket[] = [];
+  gateway.server.on('connection', (socket: net.Socket) => served.push(socket));
+  const body = 'x'.repeat(MIB);
+  const clients = Array.from({ length: 32 }, () => open(t, gateway, post(SECRET, MIB) + body));
+  await until(() => backend.seen.length === 32);
+  for (const { socket } of clients) socket.destroy();
+  for (const socket of served) await closed(socket);
+  const answer = ask(gateway, { body, headers: BEARER });
+  await until(() => backend.seen.length === 33 || requests(gateway).length > 0, 'the last send to reach the backend');
+  finish();
+  assert.equal(outcomeOf(await answer), '200');
 });
 
 // A form of 1 MiB of control characters is a send of 6 MiB: 97 MiB were held in a share of 16.
@@ -4675,6 +4754,7 @@ test('200 header fields pass, with any number of names in Connection; of more th
   for (const fields of ['a:b\r\n'.repeat(2000), upgrade + 'a:b\r\n'.repeat(2000), upgrade.repeat(300)]) {
     const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
     assert.deepEqual([outcomeOf(response), response.split('HTTP/1.1 ').length], [TOO_MANY, 2]);
+    assert.match(response, /^connection: close\r$/im);
   }
   // Host was among the fields that node:http hides, and its absence was a 400.
   const hostless = await raw(gateway, `GET /v1/about HTTP/1.1\r\n${'a:b\r\n'.repeat(230)}Host: gateway\r\n\r\n`);
@@ -5319,6 +5399,36 @@ test('a request without a client is aborted when its slot is overdue, at once wh
     if (isEnd) return assert.equal(logLines(gateway.log).at(-1)!.message, 'stopped');
     void send(gateway, 'next').catch(() => {});
     await until(() => arrived(backend).includes('next'));
+  }
+});
+
+test('a request whose slot is lent ends when its client leaves', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
+  const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage]>;
+  const { socket } = open(t, gateway, SEND);
+  const [req] = await asked;
+  await until(() => backend.acting === 1);
+  void send(gateway, 'next').catch(() => {});
+  await until(() => arrived(backend).includes('next'));
+  socket.destroy();
+  await closed(req.socket);
+  await until(() => requests(gateway).some(({ status }) => status === 499));
+});
+
+test('a request without a client is 499 in the log, and not the failure that ends it', async (t) => {
+  for (const [timeout, isBroken] of [['1h', true], ['3s', false]] as const) {
+    const { backend, gateway } = await startHeld(t, 1);
+    gateway.reload(slots(backend, 1, timeout));
+    const [accepted, asked] = [once(gateway.server, 'connection'), once(backend.server, 'request')];
+    const { socket } = open(t, gateway, SEND);
+    const [[served], [req]] = await Promise.all([accepted, asked]) as [[net.Socket], [http.IncomingMessage]];
+    await until(() => backend.acting === 1);
+    socket.destroy();
+    await closed(served);
+    assert.deepEqual(requests(gateway), []);
+    if (isBroken) req.socket.destroy();
+    await until(() => requests(gateway).length === 1);
+    assert.equal(outcomeOf(requests(gateway)[0]), '499 client_left');
   }
 });
 
