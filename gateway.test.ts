@@ -19,6 +19,7 @@
 import strict from 'node:assert/strict';
 import { execFile, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
+import dns from 'node:dns';
 import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { chmod, cp, mkdir, symlink } from 'node:fs/promises';
@@ -1742,6 +1743,15 @@ test('closing: at the deadline a request that the backend has is 504, any other 
   assert.deepEqual(requests(gateway).map((line) => line.status).sort(), [401, 503, 503, 503, 504, 504]);
 });
 
+test('closing: a response that has begun is cut at the deadline, and is shutting_down in the log', async (t) => {
+  const { gateway } = await startHolding(t, { shutdown: '500ms' });
+  const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
+  await until(() => text().includes('first, '));
+  await gateway.close();
+  await closed(socket);
+  assert.deepEqual(requests(gateway).map(outcomeOf), ['503 shutting_down']);
+});
+
 test('closing: running requests have at least half of a "shutdown" under a second', async (t) => {
   const { backend, gateway } = await startHolding(t, { shutdown: '600ms' });
   open(t, gateway, SEND);
@@ -2305,6 +2315,7 @@ table('what the backend responds to a GET runs no script, asks for nothing and i
   GET /v1/attachments/kept | X-Say: Cache-Control: max-age=60 → Cache-Control: max-age=60
   GET /v1/attachments/sound | X-Say: Content-Type: audio/aac → Content-Security-Policy:
   GET /v1/attachments/film | X-Say: content-type: Video/mp4; codecs="avc1" → Content-Security-Policy:
+  GET /v1/attachments/picture | X-Say: Content-Type: image/png → Content-Type: image/png
   # browsers obey all of several policies
   GET /v1/attachments/x | X-Say: X-Content-Type-Options: none → X-Content-Type-Options: nosniff
   GET /v1/attachments/x | X-Say: Content-Security-Policy: img-src * → Content-Security-Policy: ${CSP}, img-src *
@@ -2991,8 +3002,10 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
 test('a gateway that was closed leaves nothing in memory, no timer either', { isAlone: true }, async () => {
   const listenAndClose = async () => {
     const log = (): void => {};
-    const gateway = createGateway({ listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } }, { log });
-    await gateway.listen();
+    const config = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } }, backend: { url: 'http://127.0.0.1:1' } };
+    const gateway = createGateway(config, { log, connectTimeoutMs: 1e6 });
+    const url = await gateway.listen();
+    assert.equal(outcomeOf(await ask(addressOf(url), { path: '/v1/health', headers: BEARER })), '502 backend_unreachable');
     await gateway.close();
     return new WeakRef(log);
   };
@@ -5043,6 +5056,11 @@ test('connections to the backend are used again, by whoever sends next; not thos
   for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
     for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
   }
+  const plain = await startBoth(t);
+  for (let i = 0; i < 3; i++) {
+    assert.equal((await ask(plain.gateway, { path: '/v1/health', headers: BEARER })).status, 204);
+  }
+  assert.equal(plain.backend.connections, 'Deno' in globalThis ? 3 : 1, 'the connections for responses without a body');
   const used = backend.sockets.length;
   assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
   for (let i = 0; i < 5; i++) {
@@ -5315,9 +5333,10 @@ test('info, polls and WebSockets neither wait for a slot nor hold one; uploads b
 
 test('the last byte of a large body waits for its slot without a time limit for its client; one that has its response needs none', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { stallTimeoutMs: 3000 });
+  backend.server.keepAliveTimeout = 0; // only the gateway closes a connection
   const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage, http.ServerResponse]>;
   const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
-  const [, early] = await asked;
+  const [{ socket: ofEarly }, early] = await asked;
   const sends = [send(gateway, 'first')];
   await until(() => backend.acting === 1);
   for (const upload of uploads) upload.end(LARGE.slice(-1));
@@ -5327,6 +5346,7 @@ test('the last byte of a large body waits for its slot without a time limit for 
   assert.deepEqual(arrived(backend), ['first']);
   early.writeHead(400, { 'Content-Length': 2 }).end('{}');
   assert.equal(await statusFor(uploads[0]), 400);
+  await closed(ofEarly, 'the connection of a request that is not written to its end to be closed');
   await settled(gateway);
   assert.deepEqual([backend.acting, backend.seen[1]!.complete], [1, false]);
   await answerAll(backend, sends);
@@ -5400,6 +5420,60 @@ test('a request without a client is aborted when its slot is overdue, at once wh
     void send(gateway, 'next').catch(() => {});
     await until(() => arrived(backend).includes('next'));
   }
+});
+
+test('a large send keeps its slot if its client leaves behind the last byte, and its bytes count no longer as unfinished', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, { limits: { body: '1MiB' } });
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const large = await beginLarge(gateway, backend);
+  const [served] = await accepted;
+  large.end(LARGE.slice(-1));
+  await until(() => backend.acting === 1);
+  large.destroy();
+  await closed(served);
+  const [next] = await queueUp(gateway, ['next']);
+  assert.deepEqual([backend.acting, arrived(backend)], [1, ['large']]);
+  backend.answer();
+  await until(() => arrived(backend).includes('next'));
+  const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
+  assert.deepEqual(reasons, ['answered_201']);
+  await answerAll(backend, [next!]);
+  // Three complete ones are more than twice limits.body, and the backend acts on all of them.
+  gateway.reload({ ...slots(backend, 3), limits: { body: '1MiB' } });
+  const complete: Promise<Answer>[] = [];
+  for (const acting of [1, 2, 3]) {
+    complete.push(ask(gateway, { body: sized(MIB), headers: BEARER }));
+    await until(() => backend.acting === acting, `upload ${acting} to reach the backend`);
+  }
+  await answerAll(backend, complete);
+});
+
+test('a large send whose last byte comes late goes before those that came after its beginning', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1);
+  const large = await beginLarge(gateway, backend);
+  const sends = await queueUp(gateway, ['first', 'second', 'third']);
+  large.end(LARGE.slice(-1));
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  await answerAll(backend, [sends[0]!]);
+  await until(() => backend.acting === 1);
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+  await answerAll(backend, sends.slice(1));
+});
+
+test('a client that leaves while its slot is overdue, and could not be lent, disturbs nobody', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  const { socket } = open(t, gateway, SEND);
+  await until(() => backend.acting === 2); // beside the first, whose slot is lent
+  await pass(500); // its slot is overdue too
+  socket.destroy();
+  await until(() => requests(gateway).some(({ status }) => status === 499));
+  await answerAll(backend, [first]);
+  backend.answer(); // to nobody
+  await answerAll(backend, [send(gateway, 'last')]);
+  assert.deepEqual(linesOf(gateway, /internal error/), []);
 });
 
 test('a request whose slot is lent ends when its client leaves', async (t) => {
@@ -5606,6 +5680,194 @@ test('while the backend is down, only one probe at a time tries, whatever client
   const ended = closed(tries.at(-1)!);
   await gateway.close();
   await ended;
+});
+
+/** A backend behind TLS: `how` says what becomes of its connections. `finish` ends the responses that it owes. */
+async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
+  const held: [message: string, res: http.ServerResponse][] = [];
+  const server = https.createServer(CERTS[0], async (req, res) => {
+    const body = await readBytes(req);
+    if (req.method === 'POST') held.push([JSON.parse(String(body)).message, res]);
+    else res.end('{}');
+  });
+  const backend = {
+    how: 'serve' as 'serve' | 'refuse' | 'hang' | (() => 'serve' | 'refuse'),
+    sockets: [] as net.Socket[],
+    held,
+    finish: () => held.splice(0).forEach(([, res]) => res.writeHead(201, { 'Content-Length': 2 }).end('[]')),
+  };
+  const front = net.createServer((socket) => {
+    backend.sockets.push(socket.on('error', () => {}));
+    const how = typeof backend.how === 'string' ? backend.how : backend.how();
+    if (how === 'serve') server.emit('connection', socket);
+    else if (how === 'refuse') socket.destroy();
+  });
+  const url = (await serve(t, front)).replace('http', 'https');
+  t.after(() => server.closeAllConnections());
+  const file = join(folder(t), 'ca.pem');
+  writeFileSync(file, CERTS[0].cert);
+  const own = { BACKEND_WAIT: '1h', NODE_EXTRA_CA_CERTS: file, ...env };
+  const gateway = await startProcess(t, { backend: { url }, env: own });
+  await until(() => linesOf(gateway, /^the backend answers/).length === 1); // on a connection of its own
+  backend.sockets.length = 0;
+  const say = (message: string): Promise<Answer> => ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+  return { backend, gateway, say };
+}
+
+const ON_NODE = { skip: !isNode && 'another runtime is told otherwise what to trust' };
+
+test('a connection that fails, and was begun before the gate opened again, is no new outage', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, {});
+  backend.how = 'hang';
+  const early = say('early');
+  await until(() => backend.sockets.length === 1);
+  backend.how = 'refuse';
+  const late = say('late');
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  backend.how = 'serve';
+  await until(() => backend.held.length === 1);
+  backend.sockets[0]!.destroy();
+  await until(() => backend.held.length === 2);
+  backend.finish();
+  for (const answer of [early, late]) assert.equal(outcomeOf(await answer), '201');
+  assert.equal(linesOf(gateway, /no connection/).length, 1);
+});
+
+test('a connection that is kept does not open the gate: the backend has to accept a new one', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, {});
+  const first = say('first');
+  await until(() => backend.held.length === 1);
+  backend.how = 'refuse';
+  const second = say('second');
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  backend.finish();
+  assert.equal(outcomeOf(await first), '201');
+  const tries = backend.sockets.length;
+  await until(() => backend.sockets.length >= tries + 2 || linesOf(gateway, /connected to again/).length > 0);
+  assert.deepEqual(linesOf(gateway, /connected to again/), []);
+  backend.how = 'serve';
+  await until(() => backend.held.length === 1);
+  backend.finish();
+  assert.equal(outcomeOf(await second), '201');
+});
+
+test('outages that end and begin again share backend.wait', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '2s' });
+  backend.how = () => backend.sockets.length % 2 === 1 ? 'refuse' : 'serve'; // each probe connects, each request fails
+  assert.equal(outcomeOf(await say('hello')), '502 backend_unreachable');
+  assert.ok(linesOf(gateway, /connected to again/).length > 1, 'there was one outage');
+});
+
+test('behind an outage the slots go to those who were first, though their connections failed last', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
+  backend.how = 'hang';
+  const answers = [say('a')];
+  await until(() => backend.sockets.length === 1);
+  answers.push(say('b'));
+  await until(() => backend.sockets.length === 2);
+  answers.push(say('c'));
+  for (let i = 0; i < 3; i++) await ask(gateway, { path: '/healthz' });
+  backend.how = 'refuse';
+  backend.sockets[1]!.destroy();
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  backend.sockets[0]!.destroy();
+  const tries = backend.sockets.length;
+  await until(() => backend.sockets.length >= tries + 2);
+  backend.how = 'serve';
+  await until(() => backend.held.length === 2);
+  assert.deepEqual(backend.held.map(([message]) => message).sort(), ['a', 'b']);
+  backend.finish();
+  await until(() => backend.held.length === 1);
+  backend.finish();
+  for (const answer of answers) assert.equal(outcomeOf(await answer), '201');
+});
+
+/** From now on, the search for the address of this name fails, each time with the next of these codes. */
+function failLookup(t: TestContext, name: string, ...codes: string[]): void {
+  const { lookup } = dns;
+  t.after(() => void (dns.lookup = lookup));
+  dns.lookup = ((asked: string, options: object, done: (error: Error) => void) => {
+    if (asked !== name) return (lookup as (...args: unknown[]) => void)(asked, options, done);
+    const code = codes.length > 1 ? codes.shift() : codes[0];
+    process.nextTick(done, Object.assign(new Error(), { code }));
+  }) as typeof lookup;
+}
+
+test('a send that has waited in vain is refused with the last failure as the reason', ON_NODE, async (t) => {
+  failLookup(t, 'unknown.test', 'ENOTFOUND', 'ENOTFOUND', 'EAI_AGAIN');
+  const url = 'http://unknown.test';
+  const gateway = await startGateway(t, { url }, { backend: { url, wait: '3s' } });
+  assert.equal(outcomeOf(await send(gateway, 'hello')), '502 backend_unreachable');
+  assert.equal(requests(gateway)[0].reason, 'EAI_AGAIN');
+  assert.deepEqual(linesOf(gateway, /no connection/).map(({ reason }) => reason), ['ENOTFOUND']);
+});
+
+test('the log counts as waiting who waits for this backend, and nobody else', async (t) => {
+  const { backend, gateway, up, settings } = await startDown(t, '1h', { allow: ['messaging'] });
+  gateway.reload(settings('1h'));
+  const held: http.ServerResponse[] = [];
+  let begun = 0;
+  backend.server.removeAllListeners('request').on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    begun++;
+    req.on('error', () => {}).resume().on('end', () => held.push(res));
+  });
+  const server = await up();
+  const upload = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }));
+  t.after(() => upload.destroy());
+  upload.write(LARGE.slice(0, -1));
+  await until(() => begun === 1);
+  const first = send(gateway, 'first');
+  await until(() => held.length === 1);
+  const waits = await queueUp(gateway, ['second']);
+  const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER }); // waits for its slot, and for no backend
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  server.close();
+  held.pop()!.writeHead(201).end('[]');
+  assert.deepEqual([await first, await groups].map(outcomeOf), ['201', '502 backend_unreachable']);
+  gateway.reload({ backend: { url: `http://127.0.0.1:${await sparePort()}`, wait: '1h' } });
+  waits.push(send(gateway, 'third'));
+  await until(() => linesOf(gateway, /no connection/).length === 2);
+  assert.deepEqual(linesOf(gateway, /no connection/).map(({ waiting }) => waiting), [1, 1]);
+  await gateway.close();
+  for (const wait of waits) assert.equal(outcomeOf(await wait), '503 shutting_down');
+});
+
+test('a failure of this machine is 502 for its request alone, and no outage', ON_NODE, async (t) => {
+  failLookup(t, 'no-port-is-free.test', 'EADDRNOTAVAIL');
+  const url = 'http://no-port-is-free.test';
+  const gateway = await startGateway(t, { url }, { backend: { url, wait: '1h' } });
+  const answers = await Promise.all(sendMany(gateway, 3));
+  assert.deepEqual(answers.map(outcomeOf), Array(3).fill('502 backend_unreachable'));
+  assert.deepEqual(requests(gateway).map(({ reason }) => reason), Array(3).fill('EADDRNOTAVAIL'));
+  assert.deepEqual(linesOf(gateway, /no connection/), []);
+});
+
+test('the pauses between two tries to reach a backend that is down grow to a second, and no further', async (t) => {
+  const tries: net.Socket[] = [];
+  const server = net.createServer((socket) => tries.push(socket.on('error', () => {}).destroy()));
+  const url = (await serve(t, server)).replace('http', 'https');
+  const gateway = await startGateway(t, { url }, {});
+  assert.equal(outcomeOf(await send(gateway, 'lost')), '502 backend_unreachable');
+  await until(() => tries.length === 10); // with pauses that go on growing after 50 s
+});
+
+test('a reload to another address ends a try of the old one, at once or with the last request that waits', async (t) => {
+  for (const isWaiting of [false, true]) {
+    const { url, sockets: tries } = await startRawBackend(t, () => {});
+    const old = { url: url.replace('http', 'https'), wait: '1h' };
+    const gateway = await startGateway(t, old, { backend: old }, { connectTimeoutMs: 1e6 });
+    const request = isWaiting ? SEND : ABOUT.replace('/v1/about', '/v1/health');
+    const { socket, text } = open(t, gateway, request);
+    await until(() => tries.length === 1);
+    tries[0]!.destroy();
+    await until(() => tries.length === 2);
+    if (!isWaiting) assert.equal(outcomeOf(text()), '502 backend_unreachable');
+    gateway.reload({ backend: { url: 'http://127.0.0.1:1' } });
+    await settled(gateway);
+    if (isWaiting) assert.ok(!tries[1]!.destroyed, 'the one that waits still needs the try');
+    socket.destroy();
+    await closed(tries[1]!);
+  }
 });
 
 test('closing ends the try of a probe for which nobody waits', async (t) => {
