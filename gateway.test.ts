@@ -2342,6 +2342,13 @@ table('an attachment that is neither sound nor film nor picture is a download, a
   'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
 ]);
 
+test('of two Content-Type of a response the last one decides whether it is shown', async (t) => {
+  const head = 'HTTP/1.1 200 OK | Content-Type: image/png | Content-Type: text/html | Content-Length: 2 | | hi';
+  const { gateway } = await startRaw(t, (socket) => void socket.write(barred(head).join('\r\n')), { allow: ['messaging'] });
+  const { headers } = await ask(gateway, { path: '/v1/attachments/x', headers: BEARER });
+  assert.equal(headers['content-disposition'], 'attachment');
+});
+
 test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
   const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
   const limited = { ...OPEN, ...tokens({ rate: '1/1h' }) };
@@ -3762,6 +3769,7 @@ const HONEST = literal`
   ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
   IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
   b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
+  ${'b'.repeat(70)} ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
 table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
