@@ -2620,6 +2620,18 @@ test('what a token is told to send later is 30 log lines a minute of each token,
   assert.deepEqual(levels('test').slice(30), ['debug', 'debug', 'warn']);
 });
 
+test('what is busy for a token is 30 log lines a minute too; no token counts as an address, whatever its name', async (t) => {
+  const config = { limits: { connections: 4 }, tokens: { '127.0.0.1': { secret: SECRET }, 'other': { secret: OTHER } } };
+  const { backend, gateway } = await startHolding(t, config);
+  const levels = (code: string): unknown[] => requests(gateway).filter((l) => l.code === code).map(({ level }) => level);
+  for (let i = 0; i < 32; i++) await ask(gateway, {});
+  assert.deepEqual(levels('unauthorized'), [...Array(30).fill('warn'), 'debug', 'debug']);
+  for (let i = 0; i < 2; i++) open(t, gateway, SEND);
+  await until(() => backend.seen.length === 2);
+  for (let i = 0; i < 32; i++) await ask(gateway, { headers: BEARER });
+  assert.deepEqual(levels('busy'), [...Array(30).fill('error'), 'debug', 'debug']);
+});
+
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
   const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
   const from = (client: string, ...wanted: string[]): Promise<void> =>
@@ -2678,6 +2690,8 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
   await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
   await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
+  for (let i = 0; i < 40; i++) await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
+  await asks('X-Forwarded-For: 203.0.113.50', '401 | level=warn'); // health checks do not count
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
   assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
@@ -6399,6 +6413,15 @@ test('a log line in text form is one line, whatever is in it; the first one says
   for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
   const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
   assert.match(log[0]!, / warning="no tokens are configured: every request is let in without a credential"$/);
+});
+
+test('a line of the log names twenty tokens, and says of the others how many there are', async (t) => {
+  for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
+    const names = Array.from({ length: count }, (_, i) => `t${i}`);
+    const all = Object.fromEntries(names.map((name) => [name, { secret: `the-secret-of-${name}` }]));
+    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { tokens: all });
+    assert.equal(logLines(gateway.log)[0]!.names, `${names.slice(0, 20)}${end}`);
+  }
 });
 
 test('log.level is the least severe level that is logged', async (t) => {
