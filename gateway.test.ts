@@ -1874,7 +1874,14 @@ const PASSED_TARGETS = literal`
 table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })`
   * bearer → passes
   ${PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`)}
+  # the first "?" and the first "=" divide
+  GET /v1/search?numbers=a?b=c → GET /v1/search?numbers=a?b=c
   DELETE /v1/attachments/-Ab_9 → DELETE /v1/attachments/-Ab_9`;
+
+test('of a query and of its parts the first "?" and the first "=" divide, and nothing behind them is lost', () => {
+  const { query, parameters, querySecret } = parseTarget('GET', '/v1/search?a=b=c?d&@auth=e=f?g');
+  assert.deepEqual([query, parameters, querySecret], ['a=b=c?d', [['a', 'b=c?d']], 'e=f?g']);
+});
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
@@ -2346,7 +2353,9 @@ table('an attachment that is neither sound nor film nor picture is a download, a
 
 test('of two Content-Type of a response the last one decides whether it is shown', async (t) => {
   const head = 'HTTP/1.1 200 OK | Content-Type: image/png | Content-Type: text/html | Content-Length: 2 | | hi';
-  const { gateway } = await startRaw(t, (socket) => void socket.write(barred(head).join('\r\n')), { allow: ['messaging'] });
+  const { gateway } = await startRaw(t, (socket) => void socket.write(barred(head).join('\r\n')), {
+    allow: ['messaging'],
+  });
   const { headers } = await ask(gateway, { path: '/v1/attachments/x', headers: BEARER });
   assert.equal(headers['content-disposition'], 'attachment');
 });
@@ -2621,9 +2630,13 @@ test('what a token is told to send later is 30 log lines a minute of each token,
 });
 
 test('what is busy for a token is 30 log lines a minute too; no token counts as an address, whatever its name', async (t) => {
-  const config = { limits: { connections: 4 }, tokens: { '127.0.0.1': { secret: SECRET }, 'other': { secret: OTHER } } };
+  const config = {
+    limits: { connections: 4 },
+    tokens: { '127.0.0.1': { secret: SECRET }, 'other': { secret: OTHER } },
+  };
   const { backend, gateway } = await startHolding(t, config);
-  const levels = (code: string): unknown[] => requests(gateway).filter((l) => l.code === code).map(({ level }) => level);
+  const levels = (code: string): unknown[] =>
+    requests(gateway).filter((l) => l.code === code).map(({ level }) => level);
   for (let i = 0; i < 32; i++) await ask(gateway, {});
   assert.deepEqual(levels('unauthorized'), [...Array(30).fill('warn'), 'debug', 'debug']);
   for (let i = 0; i < 2; i++) open(t, gateway, SEND);
@@ -2690,7 +2703,9 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
   await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
   await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
-  for (let i = 0; i < 40; i++) await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
+  for (let i = 0; i < 40; i++) {
+    await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
+  }
   await asks('X-Forwarded-For: 203.0.113.50', '401 | level=warn'); // health checks do not count
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
@@ -3028,7 +3043,10 @@ test('a gateway that was closed leaves nothing in memory, no timer either', { is
     const config = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } }, backend: { url: 'http://127.0.0.1:1' } };
     const gateway = createGateway(config, { log, connectTimeoutMs: 1e6 });
     const url = await gateway.listen();
-    assert.equal(outcomeOf(await ask(addressOf(url), { path: '/v1/health', headers: BEARER })), '502 backend_unreachable');
+    assert.equal(
+      outcomeOf(await ask(addressOf(url), { path: '/v1/health', headers: BEARER })),
+      '502 backend_unreachable',
+    );
     await gateway.close();
     return new WeakRef(log);
   };
@@ -3101,7 +3119,9 @@ test('a client without a token has one time for its whole body, at whatever pace
 });
 
 test('what a refused client still sends of its body is read to its end, as long as it goes on sending', async (t) => {
-  const [patient, silent] = await Promise.all([{ lingerMs: 1e6 }, { lingerMs: 1500 }].map((how) => startBoth(t, {}, how)));
+  const [patient, silent] = await Promise.all(
+    [{ lingerMs: 1e6 }, { lingerMs: 1500 }].map((how) => startBoth(t, {}, how)),
+  );
   // The refusal comes in the middle of the body, for which the gateway has waited.
   const waits = open(t, patient!.gateway, `${post(SECRET, 1_000_000)}{"message":"x"`);
   await settled(patient!.gateway);
@@ -3616,7 +3636,9 @@ test('where there are several tokens, half of the 32 MiB that are held is for on
 });
 
 test('where there are three tokens, all of them together hold no more than 32 MiB', async (t) => {
-  const settings = Object.entries(several('abc').tokens!).map(([name, token]) => [name, { ...token, defaults: DEFAULTS }]);
+  const settings = Object.entries(several('abc').tokens!).map((
+    [name, token],
+  ) => [name, { ...token, defaults: DEFAULTS }]);
   const { gateway } = await startBoth(t, { tokens: Object.fromEntries(settings) });
   for (const secret of [SECRET, OTHER, LAST]) {
     for (let i = 0; i < 11; i++) open(t, gateway, post(secret, MIB) + 'x'.repeat(MIB - 1));
@@ -3796,7 +3818,9 @@ const HONEST = literal`
   ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
   IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
   b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
-  ${'b'.repeat(70)} ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
+  ${
+  'b'.repeat(70)
+} ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
 table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
@@ -5809,29 +5833,33 @@ test('outages that end and begin again share backend.wait', ON_NODE, async (t) =
   assert.ok(linesOf(gateway, /connected to again/).length > 1, 'there was one outage');
 });
 
-test('behind an outage the slots go to those who were first, though their connections failed last', ON_NODE, async (t) => {
-  const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
-  backend.how = 'hang';
-  const answers = [say('a')];
-  await until(() => backend.sockets.length === 1);
-  answers.push(say('b'));
-  await until(() => backend.sockets.length === 2);
-  answers.push(say('c'));
-  for (let i = 0; i < 3; i++) await ask(gateway, { path: '/healthz' });
-  backend.how = 'refuse';
-  backend.sockets[1]!.destroy();
-  await until(() => linesOf(gateway, /no connection/).length === 1);
-  backend.sockets[0]!.destroy();
-  const tries = backend.sockets.length;
-  await until(() => backend.sockets.length >= tries + 2);
-  backend.how = 'serve';
-  await until(() => backend.held.length === 2);
-  assert.deepEqual(backend.held.map(([message]) => message).sort(), ['a', 'b']);
-  backend.finish();
-  await until(() => backend.held.length === 1);
-  backend.finish();
-  for (const answer of answers) assert.equal(outcomeOf(await answer), '201');
-});
+test(
+  'behind an outage the slots go to those who were first, though their connections failed last',
+  ON_NODE,
+  async (t) => {
+    const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
+    backend.how = 'hang';
+    const answers = [say('a')];
+    await until(() => backend.sockets.length === 1);
+    answers.push(say('b'));
+    await until(() => backend.sockets.length === 2);
+    answers.push(say('c'));
+    for (let i = 0; i < 3; i++) await ask(gateway, { path: '/healthz' });
+    backend.how = 'refuse';
+    backend.sockets[1]!.destroy();
+    await until(() => linesOf(gateway, /no connection/).length === 1);
+    backend.sockets[0]!.destroy();
+    const tries = backend.sockets.length;
+    await until(() => backend.sockets.length >= tries + 2);
+    backend.how = 'serve';
+    await until(() => backend.held.length === 2);
+    assert.deepEqual(backend.held.map(([message]) => message).sort(), ['a', 'b']);
+    backend.finish();
+    await until(() => backend.held.length === 1);
+    backend.finish();
+    for (const answer of answers) assert.equal(outcomeOf(await answer), '201');
+  },
+);
 
 /** From now on, the search for the address of this name fails, each time with the next of these codes. */
 function failLookup(t: TestContext, name: string, ...codes: string[]): void {
