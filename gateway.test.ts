@@ -19,6 +19,7 @@
 import strict from 'node:assert/strict';
 import { execFile, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
+import dns from 'node:dns';
 import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { chmod, cp, mkdir, symlink } from 'node:fs/promises';
@@ -1047,7 +1048,7 @@ test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is
 // The 400 took the place of the response that was due, or of its rest.
 test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
   const { backend, gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
-  for (const [method, begins] of [['GET', false], ['GET', true], ['POST', true]] as const) {
+  for (const [method, begins] of [['GET', false], ['GET', true], ['POST', false], ['POST', true]] as const) {
     const request = ABOUT.replace('GET /v1/about', `${method} /v1/about?hang${begins ? 'begun' : ''}`);
     const { socket, text } = open(t, gateway, request);
     await until(() => backend.seen.length === 1 && (!begins || text().includes('first, ')));
@@ -1080,6 +1081,22 @@ test('a POST without a length that is told 400 because of the bytes behind it wa
   assert.equal(backend.seen.length, 0);
 });
 
+test('a POST without a length that waits for its slot is sent, if a request stands between it and what the parser refuses', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, { allow: ['messaging', 'info'] });
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  const join = bytesOf(`POST /v1/groups/${FROM}/${GROUP}/join HTTP/1.1 | Host: x | bearer`);
+  const { socket, text } = open(t, gateway, `${join}${ABOUT}rubbish\r\n\r\n`);
+  await until(() => linesOf(gateway, /the HTTP parser/).length === 1);
+  await answerAll(backend, [first]);
+  await until(() => backend.acting === 1 || text() !== '', 'the POST to reach the backend');
+  assert.equal(text(), '');
+  backend.answer();
+  await closed(socket);
+  assert.equal(outcomeOf(text()), '201');
+  assert.equal(backend.seen.length, 2);
+});
+
 test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);
@@ -1109,6 +1126,26 @@ test('rubbish behind a refusal, byte by byte, does not touch the requests of oth
     await Promise.all(rubbish);
   }
   assert.equal(backend.sent.length, 720);
+});
+
+test('what follows a refusal of the parser is read and dropped; a connection that its client does not end is closed after a silence', async (t) => {
+  for (const [lingerMs, ends] of [[1e6, true], [100, false]] as const) {
+    if (ends && 'Bun' in globalThis) continue; // Bun 1.4.5 counts no bytes that are read behind a refusal
+    const { gateway } = await startBoth(t, {}, { lingerMs, headersTimeoutMs: 1e6 });
+    const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+    const socket = net.connect({ port: gateway.port, host: '127.0.0.1', allowHalfOpen: true });
+    t.after(() => socket.destroy());
+    socket.on('error', () => {}).write('rubbish\r\n\r\n');
+    const [served] = await accepted;
+    await once(socket.resume(), 'end');
+    if (ends) {
+      const before = served.bytesRead;
+      socket.write('more');
+      await until(() => served.bytesRead === before + 4, 'the gateway to read what follows');
+      socket.end();
+    }
+    await closed(served);
+  }
 });
 
 // It was acted on, and its client, which had been told 408 or 400, got no response to it.
@@ -1143,6 +1180,19 @@ test('behind a response that node:http closes, to HTTP/1.0 or to a client that s
     const response = await raw(gateway, first + last);
     await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot behind whatever was sent before
     assert.equal(backend.seen.splice(0).length - 1, response.match(/^HTTP\/1\.1 201/gm)?.length ?? 0, response);
+  }
+});
+
+test('a connection is kept where its client wishes it, and the response says so, be it a refusal, the own one or that of the backend', async (t) => {
+  const { gateway } = await startBoth(t);
+  const wrong = ABOUT.replace(SECRET, OTHER);
+  for (const [request, status] of [[HEALTH, 200], [ABOUT, 200], [wrong, 401]] as const) {
+    const { socket, text } = open(t, gateway, request);
+    await until(() => text().includes('\r\n\r\n'));
+    assert.match(text(), new RegExp(`^HTTP/1.1 ${status} [^]*^Connection: keep-alive\r$`, 'im'));
+    socket.write(request.replace('\r\n', '\r\nConnection: close\r\n'));
+    await closed(socket);
+    assert.match(text(), new RegExp(`^HTTP/1.1 ${status} [^]*^HTTP/1.1 ${status} [^]*^Connection: close\r$`, 'im'));
   }
 });
 
@@ -1516,6 +1566,25 @@ test('a client that never reads a response loses its connection; one that reads 
   assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
 });
 
+test('a client that reads no response, and sends no more than one request at a time, loses its connection, as does an idle one', async (t) => {
+  const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(16_000, 'x')));
+  const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1500 });
+  Object.assign(gateway.server, { keepAliveTimeout: 0 });
+  const { socket: idle } = open(t, gateway, HEALTH);
+  await once(idle, 'data');
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const { socket } = open(t, gateway);
+  socket.pause();
+  const [served] = await accepted;
+  // Each response is one write, with its end: no request waits for room.
+  // Bun 1.4.5 tells no time-out of a connection that waits for room.
+  for (let sent = 1; !served.destroyed && !('Bun' in globalThis); sent++) {
+    socket.write(ABOUT);
+    await until(() => backend.seen.length === sent || served.destroyed, 'the connection to be closed');
+  }
+  await closed(idle);
+});
+
 // A queued response never emitted "close", so its request was never aborted, nor logged. By 16 heads that waited on
 // each of 40 connections one token filled 128 MB.
 test('pipelined requests are served one at a time and in order; all are aborted when the client leaves, or if more than seven wait', async (t) => {
@@ -1643,6 +1712,18 @@ test('closing lets running requests finish, refuses new ones and at once those t
   assert.deepEqual(arrived(backend), ['first']);
 });
 
+test('closing ends a connection that its client would keep open when the response is complete that had begun before', async (t) => {
+  const { gateway, finish } = await startHolding(t, { shutdown: '1h' });
+  Object.assign(gateway.server, { keepAliveTimeout: 0 });
+  const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
+  await until(() => text().includes('first, '));
+  const closing = gateway.close();
+  finish();
+  await within(closing, 'the end of the gateway');
+  await closed(socket);
+  assert.match(text(), /^Connection: keep-alive\r$[^]*and last/im);
+});
+
 test('closing: at the deadline a request that the backend has is 504, any other is 503, each says Connection: close, and the gateway waits for nobody', async (t) => {
   const { backend, gateway } = await startHolding(t, { shutdown: '1s' });
   const clients = [
@@ -1662,6 +1743,15 @@ test('closing: at the deadline a request that the backend has is 504, any other 
   }
   assert.equal(statusOf(await refused), 401);
   assert.deepEqual(requests(gateway).map((line) => line.status).sort(), [401, 503, 503, 503, 504, 504]);
+});
+
+test('closing: a response that has begun is cut at the deadline, and is shutting_down in the log', async (t) => {
+  const { gateway } = await startHolding(t, { shutdown: '500ms' });
+  const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
+  await until(() => text().includes('first, '));
+  await gateway.close();
+  await closed(socket);
+  assert.deepEqual(requests(gateway).map(outcomeOf), ['503 shutting_down']);
 });
 
 test('closing: running requests have at least half of a "shutdown" under a second', async (t) => {
@@ -1784,7 +1874,14 @@ const PASSED_TARGETS = literal`
 table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })`
   * bearer → passes
   ${PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`)}
+  # the first "?" and the first "=" divide
+  GET /v1/search?numbers=a?b=c → GET /v1/search?numbers=a?b=c
   DELETE /v1/attachments/-Ab_9 → DELETE /v1/attachments/-Ab_9`;
+
+test('of a query and of its parts the first "?" and the first "=" divide, and nothing behind them is lost', () => {
+  const { query, parameters, querySecret } = parseTarget('GET', '/v1/search?a=b=c?d&@auth=e=f?g');
+  assert.deepEqual([query, parameters, querySecret], ['a=b=c?d', [['a', 'b=c?d']], 'e=f?g']);
+});
 
 test('parseTarget: a target that it makes passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
@@ -2227,6 +2324,7 @@ table('what the backend responds to a GET runs no script, asks for nothing and i
   GET /v1/attachments/kept | X-Say: Cache-Control: max-age=60 → Cache-Control: max-age=60
   GET /v1/attachments/sound | X-Say: Content-Type: audio/aac → Content-Security-Policy:
   GET /v1/attachments/film | X-Say: content-type: Video/mp4; codecs="avc1" → Content-Security-Policy:
+  GET /v1/attachments/picture | X-Say: Content-Type: image/png → Content-Type: image/png
   # browsers obey all of several policies
   GET /v1/attachments/x | X-Say: X-Content-Type-Options: none → X-Content-Type-Options: nosniff
   GET /v1/attachments/x | X-Say: Content-Security-Policy: img-src * → Content-Security-Policy: ${CSP}, img-src *
@@ -2252,6 +2350,15 @@ table('an attachment that is neither sound nor film nor picture is a download, a
   ...SHOWN.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`),
   'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
 ]);
+
+test('of two Content-Type of a response the last one decides whether it is shown', async (t) => {
+  const head = 'HTTP/1.1 200 OK | Content-Type: image/png | Content-Type: text/html | Content-Length: 2 | | hi';
+  const { gateway } = await startRaw(t, (socket) => void socket.write(barred(head).join('\r\n')), {
+    allow: ['messaging'],
+  });
+  const { headers } = await ask(gateway, { path: '/v1/attachments/x', headers: BEARER });
+  assert.equal(headers['content-disposition'], 'attachment');
+});
 
 test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
   const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
@@ -2522,6 +2629,22 @@ test('what a token is told to send later is 30 log lines a minute of each token,
   assert.deepEqual(levels('test').slice(30), ['debug', 'debug', 'warn']);
 });
 
+test('what is busy for a token is 30 log lines a minute too; no token counts as an address, whatever its name', async (t) => {
+  const config = {
+    limits: { connections: 4 },
+    tokens: { '127.0.0.1': { secret: SECRET }, 'other': { secret: OTHER } },
+  };
+  const { backend, gateway } = await startHolding(t, config);
+  const levels = (code: string): unknown[] =>
+    requests(gateway).filter((l) => l.code === code).map(({ level }) => level);
+  for (let i = 0; i < 32; i++) await ask(gateway, {});
+  assert.deepEqual(levels('unauthorized'), [...Array(30).fill('warn'), 'debug', 'debug']);
+  for (let i = 0; i < 2; i++) open(t, gateway, SEND);
+  await until(() => backend.seen.length === 2);
+  for (let i = 0; i < 32; i++) await ask(gateway, { headers: BEARER });
+  assert.deepEqual(levels('busy'), [...Array(30).fill('error'), 'debug', 'debug']);
+});
+
 test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
   const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
   const from = (client: string, ...wanted: string[]): Promise<void> =>
@@ -2580,6 +2703,10 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
   await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
   await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
+  for (let i = 0; i < 40; i++) {
+    await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
+  }
+  await asks('X-Forwarded-For: 203.0.113.50', '401 | level=warn'); // health checks do not count
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
   assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
@@ -2913,8 +3040,13 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
 test('a gateway that was closed leaves nothing in memory, no timer either', { isAlone: true }, async () => {
   const listenAndClose = async () => {
     const log = (): void => {};
-    const gateway = createGateway({ listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } } }, { log });
-    await gateway.listen();
+    const config = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } }, backend: { url: 'http://127.0.0.1:1' } };
+    const gateway = createGateway(config, { log, connectTimeoutMs: 1e6 });
+    const url = await gateway.listen();
+    assert.equal(
+      outcomeOf(await ask(addressOf(url), { path: '/v1/health', headers: BEARER })),
+      '502 backend_unreachable',
+    );
     await gateway.close();
     return new WeakRef(log);
   };
@@ -2973,6 +3105,40 @@ test('a client that stops or sends single bytes gets 408 when the time for its b
     endIn(408, streaming, post(SECRET, 2_000_000) + text + more, `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`),
   ]);
   assert.equal(backend.connections, 0, 'the connections that the backend saw');
+});
+
+test('a client without a token has one time for its whole body, at whatever pace it sends', async (t) => {
+  const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 3000 });
+  const { socket, text } = open(t, gateway, post('', 60_000).replace(/Authorization.*\r\n/, '') + '{"message":"');
+  await pass(2500);
+  socket.write('x'.repeat(31 * 1024)); // with a token, these bytes begin the time anew
+  await closed(socket);
+  assert.equal(outcomeOf(text()), '408 request_timeout');
+  const { ms } = requests(gateway)[0];
+  assert.ok(ms < 5000, `it was refused after ${ms} ms`);
+});
+
+test('what a refused client still sends of its body is read to its end, as long as it goes on sending', async (t) => {
+  const [patient, silent] = await Promise.all(
+    [{ lingerMs: 1e6 }, { lingerMs: 1500 }].map((how) => startBoth(t, {}, how)),
+  );
+  // The refusal comes in the middle of the body, for which the gateway has waited.
+  const waits = open(t, patient!.gateway, `${post(SECRET, 1_000_000)}{"message":"x"`);
+  await settled(patient!.gateway);
+  waits.socket.write('{'.repeat(1000));
+  await until(() => waits.text().endsWith('}\n'));
+  assert.equal(outcomeOf(waits.text()), '400 bad_json');
+  waits.socket.write('x'.repeat(1_000_000 - 1014));
+  await closed(waits.socket);
+  // It sends for longer than it may be silent.
+  const steady = open(t, silent!.gateway, post(OTHER, 400));
+  for (let sent = 0; sent < 400; sent++) {
+    assert.ok(!steady.socket.destroyed, `it was closed behind ${sent} bytes`);
+    steady.socket.write('x');
+    await pass(10);
+  }
+  await closed(steady.socket);
+  assert.equal(outcomeOf(steady.text()), '401 unauthorized');
 });
 
 test('a body that comes slowly but steadily may take longer in all, and so may one that the backend reads slowly', async (t) => {
@@ -3415,6 +3581,23 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
   }
 });
 
+test('the body of a send that the backend acts on is held until its client leaves, though the send is shorter', async (t) => {
+  const { backend, finish } = await startHolding(t);
+  const gateway = await startGateway(t, backend, { ...hook(), backend: { url: backend.url, parallel: 64 } });
+  const served: net.Socket[] = [];
+  gateway.server.on('connection', (socket: net.Socket) => served.push(socket));
+  const body = 'x'.repeat(MIB);
+  const clients = Array.from({ length: 32 }, () => open(t, gateway, post(SECRET, MIB) + body));
+  await until(() => backend.seen.length === 32);
+  assert.equal(outcomeOf(await ask(gateway, { body, headers: BEARER })), '503 busy');
+  for (const { socket } of clients) socket.destroy();
+  for (const socket of served) await closed(socket);
+  const answer = ask(gateway, { body, headers: BEARER });
+  await until(() => backend.seen.length === 33 || requests(gateway).length > 1, 'the last send to reach the backend');
+  finish();
+  assert.equal(outcomeOf(await answer), '200');
+});
+
 // A form of 1 MiB of control characters is a send of 6 MiB: 97 MiB were held in a share of 16.
 test('a send that waits counts as long as it is, even if the body was shorter', async (t) => {
   const { backend, finish } = await startHolding(t);
@@ -3450,6 +3633,18 @@ test('where there are several tokens, half of the 32 MiB that are held is for on
   for (const req of held) req.destroy();
   await until(() => requests(gateway).length === 18);
   assert.equal(await statusFor(BEARER), 201, 'it is given back');
+});
+
+test('where there are three tokens, all of them together hold no more than 32 MiB', async (t) => {
+  const settings = Object.entries(several('abc').tokens!).map((
+    [name, token],
+  ) => [name, { ...token, defaults: DEFAULTS }]);
+  const { gateway } = await startBoth(t, { tokens: Object.fromEntries(settings) });
+  for (const secret of [SECRET, OTHER, LAST]) {
+    for (let i = 0; i < 11; i++) open(t, gateway, post(secret, MIB) + 'x'.repeat(MIB - 1));
+  }
+  await until(() => requests(gateway).length > 0, 'one of 33 bodies to be refused');
+  assert.equal(outcomeOf(requests(gateway)[0]), '503 busy');
 });
 
 const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 30 ? 61 : 1, 'x')}":1`);
@@ -3623,6 +3818,9 @@ const HONEST = literal`
   ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
   IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
   b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
+  ${
+  'b'.repeat(70)
+} ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
 table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
@@ -4628,6 +4826,7 @@ test('200 header fields pass, with any number of names in Connection; of more th
   for (const fields of ['a:b\r\n'.repeat(2000), upgrade + 'a:b\r\n'.repeat(2000), upgrade.repeat(300)]) {
     const response = await raw(gateway, post(SECRET, SEND.length).replace('Content-Length', `${fields}$&`) + SEND);
     assert.deepEqual([outcomeOf(response), response.split('HTTP/1.1 ').length], [TOO_MANY, 2]);
+    assert.match(response, /^connection: close\r$/im);
   }
   // Host was among the fields that node:http hides, and its absence was a 400.
   const hostless = await raw(gateway, `GET /v1/about HTTP/1.1\r\n${'a:b\r\n'.repeat(230)}Host: gateway\r\n\r\n`);
@@ -4916,6 +5115,11 @@ test('connections to the backend are used again, by whoever sends next; not thos
   for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
     for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
   }
+  const plain = await startBoth(t);
+  for (let i = 0; i < 3; i++) {
+    assert.equal((await ask(plain.gateway, { path: '/v1/health', headers: BEARER })).status, 204);
+  }
+  assert.equal(plain.backend.connections, 'Deno' in globalThis ? 3 : 1, 'the connections for responses without a body');
   const used = backend.sockets.length;
   assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
   for (let i = 0; i < 5; i++) {
@@ -5188,9 +5392,10 @@ test('info, polls and WebSockets neither wait for a slot nor hold one; uploads b
 
 test('the last byte of a large body waits for its slot without a time limit for its client; one that has its response needs none', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { stallTimeoutMs: 3000 });
+  backend.server.keepAliveTimeout = 0; // only the gateway closes a connection
   const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage, http.ServerResponse]>;
   const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
-  const [, early] = await asked;
+  const [{ socket: ofEarly }, early] = await asked;
   const sends = [send(gateway, 'first')];
   await until(() => backend.acting === 1);
   for (const upload of uploads) upload.end(LARGE.slice(-1));
@@ -5200,6 +5405,7 @@ test('the last byte of a large body waits for its slot without a time limit for 
   assert.deepEqual(arrived(backend), ['first']);
   early.writeHead(400, { 'Content-Length': 2 }).end('{}');
   assert.equal(await statusFor(uploads[0]), 400);
+  await closed(ofEarly, 'the connection of a request that is not written to its end to be closed');
   await settled(gateway);
   assert.deepEqual([backend.acting, backend.seen[1]!.complete], [1, false]);
   await answerAll(backend, sends);
@@ -5272,6 +5478,106 @@ test('a request without a client is aborted when its slot is overdue, at once wh
     if (isEnd) return assert.equal(logLines(gateway.log).at(-1)!.message, 'stopped');
     void send(gateway, 'next').catch(() => {});
     await until(() => arrived(backend).includes('next'));
+  }
+});
+
+test('a large send keeps its slot if its client leaves behind the last byte, and its bytes count no longer as unfinished', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, { limits: { body: '1MiB' } });
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const large = await beginLarge(gateway, backend);
+  const [served] = await accepted;
+  large.end(LARGE.slice(-1));
+  await until(() => backend.acting === 1);
+  large.destroy();
+  await closed(served);
+  const [next] = await queueUp(gateway, ['next']);
+  assert.deepEqual([backend.acting, arrived(backend)], [1, ['large']]);
+  backend.answer();
+  await until(() => arrived(backend).includes('next'));
+  const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
+  assert.deepEqual(reasons, ['answered_201']);
+  await answerAll(backend, [next!]);
+  // Three complete ones are more than twice limits.body, and the backend acts on all of them.
+  gateway.reload({ ...slots(backend, 3), limits: { body: '1MiB' } });
+  const complete: Promise<Answer>[] = [];
+  for (const acting of [1, 2, 3]) {
+    complete.push(ask(gateway, { body: sized(MIB), headers: BEARER }));
+    await until(() => backend.acting === acting, `upload ${acting} to reach the backend`);
+  }
+  await answerAll(backend, complete);
+});
+
+test('a large body that ends in white space waits for its slot as any other does', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1);
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  const large = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length + 2 }));
+  large.end(`${LARGE}\r\n`);
+  await until(() => backend.seen.length === 2);
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  assert.equal(backend.acting, 1);
+  await answerAll(backend, [first]);
+  await until(() => backend.acting === 1);
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+  assert.equal(backend.most, 1);
+});
+
+test('a large send whose last byte comes late goes before those that came after its beginning', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1);
+  const large = await beginLarge(gateway, backend);
+  const sends = await queueUp(gateway, ['first', 'second', 'third']);
+  large.end(LARGE.slice(-1));
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  await answerAll(backend, [sends[0]!]);
+  await until(() => backend.acting === 1);
+  backend.answer();
+  assert.equal(await statusFor(large), 201);
+  await answerAll(backend, sends.slice(1));
+});
+
+test('a client that leaves while its slot is overdue, and could not be lent, disturbs nobody', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
+  const first = send(gateway, 'first');
+  await until(() => backend.acting === 1);
+  const { socket } = open(t, gateway, SEND);
+  await until(() => backend.acting === 2); // beside the first, whose slot is lent
+  await pass(500); // its slot is overdue too
+  socket.destroy();
+  await until(() => requests(gateway).some(({ status }) => status === 499));
+  await answerAll(backend, [first]);
+  backend.answer(); // to nobody
+  await answerAll(backend, [send(gateway, 'last')]);
+  assert.deepEqual(linesOf(gateway, /internal error/), []);
+});
+
+test('a request whose slot is lent ends when its client leaves', async (t) => {
+  const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
+  const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage]>;
+  const { socket } = open(t, gateway, SEND);
+  const [req] = await asked;
+  await until(() => backend.acting === 1);
+  void send(gateway, 'next').catch(() => {});
+  await until(() => arrived(backend).includes('next'));
+  socket.destroy();
+  await closed(req.socket);
+  await until(() => requests(gateway).some(({ status }) => status === 499));
+});
+
+test('a request without a client is 499 in the log, and not the failure that ends it', async (t) => {
+  for (const [timeout, isBroken] of [['1h', true], ['3s', false]] as const) {
+    const { backend, gateway } = await startHeld(t, 1);
+    gateway.reload(slots(backend, 1, timeout));
+    const [accepted, asked] = [once(gateway.server, 'connection'), once(backend.server, 'request')];
+    const { socket } = open(t, gateway, SEND);
+    const [[served], [req]] = await Promise.all([accepted, asked]) as [[net.Socket], [http.IncomingMessage]];
+    await until(() => backend.acting === 1);
+    socket.destroy();
+    await closed(served);
+    assert.deepEqual(requests(gateway), []);
+    if (isBroken) req.socket.destroy();
+    await until(() => requests(gateway).length === 1);
+    assert.equal(outcomeOf(requests(gateway)[0]), '499 client_left');
   }
 });
 
@@ -5449,6 +5755,211 @@ test('while the backend is down, only one probe at a time tries, whatever client
   const ended = closed(tries.at(-1)!);
   await gateway.close();
   await ended;
+});
+
+/** A backend behind TLS: `how` says what becomes of its connections. `finish` ends the responses that it owes. */
+async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
+  const held: [message: string, res: http.ServerResponse][] = [];
+  const server = https.createServer(CERTS[0], async (req, res) => {
+    const body = await readBytes(req);
+    if (req.method === 'POST') held.push([JSON.parse(String(body)).message, res]);
+    else res.end('{}');
+  });
+  const backend = {
+    how: 'serve' as 'serve' | 'refuse' | 'hang' | (() => 'serve' | 'refuse'),
+    sockets: [] as net.Socket[],
+    held,
+    finish: () => held.splice(0).forEach(([, res]) => res.writeHead(201, { 'Content-Length': 2 }).end('[]')),
+  };
+  const front = net.createServer((socket) => {
+    backend.sockets.push(socket.on('error', () => {}));
+    const how = typeof backend.how === 'string' ? backend.how : backend.how();
+    if (how === 'serve') server.emit('connection', socket);
+    else if (how === 'refuse') socket.destroy();
+  });
+  const url = (await serve(t, front)).replace('http', 'https');
+  t.after(() => server.closeAllConnections());
+  const file = join(folder(t), 'ca.pem');
+  writeFileSync(file, CERTS[0].cert);
+  const own = { BACKEND_WAIT: '1h', NODE_EXTRA_CA_CERTS: file, ...env };
+  const gateway = await startProcess(t, { backend: { url }, env: own });
+  await until(() => linesOf(gateway, /^the backend answers/).length === 1); // on a connection of its own
+  backend.sockets.length = 0;
+  const say = (message: string): Promise<Answer> => ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
+  return { backend, gateway, say };
+}
+
+const ON_NODE = { skip: !isNode && 'another runtime is told otherwise what to trust' };
+
+test('a connection that fails, and was begun before the gate opened again, is no new outage', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, {});
+  backend.how = 'hang';
+  const early = say('early');
+  await until(() => backend.sockets.length === 1);
+  backend.how = 'refuse';
+  const late = say('late');
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  backend.how = 'serve';
+  await until(() => backend.held.length === 1);
+  backend.sockets[0]!.destroy();
+  await until(() => backend.held.length === 2);
+  backend.finish();
+  for (const answer of [early, late]) assert.equal(outcomeOf(await answer), '201');
+  assert.equal(linesOf(gateway, /no connection/).length, 1);
+});
+
+test('a connection that is kept does not open the gate: the backend has to accept a new one', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, {});
+  const first = say('first');
+  await until(() => backend.held.length === 1);
+  backend.how = 'refuse';
+  const second = say('second');
+  await until(() => linesOf(gateway, /no connection/).length === 1);
+  backend.finish();
+  assert.equal(outcomeOf(await first), '201');
+  const tries = backend.sockets.length;
+  await until(() => backend.sockets.length >= tries + 2 || linesOf(gateway, /connected to again/).length > 0);
+  assert.deepEqual(linesOf(gateway, /connected to again/), []);
+  backend.how = 'serve';
+  await until(() => backend.held.length === 1);
+  backend.finish();
+  assert.equal(outcomeOf(await second), '201');
+});
+
+test('outages that end and begin again share backend.wait', ON_NODE, async (t) => {
+  const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '2s' });
+  backend.how = () => backend.sockets.length % 2 === 1 ? 'refuse' : 'serve'; // each probe connects, each request fails
+  assert.equal(outcomeOf(await say('hello')), '502 backend_unreachable');
+  assert.ok(linesOf(gateway, /connected to again/).length > 1, 'there was one outage');
+});
+
+test(
+  'behind an outage the slots go to those who were first, though their connections failed last',
+  ON_NODE,
+  async (t) => {
+    const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
+    backend.how = 'hang';
+    const answers = [say('a')];
+    await until(() => backend.sockets.length === 1);
+    answers.push(say('b'));
+    await until(() => backend.sockets.length === 2);
+    answers.push(say('c'));
+    for (let i = 0; i < 3; i++) await ask(gateway, { path: '/healthz' });
+    backend.how = 'refuse';
+    backend.sockets[1]!.destroy();
+    await until(() => linesOf(gateway, /no connection/).length === 1);
+    backend.sockets[0]!.destroy();
+    const tries = backend.sockets.length;
+    await until(() => backend.sockets.length >= tries + 2);
+    backend.how = 'serve';
+    await until(() => backend.held.length === 2);
+    assert.deepEqual(backend.held.map(([message]) => message).sort(), ['a', 'b']);
+    backend.finish();
+    await until(() => backend.held.length === 1);
+    backend.finish();
+    for (const answer of answers) assert.equal(outcomeOf(await answer), '201');
+  },
+);
+
+/** From now on, the search for the address of this name fails, each time with the next of these codes. */
+function failLookup(t: TestContext, name: string, ...codes: string[]): void {
+  const { lookup } = dns;
+  t.after(() => void (dns.lookup = lookup));
+  dns.lookup = ((asked: string, options: object, done: (error: Error) => void) => {
+    if (asked !== name) return (lookup as (...args: unknown[]) => void)(asked, options, done);
+    const code = codes.length > 1 ? codes.shift() : codes[0];
+    process.nextTick(done, Object.assign(new Error(), { code }));
+  }) as typeof lookup;
+}
+
+test('a send that has waited in vain is refused with the last failure as the reason', ON_NODE, async (t) => {
+  failLookup(t, 'unknown.test', 'ENOTFOUND', 'ENOTFOUND', 'EAI_AGAIN');
+  const url = 'http://unknown.test';
+  const gateway = await startGateway(t, { url }, { backend: { url, wait: '3s' } });
+  assert.equal(outcomeOf(await send(gateway, 'hello')), '502 backend_unreachable');
+  assert.equal(requests(gateway)[0].reason, 'EAI_AGAIN');
+  assert.deepEqual(linesOf(gateway, /no connection/).map(({ reason }) => reason), ['ENOTFOUND']);
+});
+
+test('the log counts as waiting who waits for this backend, and nobody else', async (t) => {
+  const { backend, gateway, up, settings } = await startDown(t, '1h', { allow: ['messaging'] });
+  gateway.reload(settings('1h'));
+  const held: http.ServerResponse[] = [];
+  let begun = 0;
+  backend.server.removeAllListeners('request').on('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
+    begun++;
+    req.on('error', () => {}).resume().on('end', () => held.push(res));
+  });
+  const server = await up();
+  const upload = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }));
+  t.after(() => upload.destroy());
+  upload.write(LARGE.slice(0, -1));
+  await until(() => begun === 1);
+  const first = send(gateway, 'first');
+  await until(() => held.length === 1);
+  const waits = await queueUp(gateway, ['second']);
+  const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER }); // waits for its slot, and for no backend
+  for (let i = 0; i < 3; i++) await settled(gateway);
+  server.close();
+  held.pop()!.writeHead(201).end('[]');
+  assert.deepEqual([await first, await groups].map(outcomeOf), ['201', '502 backend_unreachable']);
+  gateway.reload({ backend: { url: `http://127.0.0.1:${await sparePort()}`, wait: '1h' } });
+  waits.push(send(gateway, 'third'));
+  await until(() => linesOf(gateway, /no connection/).length === 2);
+  assert.deepEqual(linesOf(gateway, /no connection/).map(({ waiting }) => waiting), [1, 1]);
+  await gateway.close();
+  for (const wait of waits) assert.equal(outcomeOf(await wait), '503 shutting_down');
+});
+
+test('a failure of this machine is 502 for its request alone, and no outage', ON_NODE, async (t) => {
+  failLookup(t, 'no-port-is-free.test', 'EADDRNOTAVAIL');
+  const url = 'http://no-port-is-free.test';
+  const gateway = await startGateway(t, { url }, { backend: { url, wait: '1h' } });
+  const answers = await Promise.all(sendMany(gateway, 3));
+  assert.deepEqual(answers.map(outcomeOf), Array(3).fill('502 backend_unreachable'));
+  assert.deepEqual(requests(gateway).map(({ reason }) => reason), Array(3).fill('EADDRNOTAVAIL'));
+  assert.deepEqual(linesOf(gateway, /no connection/), []);
+});
+
+test('the pauses between two tries to reach a backend that is down grow to a second, and no further', async (t) => {
+  const tries: net.Socket[] = [];
+  const server = net.createServer((socket) => tries.push(socket.on('error', () => {}).destroy()));
+  const url = (await serve(t, server)).replace('http', 'https');
+  const gateway = await startGateway(t, { url }, {});
+  assert.equal(outcomeOf(await send(gateway, 'lost')), '502 backend_unreachable');
+  await until(() => tries.length === 10); // with pauses that go on growing after 50 s
+});
+
+test('a reload to another address ends a try of the old one, at once or with the last request that waits', async (t) => {
+  for (const isWaiting of [false, true]) {
+    const { url, sockets: tries } = await startRawBackend(t, () => {});
+    const old = { url: url.replace('http', 'https'), wait: '1h' };
+    const gateway = await startGateway(t, old, { backend: old }, { connectTimeoutMs: 1e6 });
+    const request = isWaiting ? SEND : ABOUT.replace('/v1/about', '/v1/health');
+    const { socket, text } = open(t, gateway, request);
+    await until(() => tries.length === 1);
+    tries[0]!.destroy();
+    await until(() => tries.length === 2);
+    if (!isWaiting) assert.equal(outcomeOf(text()), '502 backend_unreachable');
+    gateway.reload({ backend: { url: 'http://127.0.0.1:1' } });
+    await settled(gateway);
+    if (isWaiting) assert.ok(!tries[1]!.destroyed, 'the one that waits still needs the try');
+    socket.destroy();
+    await closed(tries[1]!);
+  }
+});
+
+test('closing ends the try of a probe for which nobody waits', async (t) => {
+  const { url, sockets: tries } = await startRawBackend(t, () => {});
+  const to = { url: url.replace('http', 'https') };
+  const gateway = await startGateway(t, to, {}, { connectTimeoutMs: 1e6 });
+  const about = ask(gateway, { headers: BEARER });
+  await until(() => tries.length === 1);
+  tries[0]!.destroy();
+  assert.equal(outcomeOf(await about), '502 backend_unreachable');
+  await until(() => tries.length === 2);
+  await gateway.close();
+  await closed(tries[1]!);
 });
 
 // A probe by bare TCP opened the gate: in 20 s there were 761 connections, 305 log lines, and no response.
@@ -5930,6 +6441,15 @@ test('a log line in text form is one line, whatever is in it; the first one says
   for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
   const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
   assert.match(log[0]!, / warning="no tokens are configured: every request is let in without a credential"$/);
+});
+
+test('a line of the log names twenty tokens, and says of the others how many there are', async (t) => {
+  for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
+    const names = Array.from({ length: count }, (_, i) => `t${i}`);
+    const all = Object.fromEntries(names.map((name) => [name, { secret: `the-secret-of-${name}` }]));
+    const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { tokens: all });
+    assert.equal(logLines(gateway.log)[0]!.names, `${names.slice(0, 20)}${end}`);
+  }
 });
 
 test('log.level is the least severe level that is logged', async (t) => {
