@@ -5898,7 +5898,8 @@ test('the log counts as waiting who waits for this backend, and nobody else', as
   const first = send(gateway, 'first');
   await until(() => held.length === 1);
   const waits = await queueUp(gateway, ['second']);
-  const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER }); // waits for its slot, and for no backend
+  // This one waits for its slot, and for no backend.
+  const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER });
   for (let i = 0; i < 3; i++) await settled(gateway);
   server.close();
   held.pop()!.writeHead(201).end('[]');
