@@ -968,8 +968,8 @@ class BackendReader {
   }
 
   /**
-   * Adds up what is here of the hoarder's bodies. An upload that was refused has ended for the gateway, though its bytes
-   * may still arrive: it does not count once its client was told, and before that it is one body more than the bound.
+   * Adds up what is here of the hoarder's bodies. An upload that was refused has ended for the gateway, though its
+   * bytes may still arrive: it does not count once its client was told. Before that it is one body more than the bound.
    */
   #countUploads(actor: Actor | undefined): void {
     const { unfinished, play: { world } } = this.#standIn;
