@@ -554,7 +554,7 @@ function program(): Program {
   if (!isNode || FILE.pathname.endsWith('.js')) return AS_IT_IS;
   if (compiled) return compiled;
   const dir = mkdtempSync(join(tmpdir(), 'gateway-'));
-  process.once('exit', () => rmSync(dir, { recursive: true }));
+  process.prependOnceListener('exit', () => rmSync(dir, { recursive: true }));
   const words: Record<string, string> = { 'dist': dir, 'gateway.ts': fileURLToPath(FILE) };
   const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => words[word] ?? word);
   writeFileSync(join(dir, 'package.json'), '{ "type": "module" }');
@@ -8475,3 +8475,6 @@ if (isWhole) {
   alone.forEach((register) => register());
 }
 if (!isPart) last.forEach((register) => register());
+
+// UNTIL Node ends by itself: Node 20.20 sometimes loops for ever in its own clean-up of handles, after all has ended.
+if (isNode) process.on('exit', (code) => process.exit(code));
