@@ -1296,7 +1296,7 @@ class Exchange {
   /** Ends the waits of an upload. Only `transmit` writes it. */
   earlyResponse: EarlyResponse | undefined;
 
-  // What the exchange holds. Slots and Gate write the first three.
+  // What the exchange holds. Only Upstream, Slots and Gate write the first four.
   slot: Slot | undefined;
   /** How long the request may still wait for a slot. */
   slotWaitMs = 0;
@@ -1392,14 +1392,13 @@ class Exchange {
   readonly wake = () => this.#resume?.();
 
   /**
-   * Waits while the backend has nothing of the request, or not its last byte.
+   * Waits while the backend has nothing of the request, or not its last byte. The caller says the next stage.
    * @throws {Problem} as waitUntil. A shutdown ends this wait at once.
    */
   async standBy(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.stage = 'waiting';
     await this.waitUntil(isOver, timeoutMs, late);
-    this.stage = 'sending';
   }
 }
 
