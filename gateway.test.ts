@@ -6036,6 +6036,37 @@ test('who has waited for a slot still has the whole of backend.wait; outages tha
   server.close();
 });
 
+test('the time for a slot is a budget too: who loses a slot to an outage waits for the next one only as long as is left', async (t) => {
+  const { backend, gateway, up, settings } = await startDown(t, '1h');
+  let arrived = 0;
+  let ended = 0;
+  backend.server.removeAllListeners('request');
+  backend.server.on('request', (req: http.IncomingMessage) => { // and never responds
+    arrived++;
+    req.resume().on('end', () => ended++);
+  });
+  const server = await up();
+  gateway.reload(settings('1h', '4s'));
+  const upload = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }));
+  upload.write(LARGE.slice(0, -1));
+  await until(() => arrived === 1, 'the large body to begin');
+  const hangs = send(gateway, 'hangs');
+  await until(() => ended === 1, 'a send to take the slot');
+  await pass(1000);
+  const waits = send(gateway, 'waits'); // 3 s, until the send that hangs has its 504
+  server.close();
+  assert.equal(outcomeOf(await hangs), '504 backend_timeout');
+  await isDown(gateway);
+  upload.end(LARGE.slice(-1));
+  await until(() => ended === 2, 'the large body to take the slot');
+  const sinceMs = performance.now();
+  await up();
+  assert.equal(outcomeOf(await waits), '503 busy');
+  const tookMs = performance.now() - sinceMs;
+  assert.ok(tookMs < 3000, `${tookMs} ms`); // and not another 4 s
+  upload.destroy();
+});
+
 test('a reload to another address begins without an outage; who waits, with a large body too, keeps the old address', async (t) => {
   const { backend: old, gateway, up } = await startDown(t, '1h');
   const backend = await startBackend(t);
