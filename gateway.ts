@@ -3748,11 +3748,9 @@ class Gate {
   }
 }
 
-/** The requests of one token: those that wait for a slot, in the order in which they were ready, and its slots. */
+/** The requests of one token that wait for a slot, in the order in which they were ready. */
 interface Line {
   waiting: Exchange[];
-  held: number;
-  lent: number;
   /** Which slot was the token's last one, counted from the first slot of all. */
   lastSlot: number;
 }
@@ -3773,9 +3771,7 @@ interface Slot {
  */
 class Slots {
   readonly #lines = new Map<string, Line>();
-  #held = 0; // by requests of all tokens, without those that are lent
-  #lent = 0;
-  #overdue: Exchange[] = []; // whose slots are not lent yet
+  readonly #slots: Slot[] = []; // that requests hold, the oldest first: all counts are made from this list
   #given = 0;
 
   /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
@@ -3801,24 +3797,21 @@ class Slots {
     if (slot === undefined) return;
     exchange.slot = undefined;
     clearTimeout(slot.timer);
-    this.#count(slot, -1);
-    if (slot.state === 'overdue') this.#overdue = this.#overdue.filter((other) => other !== exchange);
+    this.#slots.splice(this.#slots.indexOf(slot), 1);
     this.serve(exchange.core);
   }
 
   /** Lends overdue slots, and gives free slots to those that wait. */
   serve(core: Core) {
-    while (this.#overdue.length > 0 && this.#lent < core.rules['backend.parallel']) {
-      const slot = this.#overdue.shift()!.slot!;
-      this.#count(slot, -1);
-      slot.state = 'lent';
-      this.#count(slot, 1);
+    let lent = this.#slots.filter(({ state }) => state === 'lent').length;
+    for (const slot of this.#slots) {
+      if (slot.state === 'overdue' && lent++ < core.rules['backend.parallel']) slot.state = 'lent';
     }
     for (let line = this.#next(core.rules); line; line = this.#next(core.rules)) {
       const exchange = line.waiting.shift()!;
       const timer = setTimeout(() => this.#expire(exchange), core.slotTimeoutMs);
       exchange.slot = { state: 'held', line, timer };
-      this.#count(exchange.slot, 1);
+      this.#slots.push(exchange.slot);
       line.lastSlot = ++this.#given;
       exchange.wake();
     }
@@ -3828,12 +3821,16 @@ class Slots {
    * The line that gets a free slot: that of the token whose last slot is the longest ago. Where there are several
    * tokens, a token that hangs leaves a slot to the others, lent slots counted; of a single slot it has one in all.
    */
-  #next({ tokens, 'backend.parallel': slots }: Rules): Line | undefined {
-    if (this.#held >= slots) return undefined;
+  #next({ tokens, 'backend.parallel': parallel }: Rules) {
+    const unlent = this.#slots.filter(({ state }) => state !== 'lent');
+    if (unlent.length >= parallel) return undefined;
     let next: Line | undefined;
     for (const line of this.#lines.values()) {
-      const isFull = line.held >= Math.max(1, slots - 1) || line.held + line.lent >= 2 * slots - 1;
-      if (line.waiting.length === 0 || (isFull && tokens.size > 1)) continue;
+      if (line.waiting.length === 0) continue;
+      const isOwn = (slot: Slot) => slot.line === line;
+      const isFull = unlent.filter(isOwn).length >= Math.max(1, parallel - 1) ||
+        this.#slots.filter(isOwn).length >= 2 * parallel - 1;
+      if (isFull && tokens.size > 1) continue;
       if (next === undefined || line.lastSlot < next.lastSlot) next = line;
     }
     return next;
@@ -3843,22 +3840,11 @@ class Slots {
   #expire(exchange: Exchange) {
     if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
     exchange.slot!.state = 'overdue';
-    this.#overdue.push(exchange);
     this.serve(exchange.core);
   }
 
-  #count({ state, line }: Slot, by: 1 | -1) {
-    if (state === 'lent') {
-      this.#lent += by;
-      line.lent += by;
-    } else {
-      this.#held += by;
-      line.held += by;
-    }
-  }
-
-  #lineOf(name: string): Line {
-    const line = this.#lines.get(name) ?? { waiting: [], held: 0, lent: 0, lastSlot: 0 };
+  #lineOf(name: string) {
+    const line = this.#lines.get(name) ?? { waiting: [], lastSlot: 0 };
     this.#lines.set(name, line);
     return line;
   }
