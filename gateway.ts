@@ -556,12 +556,12 @@ type ProblemDetails = {
 
 /** Ends a request with an error response. No Error: taking its stack would cost more than the rest of a refusal. */
 class Problem {
-  readonly code: ProblemCode;
-  readonly status: number;
+  readonly code;
+  readonly status;
   /** For the client. */
-  readonly message: string;
-  readonly reason: string | undefined;
-  readonly details: ProblemDetails;
+  readonly message;
+  readonly reason;
+  readonly details;
 
   /** @param reason for the log alone. */
   constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
@@ -609,7 +609,7 @@ function hintFor(hints: Hints, wrong: string) {
 
 /** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
 class ConfigError extends UsageError {
-  readonly problems: readonly string[];
+  readonly problems;
 
   constructor(problems: readonly string[]) {
     super(`the configuration is not usable:\n  ${problems.join('\n  ')}`);
@@ -875,7 +875,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 }
 
 /** @param headersTimeout in milliseconds; named as node:http names it. */
-function makeServer(core: Core, headersTimeout: number): http.Server {
+function makeServer(core: Core, headersTimeout: number) {
   const tls = tlsFiles(core.rules);
   const limits = {
     headersTimeout,
@@ -902,7 +902,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
     // client sends an upgrade then.
-    if (isPeerGone(req.socket) || connectionOf(core, req.socket).due.length > 0) socket.destroy();
+    if (connectionOf(core, req.socket).due.length > 0) socket.destroy();
     else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
     else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
     else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
@@ -929,7 +929,7 @@ function makeServer(core: Core, headersTimeout: number): http.Server {
  * Whether a request opens a WebSocket: a GET without a body (RFC 6455 4.1). Any other offer to upgrade may be ignored
  * (RFC 9110 7.8); Java's HTTP client offers h2c with ordinary requests.
  */
-function isWebSocket(req: IncomingMessage): boolean {
+function isWebSocket(req: IncomingMessage) {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
@@ -938,9 +938,9 @@ function isWebSocket(req: IncomingMessage): boolean {
  * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
  * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
  */
-function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer): Duplex {
+function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer) {
   const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
-  const isKept = (name: string): boolean => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
+  const isKept = (name: string) => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
   for (let i = 0; i < req.rawHeaders.length; i += 2) {
     if (isKept(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
   }
@@ -954,7 +954,7 @@ function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer): Dup
  * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any
  * other.
  */
-function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
+function responseOn(socket: Duplex, req: IncomingMessage) {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new ServerResponse(req);
   res.assignSocket(socket as Socket);
@@ -970,7 +970,7 @@ function responseOn(socket: Duplex, req: IncomingMessage): ServerResponse {
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
-  speaker: Socket | undefined;
+  speaker;
   /** The name of the token whose request is being served. */
   token: string | undefined;
   /** The responses that are not finished yet, in the order of their requests. */
@@ -994,7 +994,7 @@ class Connection {
    * Decides whether the connection is kept after a response, whose head is about to be written. `shouldKeepAlive` is
    * the wish of the client, as node:http reads it.
    */
-  decideKeepAlive({ core, req, res, isMadeSend }: Exchange): boolean {
+  decideKeepAlive({ core, req, res, isMadeSend }: Exchange) {
     const hasArrived = req.complete || !hasBody(req);
     // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
     const isSendByGet = isMadeSend && req.method === 'GET';
@@ -1012,7 +1012,7 @@ class Connection {
 }
 
 /** The connection of a socket that speaks HTTP. */
-function connectionOf({ connections }: Core, speaker: Socket): Connection {
+function connectionOf({ connections }: Core, speaker: Socket) {
   const socket = transportSocket(speaker);
   const known = connections.get(socket);
   if (known) return known;
@@ -1068,7 +1068,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
 }
 
 /** Whether the peer is gone, so that its socket has no address. Without an address `clients` cannot be checked. */
-function isPeerGone(socket: Socket): boolean {
+function isPeerGone(socket: Socket) {
   return socket.remoteAddress === undefined;
 }
 
@@ -1132,7 +1132,7 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
  *   that had tokens stays closed, because its file may have been emptied by mistake. The address in use counts: a new
  *   `listen` takes effect only after a restart.
  */
-function applySettings(core: Core, server: http.Server, settings: Settings): boolean {
+function applySettings(core: Core, server: http.Server, settings: Settings) {
   const mayBeOpen = core.rules.anonymous !== undefined && core.rules.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in']);
@@ -1158,7 +1158,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings): boo
 }
 
 /** What is wrong, or may be unintended. Logged at every start and reload, and printed by `--check`. */
-function warningsOf({ anonymous, all, warnings, listen }: Rules, nowMs: number): string[] {
+function warningsOf({ anonymous, all, warnings, listen }: Rules, nowMs: number) {
   const others = listen.isLocal ? '' : ', from other machines too';
   const open = `no tokens are configured: every request is let in without a credential${others}`;
   const expired = all.filter((token) => token.expires <= nowMs).map(({ name }) => `the token "${name}" has expired`);
@@ -1166,7 +1166,7 @@ function warningsOf({ anonymous, all, warnings, listen }: Rules, nowMs: number):
 }
 
 /** Joins words for a line of the log. Beyond the first twenty, it says only how many there are. */
-function joinFirst(words: readonly string[], separator: string): string {
+function joinFirst(words: readonly string[], separator: string) {
   const rest = words.length - LOG_LIST_LIMIT;
   const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
   return rest > 0 ? `${shown}${separator}and ${rest} more` : shown;
@@ -1186,7 +1186,7 @@ function logRules({ rules, now, log }: Core, message: string, more: object) {
 }
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
-async function openPort(server: http.Server, core: Core): Promise<string> {
+async function openPort(server: http.Server, core: Core) {
   const { host, port } = core.rules.listen;
   server.listen({ port, ...(host && { host }) });
   await once(server, 'listening'); // rejects on 'error'
@@ -1256,18 +1256,18 @@ type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel'
 
 /** One request with its response. The functions of all stages get it as `exchange`. */
 class Exchange {
-  readonly core: Core;
+  readonly core;
   /** The client's connection. */
-  readonly connection: Connection;
+  readonly connection;
   /** The rules when the request began: a reload in the middle changes nothing for it. */
-  readonly rules: Rules;
+  readonly rules;
   /** The gate and the slots of the backend in these rules. */
-  readonly upstream: Upstream;
-  readonly req: IncomingMessage;
-  readonly res: ServerResponse;
+  readonly upstream;
+  readonly req;
+  readonly res;
   readonly requestId = randomUUID();
-  readonly startedMs: number;
-  readonly client: string;
+  readonly startedMs;
+  readonly client;
   /** Headers of every response: the request id, and what lets a page of an origin on `cors` read it. */
   readonly ownHeaders: Record<string, string>;
 
@@ -1278,14 +1278,13 @@ class Exchange {
   token: Token | undefined;
   /** Whether the gateway makes a send from the body, or from the query of a GET, and relays that send instead. */
   isMadeSend = false;
-  /** Further fields of the log line. */
-  readonly report = {
-    route: undefined as string | undefined,
-    status: 0,
-    problem: undefined as Problem | undefined,
-    bytesIn: 0,
-    bytesOut: 0,
-  };
+
+  // Further fields of the log line.
+  route: string | undefined;
+  status = 0;
+  problem: Problem | undefined;
+  bytesIn = 0;
+  bytesOut = 0;
 
   // How far the exchange has come, and what ended it.
   stage: Stage = 'received';
@@ -1296,7 +1295,7 @@ class Exchange {
   /** Ends the waits of an upload. Only `transmit` writes it. */
   earlyResponse: EarlyResponse | undefined;
 
-  // What the exchange holds. Only Upstream, Slots and Gate write the first four.
+  // What the exchange holds. Only `connectInTurn`, Slots and Gate write the first four.
   slot: Slot | undefined;
   /** How long the request may still wait for a slot. */
   slotWaitMs = 0;
@@ -1332,7 +1331,7 @@ class Exchange {
   /** Writes the head of the response. @param rest the body, if it is short. */
   respond(status: number, headers: OutgoingHttpHeaders | string[], rest?: string, statusText?: string) {
     this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
-    this.report.status = status;
+    this.status = status;
     this.rest = rest;
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
     // writeHead takes the wish back if the client still awaits "100 Continue".
@@ -1424,7 +1423,7 @@ async function handle(core: Core, connection: Connection, req: IncomingMessage, 
     // Before all further steps: they check this one canonical form, and the backend gets the same.
     checkHead(req);
     const target = exchange.target = parseTarget(req.method ?? '', req.url ?? '');
-    exchange.report.route = target.route?.template ?? maskPath(target.segments);
+    exchange.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
     if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
@@ -1486,7 +1485,7 @@ function begin(exchange: Exchange) {
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @returns the problem if the token has that many: busy.
  */
-function claimConnection({ core: { connections }, rules, connection, token }: Exchange): Problem | undefined {
+function claimConnection({ core: { connections }, rules, connection, token }: Exchange) {
   const { name } = token!;
   const limit = Math.max(1, rules['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
@@ -1501,13 +1500,13 @@ function claimConnection({ core: { connections }, rules, connection, token }: Ex
 }
 
 /** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
-function transportSocket(socket: Socket & { _parent?: Socket | null }): Socket {
+function transportSocket(socket: Socket & { _parent?: Socket | null }) {
   return socket._parent ?? socket;
 }
 
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function respondHealth(exchange: Exchange) {
-  exchange.report.route = '/healthz';
+  exchange.route = '/healthz';
   exchange.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...exchange.ownHeaders }, 'ok\n');
 }
 
@@ -1517,14 +1516,14 @@ function respondHealth(exchange: Exchange) {
  * @param thrown what a step threw.
  */
 async function refuse(exchange: Exchange, thrown: unknown) {
-  const { core, req, res, requestId, report } = exchange;
+  const { core, req, res, requestId } = exchange;
   // A small body mostly comes in one packet with the headers, and node:http has parsed it one turn later. Then the
   // connection can be kept. A promise alone would be too early on Bun and on Node.
   if (!req.complete && hasBody(req) && !res.headersSent) await new Promise(setImmediate);
   const error = exchange.endedBy ?? thrown; // a client that left meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
-  report.problem = problem;
-  report.status = problem.status;
+  exchange.problem = problem;
+  exchange.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
     core.log('error', 'internal error', { requestId, stack });
@@ -1532,7 +1531,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'bad_request') exchange.connection.beginClosing();
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
-  report.bytesOut = req.method === 'HEAD' ? 0 : Buffer.byteLength(body);
+  exchange.bytesOut = req.method === 'HEAD' ? 0 : Buffer.byteLength(body);
   exchange.respond(problem.status, Object.assign(headers, siteHeaders(exchange)), body);
 }
 
@@ -1542,7 +1541,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  * not on `cors`.
  */
 function logExchange(exchange: Exchange) {
-  const { core, requestId, client, report: { route, status, problem, bytesIn, bytesOut } } = exchange;
+  const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
   const { code, reason: given } = problem ?? {};
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
@@ -1782,7 +1781,7 @@ function parseAuthorization(value: string): Credential {
  * can lock others out.
  * @returns the token, or the problem: unauthorized, too_many_failures.
  */
-function identify({ core, rules, credential, client }: Exchange): Token | Problem {
+function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
@@ -1960,7 +1959,7 @@ const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:m
  * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
  * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
  */
-function findGrant(token: Token, target: Target): 'named' | 'covered' | undefined {
+function findGrant(token: Token, target: Target) {
   const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
@@ -2060,16 +2059,16 @@ function hasBody({ headers }: IncomingMessage) {
 
 /** Reads a request's body: first the head, and the rest only after the credential was accepted. */
 class RequestBody {
-  readonly #exchange: Exchange;
-  readonly #declaredBytes: number | undefined; // undefined for a chunked body
-  #limitBytes: number; // the largest body that is accepted
+  readonly #exchange;
+  readonly #declaredBytes; // undefined for a chunked body
+  #limitBytes; // the largest body that is accepted
   readonly #startedMs = performance.now();
   #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
   #leftMs = 0;
   #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
   #scan: BodyScan | undefined;
   #notAnObject: Problem | undefined; // if the head does not begin like an object, so that it is a text or a form
-  #isComplete: boolean;
+  #isComplete;
 
   constructor(exchange: Exchange) {
     const { req } = exchange;
@@ -2106,7 +2105,7 @@ class RequestBody {
     }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    if (this.#exchange.report.bytesIn === 0) {
+    if (this.#exchange.bytesIn === 0) {
       if (!target.route?.needsBody) return undefined;
       throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
@@ -2133,10 +2132,10 @@ class RequestBody {
   async readWhole(limitBytes: number) {
     this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
-    this.countHeld(this.#exchange.report.bytesIn);
+    this.countHeld(this.#exchange.bytesIn);
     while (!this.#isComplete) {
       gatherChunk(this.#chunksRead, await this.#next());
-      this.countHeld(this.#exchange.report.bytesIn);
+      this.countHeld(this.#exchange.bytesIn);
     }
     return Buffer.concat(this.#chunksRead.splice(0));
   }
@@ -2174,17 +2173,17 @@ class RequestBody {
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
-    const { target, token, report } = this.#exchange;
-    const scan = this.#scan = new BodyScan(target?.route?.group === 'send' ? 'send' : 'all');
+    const exchange = this.#exchange;
+    const scan = this.#scan = new BodyScan(exchange.target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from a refused field which fields the gateway checks.
-    scan.defers = token === undefined;
+    scan.defers = exchange.token === undefined;
     try {
-      while (!this.#isComplete && report.bytesIn < HEAD_LIMIT_BYTES) {
-        const chunk = await this.#next(HEAD_LIMIT_BYTES - report.bytesIn);
+      while (!this.#isComplete && exchange.bytesIn < HEAD_LIMIT_BYTES) {
+        const chunk = await this.#next(HEAD_LIMIT_BYTES - exchange.bytesIn);
         gatherChunk(this.#chunksRead, chunk);
         scan.write(chunk);
       }
-      if (this.#isComplete && report.bytesIn > 0) scan.end();
+      if (this.#isComplete && exchange.bytesIn > 0) scan.end();
     } catch (error) {
       if (!(error instanceof Problem) || error.code !== 'bad_json') throw error;
       if (/^[ \t\r\n]*\{/.test(Buffer.concat(this.#chunksRead).toString())) throw error;
@@ -2213,19 +2212,20 @@ class RequestBody {
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
-    const { core: { stallTimeoutMs }, req, token, report } = this.#exchange;
-    if (report.bytesIn === 0) this.#begin();
+    const exchange = this.#exchange;
+    const { core: { stallTimeoutMs }, req, token } = exchange;
+    if (exchange.bytesIn === 0) this.#begin();
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
-    const chunk = await readChunk(this.#exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes) ??
+    const chunk = await readChunk(exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes) ??
       Buffer.alloc(0);
     this.#leftMs -= performance.now() - sinceMs;
     this.#owedBytes -= chunk.length;
-    report.bytesIn += chunk.length;
-    this.#checkLength(report.bytesIn);
-    this.#isComplete = chunk.length === 0 || report.bytesIn === this.#declaredBytes;
+    exchange.bytesIn += chunk.length;
+    this.#checkLength(exchange.bytesIn);
+    this.#isComplete = chunk.length === 0 || exchange.bytesIn === this.#declaredBytes;
     return chunk;
   }
 
@@ -2248,12 +2248,12 @@ class RequestBody {
  * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
  * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
  */
-async function endResponse({ core, req, res, rest, stage, token, rules, report }: Exchange) {
+async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
   req.removeAllListeners('readable');
   if (hasBody(req) && !req.complete && !res.destroyed) {
     if (rest !== undefined) res.write(rest);
-    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - report.bytesIn);
+    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
     return void res.end();
   }
   req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
@@ -2934,7 +2934,7 @@ class BodyScan {
    */
   defers = false;
 
-  readonly #keys: ReadonlySet<unknown>;
+  readonly #keys;
   readonly #seen = new Set<BodyKey>();
   #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
@@ -3370,7 +3370,7 @@ function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
 }
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
-function backendPath(backend: Backend, target: Target): string {
+function backendPath(backend: Backend, target: Target) {
   // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   // Nor does it encode `/`, `?` and `#`, which would end the segment.
   const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
@@ -3381,7 +3381,7 @@ function backendPath(backend: Backend, target: Target): string {
  * Builds the headers for the backend from those of the client, without the body's length. Does not change the request.
  * @returns name and value in turn.
  */
-function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange): string[] {
+function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange) {
   const named = connectionNames(req.headers.connection);
   const { url, authorization } = rules['backend.url'];
   const headers = ['host', url.host];
@@ -3403,7 +3403,7 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
 }
 
 /** The names in a Connection header: those fields are for this hop only. */
-function connectionNames(value: string | undefined): ReadonlySet<string> {
+function connectionNames(value: string | undefined) {
   if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
   return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
@@ -3417,7 +3417,10 @@ const NO_NAMES: ReadonlySet<string> = new Set();
  */
 async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
   const { core, rules, upstream: { gate, slots } } = exchange;
-  exchange.upstream.enter(exchange);
+  const timeoutMs = rules['backend.timeout'];
+  exchange.readyMs = performance.now();
+  exchange.slotWaitMs = timeoutMs;
+  exchange.gateWaitMs = waitsForBackend(exchange) ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
@@ -3430,7 +3433,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
     const { openings } = gate;
     try {
       exchange.stage = 'sending';
-      return await connect(exchange, request, Math.min(core.connectTimeoutMs, rules['backend.timeout']));
+      return await connect(exchange, request, Math.min(core.connectTimeoutMs, timeoutMs));
     } catch (error) {
       // If the client leaves while the connection is made, the error looks like a refused connection.
       if (exchange.endedBy) throw exchange.endedBy;
@@ -3446,10 +3449,9 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   let incoming: IncomingMessage | undefined;
-  let isUploading = isLarge(content);
   const onHead = (message: IncomingMessage) => {
     incoming = message;
-    if (isUploading) exchange.earlyResponse = new EarlyResponse();
+    if (isLarge(content)) exchange.earlyResponse = new EarlyResponse();
     // Nobody needs the body; the log says what became of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
@@ -3481,7 +3483,6 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
       exchange.stage = isUpgrade && !needsSlot(exchange) ? 'waiting' : 'sent';
       outgoing.end(content);
     }
-    isUploading = false;
     await exchange.waitUntil(() => incoming !== undefined, timeoutMs, 'backend_timeout');
   } catch (error) {
     if (!(error instanceof EarlyResponse)) throw error;
@@ -3527,7 +3528,7 @@ function countUpload(exchange: Exchange, bytes: number) {
 }
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
-function lengthHeaders(method: string, content: Content): string[] {
+function lengthHeaders(method: string, content: Content) {
   if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
@@ -3568,9 +3569,9 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
  * @param length Infinity if it is not known.
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
-  const { res, core, rules, report } = exchange;
+  const { res, core, rules } = exchange;
   let write: ReturnType<typeof writerTo> | undefined;
-  while (report.bytesOut < length) {
+  while (exchange.bytesOut < length) {
     const chunk = await readChunk(
       exchange,
       incoming,
@@ -3579,15 +3580,15 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
       'bad_backend_answer',
     );
     if (chunk === undefined) break;
-    report.bytesOut += chunk.length;
-    if (report.bytesOut > length) break;
+    exchange.bytesOut += chunk.length;
+    if (exchange.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
-    if (report.bytesOut === length) exchange.rest = chunk;
+    if (exchange.bytesOut === length) exchange.rest = chunk;
     else await (write ??= writerTo(exchange, res, core.stallTimeoutMs, 'client_left'))(chunk);
   }
   // A second line of defence: the parser of each runtime refuses such a response first.
-  const isWhole = length === Infinity || report.bytesOut === length;
+  const isWhole = length === Infinity || exchange.bytesOut === length;
   if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
 }
 
@@ -3630,24 +3631,16 @@ function collectSoon(chunk: Uint8Array) {
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
-
-  /** Notes how long a request may wait for each. */
-  enter(exchange: Exchange) {
-    const { 'backend.timeout': timeoutMs, 'backend.wait': waitMs } = exchange.rules;
-    exchange.readyMs = performance.now();
-    exchange.slotWaitMs = timeoutMs;
-    exchange.gateWaitMs = waitsForBackend(exchange) ? Math.min(waitMs, timeoutMs) : 0;
-  }
 }
 
 /** Whether a request needs a slot. A health check must not queue behind sends, and a poll would hold one for long. */
-function needsSlot({ target }: Exchange): boolean {
+function needsSlot({ target }: Exchange) {
   const group = target?.route?.group;
   return group !== 'info' && group !== 'receive';
 }
 
 /** Whether a request waits for a backend that is down. Home Assistant's library asks /v1/about before each send. */
-function waitsForBackend({ target }: Exchange): boolean {
+function waitsForBackend({ target }: Exchange) {
   return target?.route?.group === 'send' || target?.route?.template === '/v1/about';
 }
 
@@ -3667,7 +3660,7 @@ class Gate {
   #waiting: Exchange[] = [];
   #isProbing = false;
 
-  get isShut(): boolean {
+  get isShut() {
     return this.#failure !== undefined;
   }
 
@@ -3676,7 +3669,7 @@ class Gate {
    * @param openings how often the gate had opened when that `connect` began: a failure from before shuts nothing.
    * @returns whether it is the backend that failed, so that the request may `wait` or try again.
    */
-  shut(exchange: Exchange, failure: unknown, openings: number): boolean {
+  shut(exchange: Exchange, failure: unknown, openings: number) {
     const isUnreachable = failure instanceof Problem && failure.code === 'backend_unreachable';
     if (!isUnreachable || LOCAL_FAILURES.includes(failure.reason!)) return false;
     if (openings < this.openings) return true;
@@ -3708,7 +3701,7 @@ class Gate {
   }
 
   /** Whether the probe goes on: not in a shutdown, and for the backend before a reload only while requests wait. */
-  #isNeeded(core: Core): boolean {
+  #isNeeded(core: Core) {
     return this.isShut && !core.draining && (core.upstream.gate === this || this.#waiting.length > 0);
   }
 
@@ -3741,7 +3734,7 @@ class Gate {
   }
 
   #log(core: Core, rules: Rules, message: string) {
-    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange): boolean =>
+    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
     const waiting = core.running.filter(isWaiting).length;
     core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: this.#failure?.reason, waiting });
@@ -3778,7 +3771,10 @@ class Slots {
   async acquire(exchange: Exchange) {
     const { core } = exchange;
     if (exchange.slot || !needsSlot(exchange) || core.rules['backend.parallel'] === Infinity) return;
-    const { waiting } = this.#lineOf(exchange.token!.name);
+    const { name } = exchange.token!;
+    const line = this.#lines.get(name) ?? { waiting: [], lastSlot: 0 };
+    this.#lines.set(name, line);
+    const { waiting } = line;
     waiting.splice(waiting.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
     this.serve(core);
     if (exchange.slot) return;
@@ -3842,12 +3838,6 @@ class Slots {
     exchange.slot!.state = 'overdue';
     this.serve(exchange.core);
   }
-
-  #lineOf(name: string) {
-    const line = this.#lines.get(name) ?? { waiting: [], lastSlot: 0 };
-    this.#lines.set(name, line);
-    return line;
-  }
 }
 
 // #endregion
@@ -3892,7 +3882,7 @@ function isLarge(content: Content): content is Exclude<Content, Uint8Array | und
 }
 
 /** Why a connection or a request to the backend failed, for the log: without an address or a path. */
-function reasonOf(error: unknown): string {
+function reasonOf(error: unknown) {
   return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
 }
 
@@ -3941,7 +3931,7 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     socket.destroy();
     backend.destroy();
   };
-  exchange.report.status = 101;
+  exchange.status = 101;
   exchange.res.detachSocket(socket as Socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(exchange, close);
@@ -4263,7 +4253,7 @@ type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags
  * Reads file, environment and flags. For each setting the last of these that gives a value wins.
  * @throws {ConfigError} with every mistake.
  */
-function loadSettings({ file, env = {}, flags = {} }: ConfigSources): Settings {
+function loadSettings({ file, env = {}, flags = {} }: ConfigSources) {
   const sources = new Sources();
   if (file !== undefined) noteFile(sources, file);
   noteEnv(sources, env);
