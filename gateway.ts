@@ -1060,7 +1060,9 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   res.on('close', () => due.splice(due.indexOf(res), 1));
   try {
     if (previous !== undefined) await once(previous, 'close');
-    if (!socket.destroyed && !connection.isClosing) await handle(core, connection, req, res, upgrade);
+    if (!socket.destroyed && !connection.isClosing) {
+      await handle(new Exchange(core, connection, req, res), upgrade);
+    }
   } catch (error) { // a mistake in `handle` itself, which must not end the process
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
@@ -1143,12 +1145,10 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
   const isSameBackend = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its slots and a known outage are kept.
   core.rules = makeRules({ ...settings, ...kept, ...(isSameBackend && { 'backend.url': backend }) });
-  if (!isSameBackend) {
-    const old = core.upstream;
-    core.upstream = new Upstream();
-    old.gate.stopIfIdle(core);
-  }
-  core.upstream.slots.serve(core); // there may be more slots now
+  const { gate, slots } = core.upstream;
+  if (!isSameBackend) core.upstream = new Upstream();
+  gate.stopIfIdle(core);
+  slots.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
@@ -1268,8 +1268,6 @@ class Exchange {
   readonly requestId = randomUUID();
   readonly startedMs;
   readonly client;
-  /** Headers of every response: the request id, and what lets a page of an origin on `cors` read it. */
-  readonly ownHeaders: Record<string, string>;
 
   // What the steps of the pipeline find out.
   /** What is asked of the backend. */
@@ -1325,7 +1323,6 @@ class Exchange {
     this.res = res;
     this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
-    this.ownHeaders = { 'X-Request-Id': this.requestId, ...corsHeaders(req, core.rules.cors) };
   }
 
   /** Writes the head of the response. @param rest the body, if it is short. */
@@ -1406,9 +1403,8 @@ class Exchange {
  * why it stands where it stands.
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
-async function handle(core: Core, connection: Connection, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
-  const exchange = new Exchange(core, connection, req, res);
-  const { rules, client } = exchange;
+async function handle(exchange: Exchange, upgrade?: Side) {
+  const { core, req, rules, client } = exchange;
   const body = new RequestBody(exchange);
   begin(exchange);
   try {
@@ -1507,7 +1503,7 @@ function transportSocket(socket: Socket & { _parent?: Socket | null }) {
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function respondHealth(exchange: Exchange) {
   exchange.route = '/healthz';
-  exchange.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...exchange.ownHeaders }, 'ok\n');
+  exchange.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...ownHeaders(exchange) }, 'ok\n');
 }
 
 /**
@@ -1532,7 +1528,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.bytesOut = req.method === 'HEAD' ? 0 : Buffer.byteLength(body);
-  exchange.respond(problem.status, Object.assign(headers, siteHeaders(exchange)), body);
+  exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
 }
 
 /**
@@ -1810,20 +1806,6 @@ function failureKey(address: string) {
 // origin, what the browser adds by itself must not count as a credential.
 
 /**
- * The headers that let a page read a response, if its origin is on `cors`; else false. Two Origin headers arrive as one
- * value that equals no origin. There is no Access-Control-Allow-Credentials, because a page must hold its own token: a
- * password that the browser remembers is not the page's.
- */
-function corsHeaders(req: IncomingMessage, cors: ReadonlySet<string>) {
-  const { origin = '' } = req.headers;
-  return cors.has(origin) && {
-    'Access-Control-Allow-Origin': origin,
-    'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
-    'Vary': 'Origin',
-  };
-}
-
-/**
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
  * `cors`. Undefined for a value that no browser sends, because that may be a secret.
  */
@@ -1850,7 +1832,7 @@ function respondToPreflight(exchange: Exchange) {
   if (method !== 'OPTIONS' || wanted === undefined || !rules.cors.has(origin)) return false;
   const asked = names.toLowerCase().split(/[ \t,]+/);
   exchange.respond(204, {
-    ...exchange.ownHeaders,
+    ...ownHeaders(exchange),
     'Access-Control-Allow-Methods': METHODS.join(', '),
     'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
@@ -2148,14 +2130,10 @@ class RequestBody {
   countHeld(bytes: number) {
     const exchange = this.#exchange;
     exchange.heldBytes = Math.max(exchange.heldBytes, bytes);
-    let allBytes = 0;
-    let ownBytes = 0;
-    for (const { heldBytes, token } of exchange.core.running) {
-      allBytes += heldBytes;
-      if (token?.name === exchange.token?.name) ownBytes += heldBytes;
-    }
-    const ownLimitBytes = exchange.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
-    if (allBytes <= HELD_LIMIT_BYTES && ownBytes <= ownLimitBytes) return;
+    const { core, rules } = exchange;
+    const ownLimitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const allBytes = sumOf(core.running, 'heldBytes');
+    if (allBytes <= HELD_LIMIT_BYTES && sumOf(runningLike(exchange), 'heldBytes') <= ownLimitBytes) return;
     // The refused request frees its bytes at once: otherwise other requests at this moment would be refused too.
     exchange.heldBytes = 0;
     throw bytes > ownLimitBytes ? tooLarge(ownLimitBytes) : new Problem('busy');
@@ -3403,12 +3381,9 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
 }
 
 /** The names in a Connection header: those fields are for this hop only. */
-function connectionNames(value: string | undefined) {
-  if (value === undefined || value === 'keep-alive' || value === 'close') return NO_NAMES;
+function connectionNames(value = '') {
   return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
-
-const NO_NAMES: ReadonlySet<string> = new Set();
 
 /**
  * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
@@ -3520,10 +3495,7 @@ async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upl
  */
 function countUpload(exchange: Exchange, bytes: number) {
   exchange.uploadBytes += bytes;
-  let ownBytes = 0;
-  for (const { token, uploadBytes } of exchange.core.running) {
-    if (token?.name === exchange.token!.name) ownBytes += uploadBytes;
-  }
+  const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');
   if (ownBytes > 2 * exchange.rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
 }
 
@@ -3579,17 +3551,13 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
       'backend_timeout',
       'bad_backend_answer',
     );
-    if (chunk === undefined) break;
+    if (chunk === undefined) return;
     exchange.bytesOut += chunk.length;
-    if (exchange.bytesOut > length) break;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks whole too early.
     if (exchange.bytesOut === length) exchange.rest = chunk;
     else await (write ??= writerTo(exchange, res, core.stallTimeoutMs, 'client_left'))(chunk);
   }
-  // A second line of defence: the parser of each runtime refuses such a response first.
-  const isWhole = length === Infinity || exchange.bytesOut === length;
-  if (!isWhole) throw new Problem('bad_backend_answer', 'bad_length');
 }
 
 /** Returns a function that writes a chunk, and waits until the stream has room for the next. */
@@ -3840,6 +3808,16 @@ class Slots {
   }
 }
 
+/** The running requests with the same token as one of them. */
+function runningLike({ core, token }: Exchange) {
+  return core.running.filter((other) => other.token?.name === token?.name);
+}
+
+/** Adds up what some requests hold. */
+function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
+  return exchanges.reduce((sum, { [kind]: bytes }) => sum + bytes, 0);
+}
+
 // #endregion
 
 // #region CONNECT
@@ -3877,7 +3855,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 }
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
-function isLarge(content: Content): content is Exclude<Content, Uint8Array | undefined> {
+function isLarge(content: Content): content is Upload {
   return content !== undefined && 'chunks' in content;
 }
 
@@ -4021,14 +3999,27 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
 }
 
 /**
- * The gateway's own headers of a response. Where a browser adds the credential by itself, or none is needed, a page of
- * another site could load the response as a picture or in a frame, and learn its size and whether something exists. Two
- * headers prevent that, but not for an origin on `cors`.
+ * The gateway's own headers of a response. With them, a page of an origin on `cors` can read the response. There is no
+ * Access-Control-Allow-Credentials, because a page must hold its own token: a password that the browser remembers is
+ * not the page's. Two Origin headers arrive as one value that equals no origin.
+ *
+ * A page of another site could load the response as a picture or in a frame, and learn its size and whether something
+ * exists. Two headers prevent that where a browser adds the credential by itself, or none is needed.
  */
-function siteHeaders({ req, rules, credential, ownHeaders }: Exchange) {
-  const isForAnyPage = rules.anonymous || credential?.form === 'basic';
-  if (!isForAnyPage || rules.cors.has(req.headers.origin ?? '')) return ownHeaders;
-  return { ...ownHeaders, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
+function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<string, string> {
+  const own = { 'X-Request-Id': requestId };
+  const { origin = '' } = req.headers;
+  if (rules.cors.has(origin)) {
+    const exposed = 'Retry-After, X-Request-Id';
+    return {
+      ...own,
+      'Access-Control-Allow-Origin': origin,
+      'Access-Control-Expose-Headers': exposed,
+      'Vary': 'Origin',
+    };
+  }
+  if (!rules.anonymous && credential?.form !== 'basic') return own;
+  return { ...own, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
 }
 
 /** Media types that a page shows without running or loading anything: of these SVG is none. */
@@ -4049,7 +4040,7 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
 function headersForClient(exchange: Exchange, passed: readonly string[]) {
   const { req: { method }, target, isMadeSend } = exchange;
   const { segments } = target!;
-  const own = { ...siteHeaders(exchange) };
+  const own = ownHeaders(exchange);
   if (method === 'GET' && segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
@@ -4392,7 +4383,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   sources.note('tokens', tokenLines, at);
   for (const name in env) {
     // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known, 2) === 1);
+    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
     const refusal = hintFor(REFUSED_VARIABLES, name) ?? (near && `did you mean "${near}"?`);
     const hint = refusal ?? hintFor(NOTED_VARIABLES, name);
     const isMissed = name === 'TOKENS' && !sources.given.has('tokens'); // there is no token without it
@@ -4530,20 +4521,24 @@ function refuseNull(value: unknown) {
 
 /** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
 function refuseSetting(key: string, known: string[]) {
-  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase(), 4);
+  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase());
   const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
   const isNear = distance(nearest) < Math.min(4, key.length);
   const hint = isNear ? `did you mean "${nearest}"?` : FOREIGN_KEY.test(key) && MIGRATING;
   throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
 
-/** Levenshtein's distance: how many letters must be inserted, deleted or changed. It counts no further than `limit`. */
-function editDistance(a: string, b: string, limit: number): number {
-  if (a === b || limit === 0) return 0;
-  const [restA, restB] = [a.slice(1), b.slice(1)];
-  if (a[0] === b[0]) return editDistance(restA, restB, limit);
-  const left = limit - 1;
-  return 1 + Math.min(editDistance(restA, b, left), editDistance(a, restB, left), editDistance(restA, restB, left));
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. `row` is that of each part of `b`. */
+function editDistance(a: string, b: string) {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (const letter of a) {
+    const next = [row[0]! + 1];
+    for (let j = 0; j < b.length; j++) {
+      next.push(Math.min(next[j]! + 1, row[j + 1]! + 1, row[j]! + Number(letter !== b[j])));
+    }
+    row = next;
+  }
+  return row.at(-1)!;
 }
 
 /** Makes a reader of one of these words. */
@@ -4568,8 +4563,10 @@ function readBoolean(value: unknown) {
 
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number) {
-  const isRight = (text: string) => /^(?:0|[1-9][0-9]{0,8})$/.test(text) && Number(text) >= least;
-  return (value: unknown) => Number(textThat(isRight, `a whole number of at least ${least}`)(value));
+  return scalarOf(`a whole number of at least ${least}`, (text) => {
+    const count = /^(?:0|[1-9][0-9]{0,8})$/.test(text) ? Number(text) : NaN;
+    return count >= least ? count : undefined;
+  });
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -5276,27 +5273,17 @@ function stopOnSignal(gateway: Gateway) {
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]) {
   let settleTimer: NodeJS.Timeout | undefined;
-  /** For each watched file, its state at the last load. So a change that SIGHUP has loaded is not loaded again. */
-  const loaded = new Map<string, string>();
-  const stateOf = (file: string) => {
-    try {
-      return JSON.stringify(statSync(file), ['ino', 'mtimeMs', 'ctimeMs']);
-    } catch (error) { // no such file, a folder that cannot be read, a link to itself: `load` says what is wrong
-      return String((error as NodeJS.ErrnoException).code);
-    }
-  };
+  const watched = new Set<string>();
   const watch = (file?: string) => {
-    if (file === undefined || loaded.has(file)) return;
-    loaded.set(file, stateOf(file));
-    watchFile(file, { interval: WATCH_MS, persistent: false }, () => {
-      if (stateOf(file) === loaded.get(file)) return;
+    if (file === undefined || watched.has(file)) return;
+    watched.add(file);
+    watchFile(file, { interval: WATCH_MS, persistent: false }, (now, before) => {
+      if (now.ctimeMs === before.ctimeMs && now.ino === before.ino) return; // the file was only read
       clearTimeout(settleTimer);
       settleTimer = setTimeout(reload, SETTLE_MS).unref();
     });
   };
   const reload = () => {
-    clearTimeout(settleTimer);
-    loaded.forEach((_, file) => loaded.set(file, stateOf(file)));
     // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
