@@ -4961,7 +4961,13 @@ test("a response that breaks off breaks the client's connection too, as does one
       backend.sockets.at(-1)![end]();
       await until(() => requests(gateway).length > before && (text().endsWith('\r\n0\r\n\r\n') || socket.closed));
       assert.match(text(), isWhole ? /half\r\n0\r\n\r\n$/ : /half(\r\n)?$/);
-      assert.equal(requests(gateway).at(-1)!.code, isWhole ? undefined : 'bad_backend_answer');
+      const { code, status, level } = requests(gateway).at(-1)!;
+      // The status is the one that the client saw; the level is that of the failure.
+      const told = Number(head.slice(0, 3));
+      assert.deepEqual(
+        [code, level, status],
+        isWhole ? [undefined, 'info', 200] : ['bad_backend_answer', 'error', told],
+      );
     }
   }
 });
@@ -8331,7 +8337,7 @@ function tokensOf(text: string): number {
 }
 
 /** The most lexical tokens of gateway.ts. Whoever needs more says what becomes superfluous by it. */
-const TOKENS_LIMIT = 34_024;
+const TOKENS_LIMIT = 34_038;
 
 test('the functions of gateway.ts are short, and the file has no more lexical tokens than its limit', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);

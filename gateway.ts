@@ -1519,7 +1519,8 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   const error = exchange.endedBy ?? thrown; // a client that left meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
   exchange.problem = problem;
-  exchange.status = problem.status;
+  // Nobody sees this status. Of a response that has begun, the client has seen the status already.
+  if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) {
     const stack = error instanceof Error ? error.stack : String(error);
     core.log('error', 'internal error', { requestId, stack });
@@ -1538,7 +1539,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  */
 function logExchange(exchange: Exchange) {
   const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
-  const { code, reason: given } = problem ?? {};
+  const { code, reason: given, status: worst = status } = problem ?? {};
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
@@ -1551,7 +1552,7 @@ function logExchange(exchange: Exchange) {
     : /^(?:rate_limited|busy)$/.test(code ?? '') && `token ${token}`;
   const isHarmless = token === undefined && status < 400;
   const isFlood = floods !== false && !isHarmless && core.lineLimiter.take(floods, FAILURE_RATE, core.now()) > 0;
-  const level = isHarmless || isFlood ? 'debug' : status >= 500 ? 'error' : status >= 400 ? 'warn' : 'info';
+  const level = isHarmless || isFlood ? 'debug' : worst >= 500 ? 'error' : worst >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
 }
