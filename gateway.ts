@@ -485,6 +485,12 @@ const SECRET_MIN_LENGTH = 16;
 /** How many bytes of log lines may wait to be read. Further lines are dropped, so that the log cannot fill memory. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
+/**
+ * How long lines of requests are gathered before they are written. A write to a pipe costs as much as a refusal: with
+ * one write for each line, sends that come one after the other take a sixth more processor time.
+ */
+const LOG_PAUSE_MS = 10;
+
 /** The most names, or the like, in one line of the log. */
 const LOG_LIST_LIMIT = 20;
 
@@ -4165,9 +4171,7 @@ function makeLog(settings: Settings, options: GatewayOptions) {
   };
   const write = options.log ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
-    // Lines of requests are written once per turn of the event loop: a system call for each line costs as much as a
-    // refusal.
-    if (pending === '') setImmediate(flush);
+    if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
   });
   const log: Log = (level, message, fields) => {
