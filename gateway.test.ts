@@ -1120,7 +1120,11 @@ function openHalf(t: TestContext, { port }: Address, bytes: string): net.Socket 
 // Deno 2.9 gave these bytes to a parser that had failed, or whose client was too late, and used that parser again for
 // connections of others, and for those to the backend.
 test('rubbish behind a refusal, byte by byte, does not touch the requests of others', async (t) => {
-  const { backend, gateway } = await startBoth(t, tokens({}, {}), { lingerMs: 300, stallTimeoutMs: 1000, headersTimeoutMs: 500 });
+  const { backend, gateway } = await startBoth(t, tokens({}, {}), {
+    lingerMs: 300,
+    stallTimeoutMs: 1000,
+    headersTimeoutMs: 500,
+  });
   let sent = 0;
   const late = ABOUT.slice(0, -2);
   for (const begun of ['rubbish\r\n\r\n', `${ABOUT}rubbish\r\n\r\n`, `${post(SECRET, 'chunked')}zz\r\n`, late]) {
