@@ -1148,6 +1148,33 @@ test('rubbish behind a refusal, byte by byte, does not touch the requests of oth
   assert.equal(backend.sent.length, sent);
 });
 
+// Deno 2.9 told the end to a parser that read a response of the backend by then. Without a length, that response looked
+// whole.
+test('the end of a refused connection does not end the response of another, whose length is not known', async (t) => {
+  const { backend, gateway } = await startRaw(
+    t,
+    (socket) => {
+      socket.write('HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nfirst half,');
+    },
+    {},
+    { headersTimeoutMs: 200 },
+  );
+  for (const begun of ['rubbish\r\n\r\n', ABOUT.slice(0, -2)]) {
+    for (let i = 0; i < 3; i++) {
+      const refused = Array.from({ length: 5 }, () => openHalf(t, gateway, begun));
+      await Promise.all(refused.map((socket) => once(socket.resume(), 'end')));
+      const { socket, text } = open(t, gateway, ABOUT);
+      await until(() => text().includes('first half'));
+      await Promise.all(refused.map((one) => closed(one.end())));
+      for (let turn = 0; turn < 3; turn++) await settled(gateway);
+      backend.sockets.at(-1)!.end('second half');
+      await until(() => text().endsWith('\r\n0\r\n\r\n'));
+      assert.match(text(), /first half,\r\n[^]*second half/);
+      socket.destroy();
+    }
+  }
+});
+
 test('what follows a refusal of the parser is read and dropped; a connection that its client does not end is closed after a silence', async (t) => {
   for (const [lingerMs, ends] of [[1e6, true], [100, false]] as const) {
     if (ends && 'Bun' in globalThis) continue; // Bun 1.4.5 counts no bytes that are read behind a refusal

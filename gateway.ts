@@ -1091,8 +1091,9 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const [current, next] = connection.due; // the response that is due, and the one behind it
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
   // UNTIL Deno keeps the parser of a refused connection to itself: Deno 2.9 uses it again for another connection, also
-  // after a timeout, and gives it these bytes too (test "rubbish behind a refusal").
-  socket.removeAllListeners('data').resume();
+  // after a timeout, and tells it the bytes and the end of this one (tests "rubbish behind a refusal" and "the end of a
+  // refused connection").
+  socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
