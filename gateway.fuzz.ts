@@ -1706,8 +1706,7 @@ function checkRequests(play: Play): void {
     }
     // No clock is needed to know that this is the answer to somebody else's bytes. The world of those bytes may be
     // another, played beside this one: on Deno all connections of a process share parsers.
-    // UNTIL Deno keeps a parser that has failed to itself: there one that failed for a lying backend serves a client.
-    if (code === 'bad_request' && isHonest && !('Deno' in globalThis)) {
+    if (code === 'bad_request' && isHonest) {
       play.find(4, `an honest client was told bad_request (${mark})`);
     }
     if (code === 'internal_error') play.find(7, `a client was told internal_error (${mark})`);
