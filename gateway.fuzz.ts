@@ -136,7 +136,7 @@ const BROKEN: readonly Answer[] = ['cut', 'short'];
 
 const PHASES = ['gone', 'hung', 'reset', 'flapping', 'hungThenGone', 'distrusted'] as const;
 /**
- * A time in which the stand-in is away (gone, reset, flapping), reads and answers nothing (hung), or shows a certificate
+ * A time in which the stand-in is away (gone, reset, flapping), reads and answers nothing (hung), or has a certificate
  * that the gateway does not trust (distrusted, only with TLS).
  */
 interface Phase {
