@@ -220,11 +220,12 @@ type Run = (t: TestContext) => void | Promise<void>;
 
 const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
 let inSection = '';
+/** A test that SECTION and ONLY leave in. */
+type Chosen = { title: string; options: Options; run: Run };
 /** The tests that run side by side, and those that run after them, one by one. */
-const together: (() => void)[] = [];
-const alone: (() => void)[] = [];
-const titlesAlone: string[] = [];
-const last: (() => void)[] = [];
+const together: Chosen[] = [];
+const alone: Chosen[] = [];
+const last: Chosen[] = [];
 
 /** The tests from here on are those of this section. */
 function section(name: string): void {
@@ -236,7 +237,7 @@ function section(name: string): void {
  * process.
  * `isLast`: it looks at what all other tests of this process did, or at the end.
  */
-type Options = { skip?: string | boolean; timeout?: number; isAlone?: boolean; isLast?: boolean };
+type Options = { skip?: string | boolean; isAlone?: boolean; isLast?: boolean };
 
 /** What a failure of a test shows besides: the last of what its gateways logged and of what its backends saw. */
 type Evidence = () => [what: string, lines: string[]];
@@ -276,11 +277,43 @@ async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT
 /** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
 function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
-  const [{ isAlone, isLast, ...options }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
-  if (isAlone) titlesAlone.push(title);
-  (isAlone ? alone : isLast ? last : together).push(() =>
-    registerTest(title, { timeout: 120_000, ...options }, (t) => runTest(t, run))
-  );
+  const [options, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
+  (options.isAlone ? alone : options.isLast ? last : together).push({ title, options, run });
+}
+
+function register({ title, options: { skip = false }, run }: Chosen): void {
+  registerTest(title, { timeout: 120_000, skip }, (t) => runTest(t, run));
+}
+
+/** How many tests run side by side. Most wait most of their time, for a time-out or a process. */
+const SIDE_BY_SIDE = 8;
+
+/** Deno and Bun run one test after the other. So the first one starts them all, and each awaits its own result. */
+function registerTogether(tests: Chosen[]): void {
+  if (isNode) return void suite('side by side', { concurrency: SIDE_BY_SIDE }, () => tests.forEach(register));
+  let results: Promise<void>[] | undefined;
+  const startAll = (): Promise<void>[] => {
+    const lanes: Promise<void>[] = Array(SIDE_BY_SIDE).fill(Promise.resolve());
+    return tests.map((chosen, i) => {
+      const result = lanes[i % SIDE_BY_SIDE]!.then(() => chosen.options.skip ? undefined : runBeside(chosen));
+      lanes[i % SIDE_BY_SIDE] = result.catch(() => {}); // the test that awaits it tells it
+      return result;
+    });
+  };
+  for (const [i, { title, options: { skip = false } }] of tests.entries()) {
+    registerTest(title, { timeout: 120_000, skip }, () => (results ??= startAll())[i]);
+  }
+}
+
+/** Runs a test without the runner, with a context that has what tests use of one. */
+async function runBeside({ run }: Chosen): Promise<void> {
+  const hooks: (() => unknown)[] = [];
+  const t = { after: (hook: () => unknown) => hooks.push(hook), diagnostic: console.log } as unknown as TestContext;
+  try {
+    await runTest(t, run);
+  } finally {
+    for (const hook of hooks) await hook();
+  }
 }
 
 /** A test with a random generator, once for each seed. */
@@ -8542,23 +8575,22 @@ function startSecondProcess(): Promise<{ isGood: boolean; said: string }>[] {
   const { NODE_TEST_CONTEXT: _, ...env } = process.env; // would make it report to the runner of this process
   const child = spawn(process.execPath, args, { env: { ...env, PART: 'alone' }, stdio: ['ignore', 'pipe', 'inherit'] });
   const text = readText(child.stdout);
-  return titlesAlone.map(async (title, i) => {
+  return alone.map(async ({ title }, i) => {
     const all = (await text).split(/^(?=(?:not )?ok \d+ - )/m).slice(1);
     const said = all[i] ?? `${title}: the second process ended before it (exit code ${child.exitCode})`;
     return { isGood: said.startsWith('ok '), said };
   });
 }
 
-// Most tests wait most of their time, for a time-out or a process: side by side they take a third of it. The tests that
-// must run alone do so in a process of their own meanwhile. Deno and Bun run one test after the other.
+// On Node the tests that must run alone do so in a process of their own meanwhile.
 assert.ok(together.length + alone.length + last.length > 0, 'SECTION or ONLY leaves out every test');
 const isPart = process.env.PART === 'alone';
 const isWhole = isNode && !SECTION && !ONLY && !isPart;
 if (isWhole) {
   const results = startSecondProcess();
   program(); // to compile blocks the process, and would delay the tests beside it
-  suite('side by side', { concurrency: 8 }, () => together.forEach((register) => register()));
-  for (const [i, title] of titlesAlone.entries()) {
+  registerTogether(together);
+  for (const [i, { title }] of alone.entries()) {
     registerTest(`${title} (in a second process)`, async (t) => {
       const { isGood, said } = await results[i]!;
       if (!isGood) throw new Error(said);
@@ -8566,11 +8598,10 @@ if (isWhole) {
     });
   }
 } else {
-  if (isNode && !isPart) suite('side by side', { concurrency: 8 }, () => together.forEach((register) => register()));
-  else if (!isPart) together.forEach((register) => register());
-  alone.forEach((register) => register());
+  if (!isPart) registerTogether(together);
+  alone.forEach(register);
 }
-if (!isPart) last.forEach((register) => register());
+if (!isPart) last.forEach(register);
 
 // UNTIL Node ends by itself: Node 20.20 sometimes loops for ever in its own clean-up of handles, after all has ended.
 if (isNode) process.on('exit', (code) => process.exit(code));
