@@ -7437,6 +7437,22 @@ test('SIGTERM and SIGINT end the process with 0 after the running request', asyn
   }
 });
 
+test('the last lines of the log are written before the process ends, whatever its level', async (t) => {
+  for (const LOG_LEVEL of ['info', 'warn']) {
+    const { backend } = await startHolding(t);
+    // A variable that is noted makes "listening" a warning.
+    const env = { LOG_LEVEL, RATE_LIMIT: '1', SHUTDOWN_TIMEOUT: '200ms' };
+    const gateway = await startProcess(t, { backend, env });
+    const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+    await until(() => backend.seen.length === 1);
+    const whole = once(gateway.child, 'close');
+    await gateway.close();
+    assert.equal((await running).status, 504);
+    await whole;
+    assert.match(gateway.output(), /"message":"request".*"status":504/, LOG_LEVEL);
+  }
+});
+
 // The signal handlers were set a moment after the log line "listening".
 test('a SIGTERM at the moment the gateway starts to listen ends the process with 0, a demonstration too', {
   skip: !isNode && 'only Node loads a module before the program',

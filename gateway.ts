@@ -4176,10 +4176,11 @@ function makeLog(settings: Settings, options: GatewayOptions) {
     pending += `${line}\n`;
   });
   const log: Log = (level, message, fields) => {
-    if (LEVELS.indexOf(level) < least) return;
-    const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
-    write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
-    if (message !== 'request') flush(); // the process may end right after this line
+    if (LEVELS.indexOf(level) >= least) {
+      const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
+      write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
+    }
+    if (message !== 'request') flush(); // the process may end right after this line, whether it is logged or not
   };
   return log;
 }
