@@ -1753,7 +1753,10 @@ function checkTime(play: Play, asked: Asked, code: string | undefined): void {
   // requests end.
   const keepsMs = has('reloader') || actor?.kind === 'hanger' ? world.timeoutMs : 0;
   const slotsMs = has('hanger') ? 2 * world.slotMs + keepsMs : 0;
-  const waitedMs = world.waitMs + slotsMs + slowMs + (world.tls ? world.connectMs : 0) + 300;
+  // The slot of a request that still connects may be lent, for here a slot is overdue earlier than a connect: the next
+  // request begins to connect then.
+  const connectMs = world.tls ? world.connectMs + Math.min(world.slotMs, world.connectMs) : 0;
+  const waitedMs = world.waitMs + slotsMs + slowMs + connectMs + 300;
   if (code === 'backend_unreachable' && !pauses && !joined && !deafMs && lifeMs > waitedMs) {
     play.find(5, `backend_unreachable is told after ${Math.round(lifeMs)} of ${Math.round(waitedMs)} ms (${mark})`);
   }
