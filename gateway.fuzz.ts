@@ -920,11 +920,14 @@ class StandIn {
 
   /**
    * How long the stand-in was away, hung or slow between two times. The gateway finds out only with its next try that
-   * the stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most.
+   * the stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most. For the
+   * gateway, an absence goes on in the next one that begins within that second.
    */
   absentMs(kind: Absence['kind'], fromMs: number, untilMs: number): number {
     const parts = this.absences.filter((absence) => absence.kind === kind).map((absence) => {
-      const lagMs = kind === 'away' ? Math.min(1000, absence.untilMs - absence.fromMs + 100) : 0;
+      const before = this.absences.filter((other) => other.kind !== 'slow' && other.untilMs + 1000 > absence.fromMs);
+      const begunMs = Math.min(...before.map((other) => other.fromMs), absence.fromMs);
+      const lagMs = kind === 'away' ? Math.min(1000, absence.untilMs - begunMs + 100) : 0;
       return Math.min(untilMs, absence.untilMs + lagMs) - Math.max(fromMs, absence.fromMs);
     });
     return parts.reduce((sum, ms) => sum + Math.max(0, ms), 0);
