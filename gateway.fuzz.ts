@@ -2429,7 +2429,7 @@ const FAULTS: Fault[] = [
   {
     name: 'the limit on unlent slots only',
     invariants: [5],
-    text: ' || line.held + line.lent >= 2 * slots - 1;',
+    text: ' ||\n        this.#slots.filter(isOwn).length >= 2 * parallel - 1;',
     becomes: ';',
   },
   {
