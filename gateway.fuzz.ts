@@ -1732,10 +1732,11 @@ function checkRefusal(play: Play, asked: Asked, code = ''): void {
   if (!verdicts.includes(true)) play.find(3, `a client was told ${code} against all rules of its time (${asked.mark})`);
 }
 
-/** Whether a token may have been served on half of the connections while a request ran. */
+/** Whether a token may have been served on half of the connections while a request ran. A WebSocket stays open. */
 function hasHalf({ asked, world }: Play, { token, startedMs, endedMs }: Asked): boolean {
   const others = [...asked.values()].filter((other) =>
-    other.token === token && other.startedMs <= endedMs! && !(other.endedMs! < startedMs - 50)
+    other.token === token && other.startedMs <= endedMs! &&
+    (other.response?.status === 101 || !(other.endedMs! < startedMs - 50))
   );
   return others.length > world.mostConnections! / 2;
 }
