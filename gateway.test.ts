@@ -8432,7 +8432,7 @@ function tokensOf(text: string): number {
 }
 
 /** The most lexical tokens of gateway.ts. Whoever needs more says what becomes superfluous by it. */
-const TOKENS_LIMIT = 34_048;
+const TOKENS_LIMIT = 34_043;
 
 test('the functions of gateway.ts are short, and the file has no more lexical tokens than its limit', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);

@@ -3343,7 +3343,7 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
   }
 }
 
-/** Ends the waits of an upload: the backend has responded before it had the whole body. */
+/** Ends what an upload waits for: the backend has responded, perhaps before it had the whole body. */
 class EarlyResponse extends Error {}
 
 /** The options of node:http for the request to the backend. Each try to connect uses the same. */
@@ -4018,11 +4018,10 @@ function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<str
   const own = { 'X-Request-Id': requestId };
   const { origin = '' } = req.headers;
   if (rules.cors.has(origin)) {
-    const exposed = 'Retry-After, X-Request-Id';
     return {
       ...own,
       'Access-Control-Allow-Origin': origin,
-      'Access-Control-Expose-Headers': exposed,
+      'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
       'Vary': 'Origin',
     };
   }
@@ -4535,8 +4534,9 @@ function refuseSetting(key: string, known: string[]) {
   throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
 
-/** Levenshtein's distance: how many letters must be inserted, deleted or changed. `row` is that of each part of `b`. */
+/** Levenshtein's distance: how many letters must be inserted, deleted or changed. */
 function editDistance(a: string, b: string) {
+  // `row[j]` is the distance of the letters so far, none at first, from the first j letters of b.
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (const letter of a) {
     const next = [row[0]! + 1];
