@@ -939,6 +939,7 @@ interface Arrival {
   asked: Asked | undefined;
   method: string;
   path: string;
+  requestId: string | undefined;
   body: Buffer;
   /** How many bytes of the body are still to come; Infinity if it is chunked. */
   leftBytes: number;
@@ -1016,7 +1017,8 @@ class BackendReader {
     const isChunked = coding === 'chunked';
     const leftBytes = isChunked ? Infinity : Number(length ?? 0);
     this.#arrival = {
-      ...{ asked, method, path, isChunked, leftBytes, isAnswered: false, hasActed: false },
+      ...{ asked, method, path, requestId: headers.get('x-request-id'), isChunked, leftBytes },
+      ...{ isAnswered: false, hasActed: false },
       ...{ body: Buffer.alloc(0), json: new JsonEnd() },
     };
     this.#peer.isBusy = true;
@@ -1090,13 +1092,15 @@ class BackendReader {
   }
 
   /**
-   * Adds up what is here of the hoarder's bodies. An upload that was refused has ended for the gateway, though its
-   * bytes may still arrive: it does not count once its client was told. Before that it is one body more than the bound.
+   * Adds up what is here of the hoarder's bodies. An upload that was refused has ended for the gateway once it has its
+   * log line, though its bytes may still arrive, and its client may not be told yet. Before that it is one body more
+   * than the bound.
    */
   #countUploads(actor: Actor | undefined): void {
-    const { unfinished, play: { world } } = this.#standIn;
+    const { unfinished, play: { world, lines } } = this.#standIn;
     if (actor?.kind !== 'hoarder') return;
-    const own = [...unfinished].filter(({ asked }) => asked?.actor === actor && asked.endedMs === undefined);
+    const over = new Set(lines.map(({ requestId }) => requestId));
+    const own = [...unfinished].filter(({ asked, requestId }) => asked?.actor === actor && !over.has(requestId));
     const bytes = own.reduce((sum, { body }) => sum + body.length, 0);
     const limitBytes = 3 * world.bodyMiB! * 2 ** 20 + own.length * 65_536;
     if (bytes > limitBytes) this.#find(3, `the backend has over ${limitBytes} bytes of one token's unfinished uploads`);
