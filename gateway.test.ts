@@ -6000,7 +6000,7 @@ test('the log counts as waiting who waits for this backend, and nobody else', as
   const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER });
   for (let i = 0; i < 3; i++) await settled(gateway);
   server.close();
-  held.pop()!.writeHead(201).end('[]');
+  held.pop()!.writeHead(201, { Connection: 'close' }).end('[]'); // its connection is of no use to the others
   assert.deepEqual([await first, await groups].map(outcomeOf), ['201', '502 backend_unreachable']);
   gateway.reload({ backend: { url: `http://127.0.0.1:${await sparePort()}`, wait: '1h' } });
   waits.push(send(gateway, 'third'));
@@ -8432,7 +8432,7 @@ function tokensOf(text: string): number {
 }
 
 /** The most lexical tokens of gateway.ts. Whoever needs more says what becomes superfluous by it. */
-const TOKENS_LIMIT = 34_043;
+const TOKENS_LIMIT = 33_776;
 
 test('the functions of gateway.ts are short, and the file has no more lexical tokens than its limit', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);

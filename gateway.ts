@@ -42,7 +42,7 @@ import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync, statSync, watchFile } from 'node:fs';
-import http, { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
+import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
@@ -849,15 +849,21 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
-  const stallTimeoutMs = options.stallTimeoutMs ?? STALL_TIMEOUT_MS;
+  const {
+    now = Date.now,
+    stallTimeoutMs = STALL_TIMEOUT_MS,
+    slotTimeoutMs = SLOT_TIMEOUT_MS,
+    connectTimeoutMs = CONNECT_TIMEOUT_MS,
+    lingerMs = Math.min(LINGER_MS, stallTimeoutMs / 4),
+  } = options;
   return {
     rules: makeRules(settings),
-    now: options.now ?? Date.now,
-    log: makeLog(settings, options),
+    now,
+    log: makeLog(settings, now, options.log),
     stallTimeoutMs,
-    slotTimeoutMs: options.slotTimeoutMs ?? SLOT_TIMEOUT_MS,
-    connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
-    lingerMs: options.lingerMs ?? Math.min(LINGER_MS, stallTimeoutMs / 4),
+    slotTimeoutMs,
+    connectTimeoutMs,
+    lingerMs,
     rateLimiter: new RateLimiter(),
     failureLimiter: new RateLimiter(),
     /** Counts the log lines of unauthenticated requests, by address. */
@@ -889,8 +895,8 @@ function makeServer(core: Core, headersTimeout: number) {
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
     requestTimeout: 0, // RequestBody has a limit for slow uploads
     requireHostHeader: false, // checkHead refuses a request without Host, with a JSON body
-    // UNTIL Node 24.9 is the oldest: older ones ignore this, see withoutUpgrade.
     shouldUpgradeCallback: isWebSocket,
+    IncomingMessage: UpgradableMessage,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
   // One field more than checkHead accepts, so that checkHead sees the excess. Without this limit the fields of a head
@@ -908,10 +914,8 @@ function makeServer(core: Core, headersTimeout: number) {
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
     // client sends an upgrade then.
-    if (connectionOf(core, req.socket).due.length > 0) socket.destroy();
-    else if (req.method === 'CONNECT' || isTooLong(req)) onRequest(req, responseOn(socket, req)); // refused
-    else if (isWebSocket(req)) onRequest(req, responseOn(socket, req), [socket, head]);
-    else server.emit(tls ? 'secureConnection' : 'connection', withoutUpgrade(req, socket, head));
+    if (connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
+    onRequest(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
   };
   server.on('upgrade', onUpgrade);
   server.on('connect', onUpgrade);
@@ -939,21 +943,19 @@ function isWebSocket(req: IncomingMessage) {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
-// UNTIL Node 24.9 is the oldest: older ones hand over every request with Upgrade (test "a wish for another protocol").
-/**
- * Strips the Upgrade header and pushes the request back onto the socket, so that node:http parses it again as an
- * ordinary one. node:http has parsed the names and values once, so none of them can break out of its line.
- */
-function withoutUpgrade(req: IncomingMessage, socket: Duplex, head: Buffer) {
-  const lines = [`${req.method} ${req.url} HTTP/${req.httpVersion}`];
-  const isKept = (name: string) => !/^(?:upgrade|connection|http2-settings)$/i.test(name);
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    if (isKept(req.rawHeaders[i]!)) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+// UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and take every wish for another protocol
+// for an upgrade (test "a wish for another protocol").
+/** A request whose `upgrade`, which node:http writes and reads, is true only for a WebSocket and for CONNECT. */
+class UpgradableMessage extends IncomingMessage {
+  isUpgrade = false;
+
+  get upgrade() {
+    return this.isUpgrade && (this.method === 'CONNECT' || isWebSocket(this));
   }
-  const others = [...connectionNames(req.headers.connection)].filter(isKept);
-  if (others.length > 0) lines.push(`Connection: ${others.join(', ')}`);
-  socket.unshift(Buffer.concat([Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'), head]));
-  return socket;
+
+  set upgrade(isUpgrade) {
+    this.isUpgrade = isUpgrade;
+  }
 }
 
 /**
@@ -1006,8 +1008,8 @@ class Connection {
     const isSendByGet = isMadeSend && req.method === 'GET';
     // node:http closes behind a response to HTTP/1.0 whose length is not known.
     const isOld = req.httpVersion === '1.0';
-    // UNTIL Node keeps the bytes behind a declined upgrade: Node 24 loses them, and parses the next piece of the body
-    // as a request of its own (test "a request hidden in the body").
+    // UNTIL Node keeps the bytes behind a declined upgrade: it loses them, and parses the next piece of the body as a
+    // request of its own (test "a request hidden in the body").
     const isUpgrade = req.headers.upgrade !== undefined || req.method === 'CONNECT';
     // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
     const isKept = res.shouldKeepAlive && hasArrived && !isOld && !isSendByGet && !isUpgrade && !isTooLong(req) &&
@@ -1038,7 +1040,6 @@ function connectionOf({ connections }: Core, speaker: Socket) {
 function watchConnections(core: Core, server: http.Server) {
   const { connections } = core;
   server.on('connection', (socket: Socket) => {
-    if (connections.has(socket)) return; // the server emits a connection again after each withoutUpgrade
     // With https another socket speaks HTTP. "secureConnection" brings it when the handshake is done.
     connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket;
     if (connections.size <= core.rules['limits.connections']) return;
@@ -1056,8 +1057,8 @@ function watchConnections(core: Core, server: http.Server) {
  */
 async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const { socket } = req;
-  // A connection that was reset has no address any more, but may still deliver requests.
-  if (isPeerGone(socket)) return void socket.destroy();
+  // A connection that was reset may still deliver requests, but has no address, by which `clients` could be checked.
+  if (socket.remoteAddress === undefined) return void socket.destroy();
   const connection = connectionOf(core, socket);
   const { due } = connection;
   const previous = due.at(-1);
@@ -1073,11 +1074,6 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
     core.log('error', 'internal error', { stack: (error as Error).stack });
     socket.destroy();
   }
-}
-
-/** Whether the peer is gone, so that its socket has no address. Without an address `clients` cannot be checked. */
-function isPeerGone(socket: Socket) {
-  return socket.remoteAddress === undefined;
 }
 
 /**
@@ -1368,10 +1364,12 @@ class Exchange {
    * Waits until `isOver` returns true, which `wake` asks again.
    * @param timeoutMs Infinity sets no timer.
    * @param late the problem after that time, or its code.
+   * @returns how long it took, in milliseconds.
    * @throws {Problem | EarlyResponse} as throwIfEnded.
    */
   async waitUntil(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.#resume) throw new Error('an exchange waits for two things at once');
+    const sinceMs = performance.now();
     let timer: NodeJS.Timeout | undefined;
     try {
       for (this.throwIfEnded(); !isOver(); this.throwIfEnded()) {
@@ -1379,6 +1377,7 @@ class Exchange {
         if (timeoutMs < Infinity) timer ??= setTimeout(onTimeout, timeoutMs);
         await new Promise<void>((resolve) => (this.#resume = resolve));
       }
+      return performance.now() - sinceMs;
     } finally {
       this.#resume = undefined;
       clearTimeout(timer);
@@ -1396,12 +1395,12 @@ class Exchange {
 
   /**
    * Waits while the backend has nothing of the request, or not its last byte. The caller says the next stage.
-   * @throws {Problem} as waitUntil. A shutdown ends this wait at once.
+   * @returns and throws as waitUntil. A shutdown ends this wait at once.
    */
   async standBy(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.stage = 'waiting';
-    await this.waitUntil(isOver, timeoutMs, late);
+    return await this.waitUntil(isOver, timeoutMs, late);
   }
 }
 
@@ -3661,11 +3660,10 @@ class Gate {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
     this.#waiting.push(exchange);
     void this.#probe(exchange.core, exchange.rules);
-    const sinceMs = performance.now();
+    const isOpen = () => !this.#waiting.includes(exchange);
     try {
-      await exchange.standBy(() => !this.#waiting.includes(exchange), exchange.gateWaitMs, () => this.#failure!);
+      exchange.gateWaitMs -= await exchange.standBy(isOpen, exchange.gateWaitMs, () => this.#failure!);
     } finally {
-      exchange.gateWaitMs -= performance.now() - sinceMs;
       this.#waiting = this.#waiting.filter((other) => other !== exchange);
       this.stopIfIdle(exchange.core);
     }
@@ -3754,11 +3752,9 @@ class Slots {
     waiting.splice(waiting.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
     this.serve(core);
     if (exchange.slot) return;
-    const sinceMs = performance.now();
     try {
-      await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
+      exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
     } finally {
-      exchange.slotWaitMs -= performance.now() - sinceMs;
       if (!exchange.slot) waiting.splice(waiting.indexOf(exchange), 1);
     }
   }
@@ -4146,8 +4142,7 @@ function normalizeAddress(address = '0.0.0.0') {
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
-function makeLog(settings: Settings, options: GatewayOptions) {
-  const now = options.now ?? Date.now;
+function makeLog(settings: Settings, now: () => number, sink: GatewayOptions['log']) {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
@@ -4169,7 +4164,7 @@ function makeLog(settings: Settings, options: GatewayOptions) {
       log('warn', 'log lines were dropped, because nobody read them', { lines });
     });
   };
-  const write = options.log ?? ((line) => {
+  const write = sink ?? ((line) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
     if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
@@ -4898,19 +4893,15 @@ function digestOf(secret: string) {
 // #region DEMO
 // Uses only the public interface, and so is an example of embedding.
 
-/** Starts a stand-in backend. It knows the three routes of a first try, and shows each request that reaches it. */
+/** Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. */
 function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
-    const responses: Record<string, [status: number, json?: string]> = {
-      'GET /v1/about': [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'],
-      'GET /v1/health': [204],
-      'POST /v2/send': [201, `{"timestamp":"${Date.now()}"}`],
-    };
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
-    const route = `${req.method} ${req.url}`;
-    const [status, json] = responses[route] ?? [404, '{"error":"this stand-in backend has no such route"}'];
-    show(`backend got   ${route} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    const [status, json] = req.method === 'POST'
+      ? [201, `{"timestamp":"${Date.now()}"}`]
+      : [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'];
     res.writeHead(status, { 'Content-Type': 'application/json' }).end(json);
   }).listen(0, '127.0.0.1').unref();
 }
