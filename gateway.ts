@@ -1153,6 +1153,8 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
   gate.stopIfIdle(core);
   slots.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
+  // UNTIL Bun has setSecureContext: on Bun 1.4.5 a renewed certificate needs a restart, and each reload with TLS says so
+  // (test "the gateway speaks TLS, and a reload brings…").
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
@@ -1198,10 +1200,7 @@ async function openPort(server: http.Server, core: Core) {
   const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
-  // UNTIL Bun obeys setSecureContext: Bun 1.4.5 ignores it (test "the gateway speaks TLS, and a reload brings…").
-  const keepsOldCertificate = scheme === 'https' && 'Bun' in globalThis;
-  const note = keepsOldCertificate ? 'on Bun, a renewed certificate is taken up only by a restart' : undefined;
-  logRules(core, 'listening', { listen: url, note });
+  logRules(core, 'listening', { listen: url });
   return url;
 }
 
