@@ -10,7 +10,8 @@
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
  * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
  * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
- * `--only PATTERN` measures only the rows that a regular expression matches, `slots` among them.
+ * `--only PATTERN` measures only the rows that a regular expression matches: `slots`, `2 tokens` and `50 tokens` are
+ * rows too.
  *
  * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
  * backend and other work on the machine need the same cores. Processor time is user and system time of the server's own
@@ -25,16 +26,16 @@
  *
  * A ratio compares a server with the gateway in the first line of the row: 0.55 says that the server takes 0.55 of the
  * gateway's processor time (or milliseconds, or memory), or that the gateway has 0.55 of the server's throughput. Below
- * 1 the gateway is the worse one. Beside some ratios stands a goal of this runtime.
+ * 1 the gateway is the worse one. Beside some ratios stands a goal of this runtime. That of the queue is in µs.
  *
  * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as
  * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
  * logged then.
  *
  * The rows "N tokens" show what the queue for a slot costs a send, at `backend.parallel` 4: sends of which 1 waits are
- * compared with sends of which 1,000 wait. A send among 1,000 connections is dearer without a queue too, by more than
- * the queue costs and less evenly. So V8's profiler counts "the queue alone": the time in the class `Slots` and in what
- * it calls outside the gateway's file. Only Node has this profiler.
+ * compared with sends of which 1,000 wait, in slices of 5,000. A send among 1,000 connections is dearer without a queue
+ * too, by more than the queue costs and less evenly. So V8's profiler counts "the queue alone": the time in the class
+ * `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
  *
  * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
  * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system

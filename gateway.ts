@@ -107,7 +107,10 @@ interface GatewayConfig {
    */
   listen?: string;
   tls?: {
-    /** A PEM file with a certificate and its chain. With `key`, the gateway speaks https. Reloaded when it changes. */
+    /**
+     * A PEM file with a certificate and its chain. With `key`, the gateway speaks https. The command line reloads it
+     * when it changes.
+     */
     cert?: string;
     /** A PEM file with the private key of `cert`. */
     key?: string;
@@ -179,7 +182,7 @@ interface TokenConfig {
    * cannot use a digest.
    */
   secret?: string;
-  /** A file with the secret, instead of `secret`. Reloaded when it changes. */
+  /** A file with the secret, instead of `secret`. The command line reloads it when it changes. */
   secretFile?: string;
   /** Like `auth.methods`. */
   methods?: Form[];
@@ -487,7 +490,7 @@ const LOG_LIMIT_BYTES = 1024 * 1024;
 
 /**
  * How long lines of requests are gathered before they are written. A write to a pipe costs as much as a refusal: with
- * one write for each line, sends that come one after the other take a sixth more processor time.
+ * one write for each line, sends that come one after the other take a fifth more processor time.
  */
 const LOG_PAUSE_MS = 10;
 
@@ -3297,7 +3300,7 @@ const NOT_TO_CLIENT = new Set([...HOP_BY_HOP, 'x-request-id']);
 /** Fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
   ...HOP_BY_HOP,
-  // The gateway sets these itself, or has obeyed them (`expect`).
+  // The gateway sets these itself, has obeyed them (`expect`), or says the same in its X-Forwarded-For.
   ...'host expect authorization forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
   // Browsers and proxies copy the URL, which may hold a token, into the first four. Cookies belong to other programs.
   ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
@@ -5319,7 +5322,7 @@ function isEntryPoint() {
 
 // #region EXPORTS
 
-// For embedding: createGateway and ConfigError, with the types. The others are for the tests and the benchmark.
+// For embedding: createGateway and ConfigError, with the types. The others are for the tests.
 export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
