@@ -3338,6 +3338,16 @@ table('a text is the message as it stands, though it be declared a form', hook(R
   '\n\tBackup done\n\n' ;; 'Tür offen 🚪 \u202eabc'
   # What looks like a credential.
   'auth=${T}'`;
+// V8 in Node 24 and 26 took the second key of each pair for the first, and the message went to the default person.
+table('attack: post a key that is then read in place of another one, which ends in an escape', hook(READS_TEXT))`
+  * ${MADE}
+  {"key1":1,"text":"x","recipient\\":0} → {"message":"x"}
+  {"key1":1,"text":"x","recipient\u0073":["${THIRD}"]} → {"message":"x","recipients":["${THIRD}"]}
+  {"key2":1,"tex\\":0,"text":"x"} → {"message":"x"} ;; {"key2":1,"tex\u0074":"y"} → {"message":"y"}
+  {"key3":1,"text":"x","recipient\\":0} → {"message":"x"}
+  * bearer → 400 bad_field
+  {"key3":1,"text":"x","recipient\u017f":["${THIRD}"]}`;
+
 table('a form is a text where it is declared one, or as something else', hook(READS_NAMES))`
   * ${MADE} | same
   'recipients=%2B15550100003&message=x' | Content-Type: text/plain
@@ -3420,6 +3430,18 @@ const TWO_READINGS = literal`
   ${FIELD} name=recipients x ¦ ${FIELD} name=recipients;x ¦ ${FIELD} name=reci\\pients ¦ ${FIELD} name=reci%70ients
   ${FIELD} name=recipients\u00a0 ¦ ${SOMEBODY}; filename*=utf-8''x ¦ ${NOBODY}; filename=x; name="recipients"
   ${NOBODY}; filename="x\\"; name="recipients" ¦ ${NOBODY}; filename="x"; filename="y"
+// Beside a file it was dropped, and the picture went to the default person.
+table("attack: lose the recipients in a form's JSON that is not its only field", hook())`
+  * bearer → 400 bad_field
+  -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG}
+  -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"}
+  -- payload = {"Recipients":["${THIRD}"]} -- message = x ;; -- data = {"number":"${THIRD}"} -- message = x
+  'message=x&payload=%7B%22recipient%22%3A%22%2B15550100003%22%7D' ;; 'data=%7B%22recipients%22%3A%5B%5D%7D&message=x'
+  * bearer → 400 bad_json
+  -- payload = {"recipients":["${THIRD}"] -- message = x
+  * ${MADE}
+  -- payload = {"event":"play","number":5,"recipients":null} -- message = x → {"message":"x"}`;
+
   ${NOBODY}\r\nContent-Type: multipart/mixed; boundary=b ¦ ${SOMEBODY}\r\nContent-Type: text/plain\r\ncontent-type: text/plain
   ${ENCODINGS.map((encoding) => literal`${SOMEBODY}\r\n${encoding}`)}
   ${SOMEBODY}\r\nContent-Transfer-Encoding: 8bit\r\nContent-Transfer-Encoding: base64`;
@@ -6833,7 +6855,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
   }
   const none = 'holds no token; leave it out to run without tokens';
   const empty = 'is set but empty; unset it, or give it a value';
-  const unclear = 'is either a name without a secret, or a secret that ends in "=": write name=SECRET';
+  const unclear = 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET';
   const cwd = process.cwd();
   const open = '"LISTEN":"0.0.0.0:8880"';
   const API = `"API_TOKENS":"${SECRET}"`;
@@ -6945,6 +6967,7 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
   const fill = (text: string): string => text.replaceAll('S', SECRET).replaceAll('T', OTHER);
   for (const load of places.slice(0, 3)) {
     for (const text of [...bad.split(' ').map(fill), `"sha256:${'0'.repeat(64)}"`]) {
+    env {"API_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → API_TOKENS[0]: ${unclear}
       const found = problemsOf(() => load(text)).join('\n');
       assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
       assert.doesNotMatch(found, SECRETS);
