@@ -1117,14 +1117,16 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   }
   // A response is due. The requests behind it get none, and are not acted on. The request of the due response is
   //
+  //   sent                    relayed, whatever follows: the backend may act on it (of a send by GET no body is read)
   //   incomplete              refused, unless its response has begun: the parser failed in its body
   //   complete                relayed, and then the connection ends: the parser failed in the bytes behind it
-  //   a POST without length   refused, unless the backend has it: node:http took its body for a second request, because
-  //                           there is neither Content-Length nor chunked
+  //   a POST without length   refused: node:http took its body for a second request, because there is neither
+  //                           Content-Length nor chunked
   const exchange = core.running.find(({ res }) => res === current);
   const { req } = current;
-  const isWithoutLength = req.method === 'POST' && !hasBody(req) && exchange?.stage !== 'sent' && next === undefined;
-  if (exchange && !current.headersSent && (!req.complete || isWithoutLength)) exchange.end(problem);
+  const isWithoutLength = req.method === 'POST' && !hasBody(req) && next === undefined;
+  const isRefused = exchange?.stage !== 'sent' && !current.headersSent && (!req.complete || isWithoutLength);
+  if (isRefused) exchange?.end(problem);
   // node:http ends a connection whose response says "close". This response may have said otherwise.
   else if (current.headersSent && current.shouldKeepAlive) current.once('close', () => endSocket(core, socket));
 }
@@ -1156,8 +1158,8 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
   gate.stopIfIdle(core);
   slots.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
-  // UNTIL Bun has setSecureContext: on Bun 1.4.5 a renewed certificate needs a restart, and each reload with TLS says so
-  // (test "the gateway speaks TLS, and a reload brings…").
+  // UNTIL Bun has setSecureContext: on Bun 1.4.5 a renewed certificate needs a restart, and each reload with TLS says
+  // so (test "the gateway speaks TLS, and a reload brings…").
   if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
   else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
   closeStaleTunnels(core);
@@ -1214,7 +1216,7 @@ async function openPort(server: http.Server, core: Core) {
 async function closeGateway(server: http.Server, core: Core) {
   core.draining = true;
   core.upstream.gate.stopIfIdle(core);
-  for (const close of core.tunnels.values()) close('shutdown');
+  closeStaleTunnels(core);
   for (const exchange of core.running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
@@ -1457,7 +1459,8 @@ async function handle(exchange: Exchange, upgrade?: Side) {
 
     // Once: see `relay`. A send that was made is no WebSocket.
     await relay(exchange, content, exchange.isMadeSend ? undefined : upgrade);
-    if (exchange.stage === 'tunnel') closeStaleTunnels(core); // the rules may have changed during the handshake
+    // The rules may have changed during the handshake, or a shutdown may have begun.
+    if (exchange.stage === 'tunnel') closeStaleTunnels(core);
   } catch (error) {
     await refuse(exchange, error);
   } finally {
@@ -1566,8 +1569,8 @@ function logExchange(exchange: Exchange) {
 }
 
 /**
- * Closes the WebSockets whose token is gone or has expired, or that would be refused now. A WebSocket is checked when
- * it opens; without this function it would outlive its token by weeks.
+ * Closes the WebSockets whose token is gone or has expired, or that would be refused now; all of them in a shutdown. A
+ * WebSocket is checked when it opens; without this function it would outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
@@ -1575,7 +1578,8 @@ function closeStaleTunnels(core: Core) {
     const token = anonymous ?? tokens.get(exchange.token?.digest ?? '');
     const takesForm = anonymous !== undefined || token?.methods.has(exchange.credential!.form);
     const isGood = token !== undefined && takesForm && token.expires > core.now();
-    if (!isGood || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
+    if (core.draining) close('shutdown');
+    else if (!isGood || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
       close('no_longer_allowed');
     }
   }
@@ -2239,12 +2243,18 @@ async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn 
   if (stage === 'tunnel') return;
   req.removeAllListeners('readable');
   if (hasBody(req) && !req.complete && !res.destroyed) {
+    res.flushHeaders(); // of a response without a body too
     if (rest !== undefined) res.write(rest);
     await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
-    return void res.end();
+    res.end();
+  } else {
+    req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
+    res.end(rest);
   }
-  req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
-  res.end(rest);
+  // Bytes of a client that does not take its response would keep the idle connection open for ever.
+  if (req.socket.writableLength === 0) return;
+  const timer = setTimeout(() => req.socket.destroy(), core.stallTimeoutMs).unref();
+  res.once('close', () => clearTimeout(timer));
 }
 
 /** Ends a socket that node:http no longer serves. What its client still sends is read and dropped. */
@@ -3476,12 +3486,14 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   try {
     if (isLarge(content)) await writeUpload(exchange, outgoing, content);
     else {
-      // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not
-      // act. Every other request may act once it is sent, even if it asks for a WebSocket.
-      exchange.stage = isUpgrade && !needsSlot(exchange) ? 'waiting' : 'sent';
+      exchange.stage = 'sent';
       outgoing.end(content);
     }
-    await exchange.waitUntil(() => incoming !== undefined, timeoutMs, 'backend_timeout');
+    const isHere = () => incoming !== undefined;
+    // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
+    // Every other request may act once it is sent, even if it asks for a WebSocket.
+    if (isUpgrade && !needsSlot(exchange)) await exchange.standBy(isHere, timeoutMs, 'backend_timeout');
+    else await exchange.waitUntil(isHere, timeoutMs, 'backend_timeout');
   } catch (error) {
     if (!(error instanceof EarlyResponse)) throw error;
     exchange.earlyResponse = undefined;
