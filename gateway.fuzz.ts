@@ -2189,7 +2189,8 @@ export async function simulate({ seed, seconds, side = 8, make = genWorld, stopA
   await Promise.all(Array.from({ length: side }, playOn));
   const isFlat = await until(() => activeResources().length <= before.length, 3000);
   if (!isFlat) {
-    const what = `what was there before the worlds: ${before}; what is left after them: ${activeResources()}`;
+    const left = [...activeResources(), ...openSockets()];
+    const what = `what was there before the worlds: ${before}; what is left after them: ${left}`;
     result.failures.push({ world: make(seed), find: { invariant: 6, what } });
   }
   for (const failure of firstOfEach(maybe)) {
@@ -2201,6 +2202,16 @@ export async function simulate({ seed, seconds, side = 8, make = genWorld, stopA
 /** The timers, sockets and the like that keep this process alive, where the runtime can tell. */
 function activeResources(): string[] {
   return process.getActiveResourcesInfo?.() ?? [];
+}
+
+/** The ends of each open socket, and how much has passed it, where the runtime can tell. A stand-in is at 127.1.x.y. */
+function openSockets(): string[] {
+  const { _getActiveHandles: handles } = process as { _getActiveHandles?: () => unknown[] };
+  return (handles?.call(process) ?? []).filter((each) => each instanceof net.Socket).map((socket) => {
+    const { localAddress, localPort, remoteAddress, remotePort, bytesRead, bytesWritten, readyState } = socket;
+    const ends = `${localAddress}:${localPort} to ${remoteAddress}:${remotePort}`;
+    return `${ends}, ${readyState}, ${bytesRead} bytes in, ${bytesWritten} out`;
+  });
 }
 
 /** Whether the same invariant fails in a world that is played alone. */
