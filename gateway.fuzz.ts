@@ -554,6 +554,8 @@ class Play {
   readonly wires = new Set<Wire>();
   /** How many connections clients have opened. */
   opened = 0;
+  /** How many connections the gateway has: it may not have seen that a client has left whose body waits unread. */
+  held = 0;
   /** How the tokens were changed, and since when by both clocks. */
   readonly versions: { ms: number; loopMs: number; changes: Changes }[] = [{ ms: 0, loopMs: 0, changes: {} }];
 
@@ -603,6 +605,10 @@ class Play {
       slotTimeoutMs: slotMs,
       connectTimeoutMs: connectMs,
       lingerMs,
+    });
+    this.gateway.server.on('connection', (socket: net.Socket) => {
+      this.held++;
+      socket.once('close', () => this.held--);
     });
     this.port = Number(new URL(await this.gateway.listen()).port);
   }
@@ -1351,7 +1357,7 @@ class Wire {
     this.play = play;
     this.socket = net.connect({ port: play.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
     this.#before = ++play.opened;
-    this.#beside = play.wires.size;
+    this.#beside = Math.max(play.wires.size, play.held);
     play.wires.add(this);
     this.socket.on('error', () => {});
     this.socket.on('data', (chunk: Buffer) => this.#read(chunk));

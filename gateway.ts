@@ -907,9 +907,10 @@ function makeServer(core: Core, headersTimeout: number) {
   // fields is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
-    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline.
-    res.on('close', () => core.draining && server.closeIdleConnections());
     void handleInTurn(core, req, res, upgrade);
+    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
+    // `handleInTurn`, after whose own listener this response is not due any more.
+    res.on('close', () => core.draining && server.closeIdleConnections());
   };
   server.on('request', onRequest);
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
@@ -934,6 +935,13 @@ function makeServer(core: Core, headersTimeout: number) {
   server.on('error', ({ code }: NodeJS.ErrnoException) => {
     if (server.listening) warnRarely(core, 'a connection cannot be accepted', { reason: code });
   });
+  // For node:http, whose `close` calls this too, a connection is idle as soon as its response has ended, although the
+  // response may not have gone out. So all wait for such a response.
+  const closeIdle = server.closeIdleConnections.bind(server);
+  server.closeIdleConnections = () => {
+    const isOut = ({ due }: Connection) => !due.some((res) => res.writableEnded);
+    if ([...core.connections.values()].every(isOut)) closeIdle();
+  };
   watchConnections(core, server);
   return server;
 }
