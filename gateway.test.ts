@@ -5182,9 +5182,10 @@ test('a response without a body is written at once, though its request has not a
     ['HEAD /v1/about HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer x\r\nContent-Length: 9\r\n\r\n', 401],
   ] as const;
   for (const [bytes, status] of rows) {
-    const { text } = open(t, gateway, bytes);
+    const { socket, text } = open(t, gateway, bytes);
     await until(() => text().endsWith('\r\n\r\n'), bytes.slice(0, 60));
     assert.equal(statusOf(text()), status);
+    socket.destroy();
   }
 });
 
