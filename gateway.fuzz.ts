@@ -876,7 +876,8 @@ class StandIn {
 
   #accept(raw: net.Socket): void {
     raw.on('error', () => {});
-    const reset = (): void => void raw.resetAndDestroy();
+    // Node leaves a socket open for ever that is reset while its end is on its way.
+    const reset = (): void => void (raw.writableEnded ? raw.destroy() : raw.resetAndDestroy());
     if (this.isResetting) return reset();
     const { connections, tls } = this.play.world;
     const { deafMs } = connections[this.tries++ % connections.length]!;

@@ -292,14 +292,20 @@ const SIDE_BY_SIDE = 8;
 function registerTogether(tests: Chosen[]): void {
   if (isNode) return void suite('side by side', { concurrency: SIDE_BY_SIDE }, () => tests.forEach(register));
   let results: Promise<void>[] | undefined;
-  const startAll = (): Promise<void>[] => {
-    const lanes: Promise<void>[] = Array(SIDE_BY_SIDE).fill(Promise.resolve());
-    return tests.map((chosen, i) => {
-      const result = lanes[i % SIDE_BY_SIDE]!.then(() => chosen.options.skip ? undefined : runBeside(chosen));
-      lanes[i % SIDE_BY_SIDE] = result.catch(() => {}); // the test that awaits it tells it
+  let free = SIDE_BY_SIDE;
+  const waiting: (() => void)[] = [];
+  const inTurn = async (chosen: Chosen): Promise<void> => {
+    if (chosen.options.skip) return;
+    if (free === 0) await new Promise<void>((resolve) => waiting.push(resolve));
+    else free--;
+    await runBeside(chosen).finally(() => waiting.length > 0 ? waiting.shift()!() : free++);
+  };
+  const startAll = (): Promise<void>[] =>
+    tests.map((chosen) => {
+      const result = inTurn(chosen);
+      result.catch(() => {}); // the test that awaits it tells it
       return result;
     });
-  };
   for (const [i, { title, options: { skip = false } }] of tests.entries()) {
     registerTest(title, { timeout: 120_000, skip }, () => (results ??= startAll())[i]);
   }

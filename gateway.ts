@@ -2246,6 +2246,7 @@ class RequestBody {
 /**
  * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
  * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
+ * What of the response has not gone out then, the client must take within `stallTimeoutMs`.
  */
 async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
@@ -2259,7 +2260,7 @@ async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn 
     req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
     res.end(rest);
   }
-  // Bytes of a client that does not take its response would keep the idle connection open for ever.
+  // The time-out of the idle connection begins anew with each byte that the client sends.
   if (req.socket.writableLength === 0) return;
   const timer = setTimeout(() => req.socket.destroy(), core.stallTimeoutMs).unref();
   res.once('close', () => clearTimeout(timer));
