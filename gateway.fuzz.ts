@@ -2376,8 +2376,8 @@ const FAULTS: Fault[] = [
   {
     name: '504 told as busy',
     invariants: [2],
-    text: "() => incoming !== undefined, timeoutMs, 'backend_timeout'",
-    becomes: "() => incoming !== undefined, timeoutMs, 'busy'",
+    text: "waitUntil(isHere, timeoutMs, 'backend_timeout')",
+    becomes: "waitUntil(isHere, timeoutMs, 'busy')",
   },
   {
     name: 'pipelined requests in parallel',
