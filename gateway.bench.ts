@@ -185,11 +185,9 @@ async function serve(server: http.Server): Promise<void> {
   onLines(async (line) => {
     const { profiles } = JSON.parse(line) as { profiles?: boolean };
     const { user, system } = process.cpuUsage();
-    const told = { cpuUs: user + system, bytes: process.memoryUsage.rss(), slotsUs: 0 };
-    if (profiles) profile = await startProfile();
-    else if (profile) told.slotsUs = await endProfile(profile);
-    if (!profiles) profile = undefined;
-    say(told);
+    const slotsUs = profile ? await endProfile(profile) : 0;
+    profile = profiles ? await startProfile() : undefined;
+    say({ cpuUs: user + system, bytes: process.memoryUsage.rss(), slotsUs });
   });
 }
 
@@ -547,17 +545,18 @@ async function measureQueue(startServer: StartServer, drive: Drive): Promise<voi
     const children: Record<string, Child> = {};
     for (const name of names) children[name] = await startServer(row);
     const job = { row, request: post(bearer(otherSecret('%'))), tokens: Number(tokens), count: 5000 };
-    const measure = async (name: string, profiles: boolean): Promise<number[]> => {
-      const connections = name === '1 waits' ? 5 : 1004;
-      const before = await children[name]!.ask({ profiles });
-      await drive(children[name]!, { ...job, connections });
-      const { cpuUs, slotsUs } = await children[name]!.ask();
-      return [(profiles ? slotsUs : cpuUs - before.cpuUs) / job.count];
-    };
-    await inTurns(names, 1, (name) => measure(name, false));
-    report(row, ['µs'], await inTurns(names, SCALE.rounds, (name) => measure(name, false)));
+    const jobOf = (name: string): Partial<Job> => ({ ...job, connections: name === '1 waits' ? 5 : 1004 });
+    const measure = async (name: string): Promise<number[]> => [
+      (await measureSlice(children[name]!, drive, jobOf(name))).cpuUs,
+    ];
+    await inTurns(names, 1, measure);
+    report(row, ['µs'], await inTurns(names, SCALE.rounds, measure));
     if (RUNTIME === 'Node') {
-      const found = await inTurns(names, SCALE.rounds, (name) => measure(name, true));
+      const found = await inTurns(names, SCALE.rounds, async (name) => {
+        await children[name]!.ask({ profiles: true });
+        const { count } = await drive(children[name]!, jobOf(name));
+        return [(await children[name]!.ask()).slotsUs / count];
+      });
       report(`${row}, the queue alone`, ['µs'], found, { '1000 wait': goal });
     }
     for (const child of Object.values(children)) child.stop();
