@@ -6080,15 +6080,25 @@ test(
   },
 );
 
-/** From now on, the search for the address of this name fails, each time with the next of these codes. */
-function failLookup(t: TestContext, name: string, ...codes: string[]): void {
+type Found = (error: Error) => void;
+
+/** From now on, `answer` decides about each search for the address of this name; `find` finds this machine. */
+function takeLookup(t: TestContext, name: string, answer: (done: Found, find: () => void) => void): void {
   const { lookup } = dns;
   t.after(() => void (dns.lookup = lookup));
-  dns.lookup = ((asked: string, options: object, done: (error: Error) => void) => {
-    if (asked !== name) return (lookup as (...args: unknown[]) => void)(asked, options, done);
+  dns.lookup = ((asked: string, options: object, done: Found) => {
+    const look = (host: string): void => (lookup as (...args: unknown[]) => void)(host, options, done);
+    if (asked === name) answer(done, () => look('127.0.0.1'));
+    else look(asked);
+  }) as typeof lookup;
+}
+
+/** From now on, the search for the address of this name fails, each time with the next of these codes. */
+function failLookup(t: TestContext, name: string, ...codes: string[]): void {
+  takeLookup(t, name, (done) => {
     const code = codes.length > 1 ? codes.shift() : codes[0];
     process.nextTick(done, Object.assign(new Error(), { code }));
-  }) as typeof lookup;
+  });
 }
 
 test('a send that has waited in vain is refused with the last failure as the reason', ON_NODE, async (t) => {
@@ -6608,21 +6618,13 @@ test('WebSocket: one that the backend accepts while the gateway closes is closed
 });
 
 test('WebSocket: one whose connection to the backend is made while the gateway closes is 503', ON_NODE, async (t) => {
-  const { lookup } = dns;
-  t.after(() => void (dns.lookup = lookup));
-  const found = new Promise<() => void>((resolve) => {
-    dns.lookup = ((asked: string, options: object, done: () => void) => {
-      const look = (): void => lookup(asked === 'late.test' ? '127.0.0.1' : asked, options, done);
-      if (asked === 'late.test') resolve(look);
-      else look();
-    }) as typeof lookup;
-  });
+  const asked = new Promise<() => void>((resolve) => takeLookup(t, 'late.test', (_, find) => resolve(find)));
   const { backend, gateway } = await startReceiving(t, () => {}, { shutdown: '1h' });
   gateway.reload({ ...RECEIVING, shutdown: '1h', backend: { url: backend.url.replace('127.0.0.1', 'late.test') } });
   const refusal = declined(t, gateway);
-  const look = await found;
+  const find = await asked;
   const closing = gateway.close();
-  look();
+  find();
   assert.equal(outcomeOf(await refusal), '503 shutting_down');
   await closing;
 });
