@@ -208,8 +208,11 @@ interface TokenConfig {
    * the backend reads markup such as `**bold**` in a message.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
-  /** A Mustache template for the message, filled from the body. The template overrides a `message` in the body. */
-  message?: string;
+  /**
+   * A Mustache template for the message, filled from the body; a list holds the template's lines. The template overrides
+   * a `message` in the body. One line feed at the end of the rendered text is dropped.
+   */
+  message?: string | string[];
 }
 
 /** Options for tests and for programs that embed the gateway. */
@@ -2531,7 +2534,8 @@ function readFields(pairs: Iterable<Pair>): JsonObject {
  */
 function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
-  if (template) send.message = template.render(payload);
+  // A template's last line may be a section, whose text ends with a line feed.
+  if (template) send.message = template.render(payload).replace(/\n$/, '');
   // A picture or a sticker needs no message.
   const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
@@ -2746,10 +2750,15 @@ function failTemplate(text: string, at: number, why: string): never {
   throw new UsageError(`${placeAfter(text.slice(0, at))}: ${why}`);
 }
 
-/** Reads a template. A mistake in it is reported when the gateway starts, and not when the first alert comes. */
+/**
+ * Reads a template, or a list of its lines. A mistake in it is reported when the gateway starts, and not when the first
+ * alert comes.
+ */
 function readTemplate(value: unknown) {
-  ensure(typeof value === 'string' && value.trim() !== '', 'must be a template: text with {{names}} in it');
-  return new Template(value);
+  const lines = [value].flat();
+  const isText = lines.every((line) => typeof line === 'string') && lines.join('').trim() !== '';
+  ensure(isText, 'must be a template: text with {{names}} in it, or a list of its lines');
+  return new Template(lines.join('\n'));
 }
 
 // #endregion
@@ -5113,7 +5122,7 @@ its own, which replace the top-level ones:
   recipients  whom the token may send to; group.* is any group; any if absent
   expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
   defaults    number, recipients, text_mode of a send made from a webhook
-  message     a Mustache template for the message of such a send
+  message     a Mustache template for the message of such a send, or its lines
 
 The groups of allow:
 
