@@ -8678,7 +8678,10 @@ test('the top level holds only the expected files, and the pages name this versi
   assert.deepEqual(others, []);
   const { name, version, files } = PACKAGE;
   assert.equal(JSON.parse(read('package-lock.json')).version, version);
-  assert.match(PAGES['CHANGELOG.md']!, new RegExp(`^[^#]*# Changelog[^#]*\n## ${version}, \\d{4}-\\d\\d-\\d\\d\n`));
+  assert.match(
+    PAGES['CHANGELOG.md']!,
+    new RegExp(`^[^#]*# Changelog[^#]*\n(?:## Next\n[^]*?\n)?## ${version}, \\d{4}-\\d\\d-\\d\\d\n`),
+  );
   for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
   // npm adds README.md, LICENSE and package.json by itself.
   const published = ['README.md', ...files.flatMap((file: string) => file === 'docs' ? Object.keys(PAGES) : [file])];
