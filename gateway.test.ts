@@ -6751,8 +6751,8 @@ test('a log line in text form is one line, whatever is in it; the first one says
   await ask(gateway, { body: '{"a":', headers: { authorization: `Bearer ${OTHER}` } });
   const lines = [
     /^\S+Z warn {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.0\.0\.1:\d+ tokens=3 names=test,other,old allow=info,receive,setup,send warning="the token \\"old\\" has expired"$/,
-    /^\S+Z info {2}request requestId=\S+ client=127\.0\.0\.1 method=GET route=\/v1\/about token=test form=bearer status=200 bytesIn=0 bytesOut=\d+ ms=\d+$/,
-    /^\S+Z warn {2}request .* status=400 code=bad_json /,
+    /^\S+Z info {2}status=200 method=GET route=\/v1\/about token=test client=127\.0\.0\.1 form=bearer ms=\d+ bytesOut=\d+ requestId=[\w-]{36}$/,
+    /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 form=bearer ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
   ];
   for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
   const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
@@ -8496,14 +8496,41 @@ test('the pages name only variables, options, commands and scripts that there ar
   for (const script of groupsOf(ALL_PAGES, /npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script], script);
 });
 
-test('the log of a refusal is found by the regular expressions for fail2ban, in both formats', async (t) => {
-  const [, rules] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
-  const [text, json] = rules!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
-  for (const [format, rule] of [['text', text!], ['json', json!]] as const) {
-    const { gateway } = await startBoth(t, { log: { format } });
-    assert.equal((await ask(gateway, { headers: { authorization: 'Bearer wrong' } })).status, 401);
-    const found = gateway.log.map((line) => rule.exec(line)?.[1]).filter((address) => address !== undefined);
-    assert.deepEqual(found, ['127.0.0.1'], `${gateway.log}`);
+test('the log of a refusal is found by the regular expressions for fail2ban, in both formats, and no client can have another address banned', async (t) => {
+  const [, lines] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
+  const rules = lines!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
+  for (const rule of rules) assert.match(rule.source, /^\^(?!.*\.\*.*\(\[)/, 'anchored, and without .* before the address');
+  // What a client can write so that it reaches the line.
+  const inText = 'https://client=192.0.2.9';
+  const inJson = 'https://","client":"192.0.2.9","status":401,"code":"unauthorized"';
+  for (const format of ['text', 'json'] as const) {
+    // The backend's own 401, to a good token, is no wrong token.
+    const backend = await startBackend(t, (_, res) => void res.writeHead(401).end());
+    const gateway = await startGateway(t, backend, { log: { format } });
+    assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
+    const wrong = { authorization: 'Bearer wrong' };
+    const headers = [wrong, {}, ...[inText, inJson].flatMap((origin) => [{ origin }, { origin, ...wrong }])];
+    for (const each of headers) assert.equal((await ask(gateway, { headers: each })).status, 401);
+    const found = gateway.log.flatMap((line) => rules.flatMap((rule) => rule.exec(line)?.[1] ?? []));
+    assert.deepEqual(found, headers.map(() => '127.0.0.1'), `${gateway.log}`);
+    const isShown = gateway.log.some((line) => line.includes('192.0.2.9'));
+    assert.ok(isShown, 'the origin is in the log, so that the filter has met it');
+  }
+});
+
+test('what the page on operating looks for in the log stands there, as it is written', async (t) => {
+  const [, table = ''] = /\n\| look for \| it means \|\n([^]*?)\n\n/.exec(PAGES['docs/operating.md']!)!;
+  const words = table.split('\n').flatMap((row) => groupsOf(row.split(' | ')[0]!, /`([^`]+)`/g));
+  assert.ok(words.length >= 8, words.join());
+  const answers = [400, 429, 500];
+  const backend = await startBackend(t, (_, res) => void res.writeHead(answers.shift()!).end());
+  const gateway = await startGateway(t, backend, { log: { format: 'text' } });
+  const send = { body: MESSAGE, headers: BEARER };
+  assert.deepEqual(await statusesOf(gateway, send, send, send), [400, 429, 500]);
+  for (const word of words) {
+    // A line for each status. The others are messages, and codes of problems.
+    const isThere = word.startsWith('status=') ? gateway.log.join('\n') : SOURCE;
+    assert.ok(isThere.includes(word.replace('code=', '')), `${word}: ${gateway.log}`);
   }
 });
 

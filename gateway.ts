@@ -4225,9 +4225,17 @@ function makeLog(settings: Settings, now: () => number, sink: GatewayOptions['lo
   return log;
 }
 
-/** `time level message name=value …`, for a person. A value that is not plain is quoted as JSON, on the same line. */
-function textLine({ time, level, message, ...fields }: Record<string, unknown>) {
-  let line = `${time} ${String(level).padEnd(5)} ${message}`;
+/**
+ * `time level message name=value …`, for a person. A request's line has no message; it begins with what a person looks
+ * for. Attack: `origin` is text from a client, so it stands last, behind everything that a filter such as fail2ban's
+ * reads. A value that is not plain is quoted as JSON, on the same line.
+ */
+function textLine(entry: Record<string, unknown>) {
+  const { time, level, message, status, code, reason, method, route, token, client, ...others } = entry;
+  const { bytesIn, bytesOut, requestId, origin, ...rest } = others;
+  const sizes = { bytesIn: bytesIn || undefined, bytesOut: bytesOut || undefined }; // 0 is left out
+  const fields = { status, code, reason, method, route, token, client, ...rest, ...sizes, requestId, origin };
+  let line = `${time} ${String(level).padEnd(5)}${message === 'request' ? '' : ` ${message}`}`;
   for (const [name, value] of Object.entries(fields)) {
     const text = String(value ?? '');
     if (text === '') continue;
