@@ -8499,7 +8499,9 @@ test('the pages name only variables, options, commands and scripts that there ar
 test('the log of a refusal is found by the regular expressions for fail2ban, in both formats, and no client can have another address banned', async (t) => {
   const [, lines] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
   const rules = lines!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
-  for (const rule of rules) assert.match(rule.source, /^\^(?!.*\.\*.*\(\[)/, 'anchored, and without .* before the address');
+  for (const rule of rules) {
+    assert.match(rule.source, /^\^(?!.*\.\*.*\(\[)/, 'anchored, and without .* before the address');
+  }
   // What a client can write so that it reaches the line.
   const inText = 'https://client=192.0.2.9';
   const inJson = 'https://","client":"192.0.2.9","status":401,"code":"unauthorized"';
