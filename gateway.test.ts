@@ -7409,7 +7409,7 @@ const wordsOf = (line: string): string[] =>
 /** The first group of each match. */
 const groupsOf = (text: string, pattern: RegExp): string[] => Array.from(text.matchAll(pattern), ([, group]) => group!);
 
-test("--help lists every setting, flag and group in 80 columns, --version is the package's", async () => {
+test("--help lists every setting, flag and group in 80 columns, with usage and commands at the end; --version is the package's", async () => {
   const { code, stdout } = await cli(['--help']);
   assert.equal(code, 0);
   const words = `--config --listen --backend --check --demo 'token [NAME]' hash 'render NAME' API_TOKENS_FILE
@@ -7418,8 +7418,11 @@ test("--help lists every setting, flag and group in 80 columns, --version is the
   assert.deepEqual(stdout.split('\n').filter((line) => line.length > 80), []);
   const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(stdout)!;
   assert.deepEqual(groupsOf(groups!, /^ {2}([a-z]+) {2}/gm), ['send', 'info', 'receive', 'messaging', 'setup']);
-  const manual = 'The manual: docs/settings.md, and the comments of GatewayConfig in this file.\n';
-  assert.ok(stdout.endsWith(`\n\n${manual}`), stdout);
+  // What a terminal shows at last.
+  const [last = '', ...above] = stdout.split(/\n(?=Usage:)/).reverse();
+  assert.ok(last.split('\n').length <= 24 && above.length === 1, last);
+  for (const word of wordsOf(words).slice(0, 8)) assert.ok(last.includes(word), word);
+  assert.match(last, /^ {2}gateway\.ts --backend http:\S+$/m, 'an example');
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
@@ -7499,15 +7502,20 @@ test('--check says in words what each token may do, and nothing of its secret', 
   const { code, stdout } = await cli(['--check', '--config', file]);
   assert.equal(code, 0);
   const [lines, open] = [stdout.split('\n'), 'rate no limit | from any address'];
-  for (const line of lines.filter((line) => line.startsWith('   '))) assert.match(line, /^ {4}(?=.{12} \S)[a-z ]+ /);
-  assert.deepEqual(stdout.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
+  // A terminal of 80 columns breaks no number; the id of a group stands alone.
+  for (const line of lines.slice(4)) assert.match(line, /^(?:.{0,80}| {17}group\.\S+)$/);
+  const joined = stdout.replace(/\n {17}/g, ' ');
+  for (const line of joined.split('\n').filter((line) => line.startsWith('   '))) {
+    assert.match(line, /^ {4}(?=.{12} \S)[a-z ]+ /);
+  }
+  assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
     ...[`The configuration is good. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
     'warning: the token "home" has expired',
     `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z (it has)`,
     `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | expires never`,
-    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends, the message by a template; unless they say otherwise, with number ${FROM}, recipients ${TO},${GROUP}, text_mode styled | expires never`,
+    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends, the message by a template; unless they say otherwise, with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
     `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anybody | ${open} | webhooks become sends, the message by a template | expires never`,
-    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO},${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
+    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
     `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
     '',
   ]);
@@ -7677,13 +7685,15 @@ async function startDemo(t: TestContext, how: How = {}) {
 }
 
 test('--demo: every curl line that it prints does what it says, the token does not reach its backend, and a client may leave in the middle', async (t) => {
-  const { output, close, first, secret, ...to } = await startDemo(t);
+  // The lines of requests, which the demonstration does not show by itself, tell this test what has happened.
+  const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
   assert.equal(output().match(/curl/g)!.length, 1);
   assert.ok(first.length <= 80, first);
   assert.equal((await askAsCurl(first)).status, 201);
   await until(() => output().includes('/v1/register'));
   const printed = output();
-  const hi = /^backend got {3}POST \/v2\/send .*"message":"Hi"[^]*\ncurl .* by bearer[^]*# and what it refuses/m;
+  const hi =
+    /^\n>>> Hi\n\nbackend got {3}POST \/v2\/send .*"message":"Hi"[^]*\ncurl .* by bearer[^]*# and what it refuses/m;
   assert.match(printed, hi);
   const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
   const codes: unknown[] = [];
@@ -7692,7 +7702,10 @@ test('--demo: every curl line that it prints does what it says, the token does n
   await until(() => output().includes('setup_blocked'));
   const after = output().slice(printed.length);
   for (const form of ['bearer', 'query', 'path', 'body']) {
-    assert.match(after, new RegExp(`backend got {3}POST /v2/send .*"Hello by ${form}"`));
+    assert.match(
+      after,
+      new RegExp(`^>>> Hello by ${form}\\n\\nbackend got {3}POST /v2/send .*"Hello by ${form}"`, 'm'),
+    );
   }
   assert.ok(!after.includes(secret) && !after.includes('curl'), after);
 
@@ -7706,6 +7719,25 @@ test('--demo: every curl line that it prints does what it says, the token does n
   const headers = { authorization: `Bearer ${secret}` };
   assert.equal((await ask(to, { headers, body: { ...MESSAGE, message: 'a\u009b2Jb\u007fc\u0085d' } })).status, 201);
   await until(() => output().includes('"a 2Jb c d"'), 'the stand-in backend to show the message');
+  await close('SIGINT');
+});
+
+test('--demo shows what arrives, and no log line of a request, whatever a client sends', async (t) => {
+  const { output, close, secret, ...to } = await startDemo(t);
+  const before = output();
+  const headers = { authorization: `Bearer ${secret}` };
+  assert.equal((await ask(to, { headers, body: MESSAGE })).status, 201);
+  for (const body of ['{', 'null', '[]']) await ask(to, { headers, method: 'GET', path: '/v1/about', body });
+  await ask(to, { headers, path: '/v1/unlink' });
+  assert.equal((await ask(to, { headers: {} })).status, 401);
+  assert.equal((await ask(to, { headers })).status, 200);
+  await until(() => output().endsWith('GET /v1/about \n'));
+  const shown = output().slice(before.length).replace(/^\nThe token can[^]*?-u 'api:.*\n\n/m, '');
+  assert.match(
+    shown,
+    /^\n>>> hello\n\nbackend got {3}POST \/v2\/send .*"message":"hello"}\n(?:backend got {3}GET .*\n)+$/,
+  );
+  assert.doesNotMatch(output(), /status/);
   await close('SIGINT');
 });
 

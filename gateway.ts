@@ -4951,12 +4951,18 @@ function digestOf(secret: string) {
 // #region DEMO
 // Uses only the public interface, and so is an example of embedding.
 
-/** Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. */
+/**
+ * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request, a message
+ * so that it stands out.
+ */
 function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
-    show(`backend got   ${req.method} ${req.url} ${body.replace(/\p{Cc}/gu, ' ').slice(0, 500)}`);
+    const send = await new Response(body).json().catch(() => undefined);
+    const lines = isObject(send) && send.message ? ['', `>>> ${send.message}`, ''] : [];
+    lines.push(`backend got   ${req.method} ${req.url} ${body}`);
+    for (const line of lines) show(line.replace(/\p{Cc}/gu, ' ').slice(0, 500));
     const [status, json] = req.method === 'POST'
       ? [201, `{"timestamp":"${Date.now()}"}`]
       : [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'];
@@ -4966,9 +4972,9 @@ function startDemoBackend(show: (line: string) => void) {
 
 /**
  * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
- * after the first request.
+ * after the first request. The log lines of requests would hide the messages, so they are shown only at the level debug.
  */
-async function runDemo(listen: string, print: (text: string) => void) {
+async function runDemo(listen: string, level: string | undefined, print: (text: string) => void) {
   const backend = startDemoBackend(print);
   await once(backend, 'listening');
   const [number, recipient] = ['+15550100001', '+15550100002'];
@@ -4978,7 +4984,7 @@ async function runDemo(listen: string, print: (text: string) => void) {
     listen,
     auth: { methods: [...FORMS] },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
-  });
+  }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || print(line) });
   stopOnSignal(gateway);
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
@@ -5061,7 +5067,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
-    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], (text) => writeOut(`${text}\n`));
+    const listen = values.listen ?? env.LISTEN ?? SETTINGS.listen[3];
+    return runDemo(listen, env.LOG_LEVEL, (text) => writeOut(`${text}\n`));
   }
   // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
   const load = () => loadSettings({ file, env, flags: values });
@@ -5103,21 +5110,10 @@ function usage() {
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
-  gateway.ts [FLAGS]        run
-  gateway.ts --check        list every mistake, or what each token may do
-  gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts render NAME    print the send that a token makes from stdin
-  gateway.ts token [NAME]   make a secret, and its digest
-  gateway.ts hash           print the digest of a secret on standard input
-
-Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
-
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG), each with its
 variable and [default]. Flags override variables, variables override the file.
 Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
 API_TOKENS_FILE names a file with one token per line.
-SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let
-running requests finish; the same signal again cuts them off.
 
 ${rows.join('\n')}
 
@@ -5130,7 +5126,7 @@ its own, which replace the top-level ones:
   recipients  whom the token may send to; group.* is any group; any if absent
   expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
   defaults    number, recipients, text_mode of a send made from a webhook
-  message     a Mustache template for the message of such a send, or its lines
+  message     a Mustache template for the message of such a send
 
 The groups of allow:
 
@@ -5140,7 +5136,24 @@ The groups of allow:
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take over the account
 
-The manual: docs/settings.md, and the comments of GatewayConfig in this file.`;
+The manual: docs/settings.md, and the comments of GatewayConfig in this file.
+
+Usage:
+
+  gateway.ts [FLAGS]        run
+  gateway.ts --check        list every mistake, or what each token may do
+  gateway.ts --demo         run with a stand-in backend and a new token
+  gateway.ts render NAME    print the send that a token makes from stdin
+  gateway.ts token [NAME]   make a secret, and its digest
+  gateway.ts hash           print the digest of a secret on standard input
+
+Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let
+running requests finish; the same signal again cuts them off.
+
+Run it for this machine alone, in front of the backend at this address:
+
+  gateway.ts --backend http://192.168.1.5:8080`;
 }
 
 /** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
@@ -5184,7 +5197,9 @@ function describeToken(token: Token) {
     'webhooks': makesSends(token) && describeSends(token),
     'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
   };
-  const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${said}` : []);
+  // In lines of 80 columns: a terminal would break them inside a number.
+  const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
+  const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
   const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern))
     .map(({ method, parts }) => `    warning      ${method} /${parts.join('/')} matches no route of the backend`);
   return [`  ${token.name}`, ...lines, ...idle].join('\n');
@@ -5216,7 +5231,9 @@ function canMeet(part: string, ofRoute: string) {
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
 function describeSends(token: Token) {
   const { defaults = {} } = token;
-  const fields = Object.entries(defaults).map(([field, value]) => `${field} ${value}`).join(', ');
+  const fields = Object.entries(defaults).map(([field, value]) => `${field} ${[value].flat().join(' and ')}`).join(
+    ', ',
+  );
   const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
   if (fields) parts.push(`unless they say otherwise, with ${fields}`);
   try {
