@@ -29,8 +29,8 @@
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
  * only functions of sections below it. The command line stands last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
- *   ENDPOINTS · RATE · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS · CONNECT ·
- *   WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
+ *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
+ *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -135,7 +135,7 @@ interface GatewayConfig {
    */
   tokens?: Record<string, TokenConfig>;
   /**
-   * The endpoints that may be called: the groups send, info, receive, messaging, setup, and patterns such as
+   * The endpoints that may be called: the groups send, info, receive, messaging, setup, metrics, and patterns such as
    * `GET /v1/groups/:number` or `* /v1/groups/*`. A token with `setup` can take over the account. With the pattern
    * `GET /v2/send`, a token that has `defaults` or `message` can send by GET, with the `message` in the query.
    * @default send,info
@@ -305,7 +305,7 @@ const SETTINGS = {
   'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
   'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true lets everybody in if there is no token', 'false'],
   'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, "GET /v1/groups/*"', 'send,info'],
+  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
   'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
   'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its answers'],
@@ -393,6 +393,11 @@ const WARNING_RATE = { count: 1, perMs: 60_000 };
  * displaces mostly keys of its own.
  */
 const RATE_KEYS_LIMIT = 10_000;
+
+/** The most series of requests in the metrics; beyond it, tokens are counted together. */
+const SERIES_LIMIT = 10_000;
+/** The times, in seconds, by which the metrics count sends. */
+const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
 
 /**
  * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
@@ -668,7 +673,7 @@ class Mistakes {
 // below a setup prefix. To tokens with `senders` or `recipients` such a route stays closed.
 
 /** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
-const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup'];
+const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup', 'metrics'];
 
 /** A route for one method. `template` is written as in the backend; `parts` are its segments. */
 type Route = (typeof ROUTES)[number];
@@ -737,6 +742,7 @@ const ROUTES = Object.entries({
     'GET,POST,PUT,PATCH,DELETE /v1/plugins/*',
     'GET /swagger/*',
   ],
+  metrics: ['GET /metrics'], // the gateway's own: it is never relayed
 }).flatMap(([group, lines]) =>
   lines.flatMap((line) => {
     const [methods = '', template = ''] = line.split(' ');
@@ -752,6 +758,9 @@ const ROUTES = Object.entries({
 
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
+
+/** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
+const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
 
 /** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
 function isSendByGet(method: string, route: Route | undefined) {
@@ -862,10 +871,13 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     connectTimeoutMs = CONNECT_TIMEOUT_MS,
     lingerMs = Math.min(LINGER_MS, stallTimeoutMs / 4),
   } = options;
+  const metrics = new Metrics();
   return {
     rules: makeRules(settings),
     now,
-    log: makeLog(settings, now, options.log),
+    startedMs: now(),
+    metrics,
+    log: makeLog(settings, now, metrics, options.log),
     stallTimeoutMs,
     slotTimeoutMs,
     connectTimeoutMs,
@@ -1085,7 +1097,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
       await handle(new Exchange(core, connection, req, res), upgrade);
     }
   } catch (error) { // a mistake in `handle` itself, which must not end the process
-    core.log('error', 'internal error', { stack: (error as Error).stack });
+    logInternalError(core, error);
     socket.destroy();
   }
 }
@@ -1285,6 +1297,8 @@ class Exchange {
   readonly res;
   readonly requestId = randomUUID();
   readonly startedMs;
+  /** By performance.now(), which never goes back. */
+  readonly beganMs = performance.now();
   readonly client;
 
   // What the steps of the pipeline find out.
@@ -1348,6 +1362,7 @@ class Exchange {
     this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
     this.status = status;
     this.rest = rest;
+    if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
     // writeHead takes the wish back if the client still awaits "100 Continue".
     if (!this.res.shouldKeepAlive) this.connection.beginClosing();
@@ -1460,6 +1475,7 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     const refusal = claimConnection(exchange) ?? refusalOfOrigin(rules, exchange) ??
       refusalOf(token, target, client) ?? takeRate(core, token);
     if (refusal) throw refusal;
+    if (target.route === METRICS_ROUTE) return respondMetrics(exchange);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send from the body, that send is checked.
@@ -1543,19 +1559,21 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   exchange.problem = problem;
   // Nobody sees this status. Of a response that has begun, the client has seen the status already.
   if (problem.code === 'client_left') exchange.status = problem.status;
-  if (problem !== error) {
-    const stack = error instanceof Error ? error.stack : String(error);
-    core.log('error', 'internal error', { requestId, stack });
-  }
+  if (problem !== error) logInternalError(core, error, requestId);
   if (problem.code === 'bad_request') exchange.connection.beginClosing();
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
-  exchange.bytesOut = req.method === 'HEAD' ? 0 : Buffer.byteLength(body);
   exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
 }
 
+/** Logs and counts a mistake of the gateway itself. */
+function logInternalError({ log, metrics }: Core, error: unknown, requestId?: string) {
+  metrics.internalErrors++;
+  log('error', 'internal error', { requestId, stack: error instanceof Error ? error.stack : String(error) });
+}
+
 /**
- * Writes the one log line of a request. The line has the route's template, and never the path, which holds phone
+ * Writes the one log line of a request, and counts the request. The line has the route's template, and never the path, which holds phone
  * numbers. Only two texts come from the client: the method, which is one that node:http knows, and an origin that is
  * not on `cors`.
  */
@@ -1568,15 +1586,16 @@ function logExchange(exchange: Exchange) {
   const ms = Math.round(core.now() - exchange.startedMs);
   // A flood must not fill a small computer's disk. Health checks and preflights are logged at debug level. So are,
   // beyond 30 a minute, the unauthenticated requests of an address, and what a token is told to send later. No address
-  // has a space, so that the keys cannot collide.
+  // has a space, so that the keys cannot collide. Prometheus reads the metrics four times a minute.
   const floods = token === undefined
     ? failureKey(client)
     : /^(?:rate_limited|busy)$/.test(code ?? '') && `token ${token}`;
-  const isHarmless = token === undefined && status < 400;
+  const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
   const isFlood = floods !== false && !isHarmless && core.lineLimiter.take(floods, FAILURE_RATE, core.now()) > 0;
   const level = isHarmless || isFlood ? 'debug' : worst >= 500 ? 'error' : worst >= 400 ? 'warn' : 'info';
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
+  core.metrics.countRequest(exchange);
 }
 
 /**
@@ -1968,10 +1987,11 @@ const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:m
 function findGrant(token: Token, target: Target) {
   const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
-  // Only its own pattern opens a send by GET: `GET *` is meant to allow reads.
+  // Only its own pattern opens a send by GET: `GET *` is meant to allow reads of the backend. So with the metrics.
   if (isSendByGet(target.method, route)) {
     return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
   }
+  if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
   const matches = patterns.filter(({ method, parts }) =>
     (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
     partsMatch(parts, segments) &&
@@ -2038,6 +2058,113 @@ class RateLimiter {
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   return retryAfterMs > 0 ? new Problem('rate_limited', undefined, { retryAfterMs }) : undefined;
+}
+
+// #endregion
+
+// #region METRICS
+// The gateway's own numbers, in Prometheus' text format 0.0.4, with all state that only they need. No client can add
+// series without a bound: a route is one of the table or `other`, a token is one of the configuration. So no label has
+// a phone number, a secret, or a character that needs an escape.
+
+/** What is counted for `GET /metrics`. A reload keeps it. */
+class Metrics {
+  internalErrors = 0;
+  droppedLines = 0;
+  /** The values by series: its name with its labels, as Prometheus reads it. */
+  readonly #requests = new Map<string, number>();
+  readonly #lastSent = new Map<string, number>();
+  /** How many sends took at most each time of SEND_BUCKETS, and how many there were. */
+  readonly #sends = SEND_BUCKETS.map(() => 0);
+  #sendCount = 0;
+  #sendSeconds = 0;
+
+  /** Counts a request by what its client was told. */
+  countRequest({ req, target, token, route, status }: Exchange) {
+    const template = target ? target.route?.template : route;
+    const labels = `,route="${template ? `${req.method} ${template}` : 'other'}",status="${status}"`;
+    const series = seriesIn(this.#requests, 'requests_total', token, labels);
+    this.#requests.set(series, (this.#requests.get(series) ?? 0) + 1);
+  }
+
+  /** Counts a send that the backend has answered with this status, whether its client is still there or not. */
+  countSend({ core, beganMs, token }: Exchange, status: number) {
+    const seconds = (performance.now() - beganMs) / 1000;
+    SEND_BUCKETS.forEach((limit, i) => seconds <= limit && this.#sends[i]!++);
+    this.#sendCount++;
+    this.#sendSeconds += seconds;
+    if (status < 200 || status > 299) return;
+    this.#lastSent.set(seriesIn(this.#lastSent, 'last_sent_timestamp_seconds', token), core.now() / 1000);
+  }
+
+  /** Writes all series. A test compares their names with docs/operating.md. */
+  render({ startedMs, connections, running, upstream: { gate } }: Core) {
+    const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
+    const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
+    const isAtGate = (exchange: Exchange) => exchange.upstream.gate.holds(exchange);
+    const buckets = SEND_BUCKETS.map((limit, i) =>
+      `signal_gateway_send_seconds_bucket{le="${limit}"} ${this.#sends[i]}`
+    );
+    return `# HELP signal_gateway_requests_total Requests by status, without those that have no request line (408, 400).
+# TYPE signal_gateway_requests_total counter
+${linesOf(this.#requests)}
+# HELP signal_gateway_send_seconds Time of the sends that the backend answered, the client's upload included.
+# TYPE signal_gateway_send_seconds histogram
+${buckets.join('\n')}
+signal_gateway_send_seconds_bucket{le="+Inf"} ${this.#sendCount}
+signal_gateway_send_seconds_sum ${this.#sendSeconds}
+signal_gateway_send_seconds_count ${this.#sendCount}
+# HELP signal_gateway_requests_waiting Requests that wait for a slot, or for a backend that is down.
+# TYPE signal_gateway_requests_waiting gauge
+signal_gateway_requests_waiting{for="slot"} ${
+      count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
+    }
+signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
+# HELP signal_gateway_slots_lent Slots lent to another request, because theirs has had no answer for 30 s.
+# TYPE signal_gateway_slots_lent gauge
+signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
+# HELP signal_gateway_backend_up 0 while the backend cannot be connected to, and at start until it has answered.
+# TYPE signal_gateway_backend_up gauge
+signal_gateway_backend_up ${Number(!gate.isShut)}
+# HELP signal_gateway_connections Open connections of clients.
+# TYPE signal_gateway_connections gauge
+signal_gateway_connections ${connections.size}
+# HELP signal_gateway_last_sent_timestamp_seconds When the backend last took a message of the token.
+# TYPE signal_gateway_last_sent_timestamp_seconds gauge
+${linesOf(this.#lastSent)}
+# HELP signal_gateway_log_lines_dropped_total Lines of the log that were dropped because nothing read it.
+# TYPE signal_gateway_log_lines_dropped_total counter
+signal_gateway_log_lines_dropped_total ${this.droppedLines}
+# HELP signal_gateway_internal_errors_total Mistakes of the gateway itself; the log has "internal error".
+# TYPE signal_gateway_internal_errors_total counter
+signal_gateway_internal_errors_total ${this.internalErrors}
+# HELP signal_gateway_info The gateway's version.
+# TYPE signal_gateway_info gauge
+signal_gateway_info{version="${VERSION}"} 1
+# HELP process_start_time_seconds When the gateway started.
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds ${startedMs / 1000}
+`;
+  }
+}
+
+/** A series of a token, in this map or new. Beyond the limit, new ones are those of all tokens together. */
+function seriesIn(map: Map<string, number>, name: string, token: Token | undefined, labels = '') {
+  const seriesOf = (owner: string) => `signal_gateway_${name}{token="${owner}"${labels}}`;
+  const own = seriesOf(token?.name ?? '');
+  return map.size < SERIES_LIMIT || map.has(own) ? own : seriesOf('_other');
+}
+
+/** Responds with the metrics. A scrape is counted for the next one. */
+function respondMetrics(exchange: Exchange) {
+  const text = exchange.core.metrics.render(exchange.core);
+  exchange.respond(200, {
+    'Content-Type': 'text/plain; version=0.0.4; charset=utf-8',
+    'Content-Length': Buffer.byteLength(text),
+    'X-Content-Type-Options': 'nosniff',
+    'Cache-Control': 'no-store',
+    ...ownHeaders(exchange),
+  }, text);
 }
 
 // #endregion
@@ -3481,6 +3608,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     // Nobody needs the body; the log says what became of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
+    if (exchange.target!.route?.group === 'send') exchange.core.metrics.countSend(exchange, message.statusCode!);
     exchange.wake();
   };
   outgoing.on('response', (message) => {
@@ -3685,6 +3813,11 @@ class Gate {
     return this.#failure !== undefined;
   }
 
+  /** Whether a request waits until the gate opens. */
+  holds(exchange: Exchange) {
+    return this.#waiting.includes(exchange);
+  }
+
   /**
    * Shuts the gate, because `connect` has failed.
    * @param openings how often the gate had opened when that `connect` began: a failure from before shuts nothing.
@@ -3706,9 +3839,12 @@ class Gate {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
     this.#waiting.push(exchange);
     void this.#probe(exchange.core, exchange.rules);
-    const isOpen = () => !this.#waiting.includes(exchange);
     try {
-      exchange.gateWaitMs -= await exchange.standBy(isOpen, exchange.gateWaitMs, () => this.#failure!);
+      exchange.gateWaitMs -= await exchange.standBy(
+        () => !this.holds(exchange),
+        exchange.gateWaitMs,
+        () => this.#failure!,
+      );
     } finally {
       this.#waiting = this.#waiting.filter((other) => other !== exchange);
       this.stopIfIdle(exchange.core);
@@ -4188,7 +4324,7 @@ function normalizeAddress(address = '0.0.0.0') {
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
-function makeLog(settings: Settings, now: () => number, sink: GatewayOptions['log']) {
+function makeLog(settings: Settings, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
@@ -4211,7 +4347,10 @@ function makeLog(settings: Settings, now: () => number, sink: GatewayOptions['lo
     });
   };
   const write = sink ?? ((line) => {
-    if (unreadBytes > LOG_LIMIT_BYTES) return void dropped++;
+    if (unreadBytes > LOG_LIMIT_BYTES) {
+      metrics.droppedLines++;
+      return void dropped++;
+    }
     if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
   });
@@ -5135,6 +5274,7 @@ The groups of allow:
   receive     GET /v1/receive: the messages that the account receives
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take over the account
+  metrics     GET /metrics: the gateway's own numbers, for Prometheus
 
 The manual: docs/settings.md, and the comments of GatewayConfig in this file.
 
@@ -5213,6 +5353,7 @@ function canMatch(token: Token, { method, parts }: Pattern) {
   if (method === 'GET' && parts.join('/') === 'v2/send') return makesSends(token);
   const opensSetup = !/[*:]/.test(prefixOf(parts)); // no wildcard opens setup
   return ROUTES.some((route) => {
+    if (route === METRICS_ROUTE) return method === route.method && parts.join() === route.parts.join();
     const fits = fitsLength(parts, route.parts.length) || fitsLength(route.parts, parts.length);
     return fits && (method === '*' || method === route.method) && (opensSetup || route.group !== 'setup') &&
       parts.every((part, i) => canMeet(part, route.parts[i] ?? '*'));
