@@ -136,9 +136,10 @@ net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, 
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template } = await import(
-  FILE.href
-) as typeof import('./gateway.ts');
+const { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template } =
+  await import(
+    FILE.href
+  ) as typeof import('./gateway.ts');
 
 /** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
 type Assert = Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value };
@@ -3046,6 +3047,221 @@ test('RateLimiter: a bucket of so many, refilled evenly; a clock that is set bac
   limiter.take('b', rate, 20_000);
   for (let i = 0; i < 100; i++) assert.notEqual(limiter.take('b', { ...rate, count: 1 }, 19_000 + i), 0);
   assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
+});
+
+section('METRICS'); // ─────────────────────────────────────────────────────────────────────────────
+const SCRAPER: TokenConfig = { allow: ['metrics'] };
+const METRICS = { path: '/metrics', headers: { authorization: `Bearer ${OTHER}` } };
+
+/** What the second token of a gateway reads: each series with its labels, without the common prefix, and its value. */
+async function scrape(gateway: Address, request: Ask = METRICS): Promise<Record<string, number>> {
+  const { status, text } = await ask(gateway, request);
+  assert.equal(status, 200, text);
+  const samples = text.split('\n').filter((line) => /^\w/.test(line)).map((line) => {
+    const [, name, value] = /^(?:signal_gateway_)?(.*) (\S+)$/.exec(line)!;
+    return [name!, Number(value)] as const;
+  });
+  assert.equal(new Set(samples.map(([name]) => name)).size, samples.length, 'each series stands there once');
+  return Object.fromEntries(samples);
+}
+
+test('GET /metrics is text that Prometheus reads, without a phone number, a secret or a path of a client, and is never relayed', async (t) => {
+  const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, ...tokens({}, SCRAPER) });
+  await ask(gateway, { headers: BEARER, body: HELLO });
+  for (const path of [`/v1/receive/${FROM}`, `/@auth=${SECRET}/v1/groups/${FROM}/${GROUP}`, '/no/such', '/metrics']) {
+    await ask(gateway, { path });
+  }
+  const { text, headers } = await ask(gateway, METRICS);
+  assert.equal(headers['content-type'], 'text/plain; version=0.0.4; charset=utf-8');
+  assert.deepEqual([headers['cache-control'], headers['x-content-type-options']], ['no-store', 'nosniff']);
+  const family = String
+    .raw`# HELP (\w+) \S.*\n# TYPE \1 (?:counter|gauge|histogram)\n(?:\1\w*(?:\{\w+="[^"\\\n]*"(?:,\w+="[^"\\\n]*")*\})? [\d.e+-]+\n|\n)+`;
+  assert.match(text, new RegExp(`^(?:${family})+$`));
+  for (const value of [SECRET, OTHER, FROM, TO, GROUP, 'no/such', '127.0.0.1']) assert.ok(!text.includes(value), value);
+  assert.equal(backend.seen.length, 1);
+  const { level, bytesOut, token, route } = requests(gateway).at(-1)!;
+  const wanted = { level: 'debug', bytesOut: text.length, token: 'other', route: '/metrics' };
+  assert.deepEqual({ level, bytesOut, token, route }, wanted);
+});
+
+test('the metrics count requests by token, route and status, and sends by their time and the last one of each token', async (t) => {
+  const clock = { nowMs: 1_700_000_000_500 };
+  const statuses = [201, 201, 400];
+  const backend = await startBackend(t, (req, res) => {
+    req.resume().on('end', () => res.writeHead(req.url === '/v1/about' ? 200 : statuses.shift()!).end());
+  });
+  const gateway = await startGateway(t, backend, tokens({}, SCRAPER), { now: () => clock.nowMs });
+  await ask(gateway, { headers: BEARER, body: HELLO });
+  clock.nowMs += 60_000;
+  for (let i = 0; i < 2; i++) await ask(gateway, { headers: BEARER, body: HELLO });
+  await ask(gateway, { headers: BEARER });
+  for (const path of ['/no/such', '/an/other', '/metrics', '/healthz', '/..']) await ask(gateway, { path });
+  for (const path of ['/v1/accounts', `/v1/groups/${FROM}`]) await ask(gateway, { path, headers: BEARER });
+  await ask(gateway, { headers: BEARER, path: '/v2/send', method: 'DELETE' });
+  clock.nowMs += 60_000;
+  const first = await scrape(gateway);
+  const counted = Object.entries(first).filter(([name]) => name.startsWith('requests_total'));
+  assert.deepEqual(Object.fromEntries(counted), {
+    'requests_total{token="test",route="POST /v2/send",status="201"}': 2,
+    'requests_total{token="test",route="POST /v2/send",status="400"}': 1,
+    'requests_total{token="test",route="GET /v1/about",status="200"}': 1,
+    'requests_total{token="",route="other",status="401"}': 2,
+    'requests_total{token="",route="GET /metrics",status="401"}': 1,
+    'requests_total{token="",route="GET /healthz",status="200"}': 1,
+    'requests_total{token="",route="other",status="400"}': 1,
+    'requests_total{token="test",route="GET /v1/accounts",status="403"}': 1,
+    'requests_total{token="test",route="GET /v1/groups/:number",status="403"}': 1,
+    'requests_total{token="test",route="other",status="405"}': 1,
+  });
+  assert.equal(first['last_sent_timestamp_seconds{token="test"}'], 1_700_000_060.5, 'by the clock, and of a 2xx');
+  assert.equal(first.process_start_time_seconds, 1_700_000_000.5);
+  assert.equal(first[`info{version="${PACKAGE.version}"}`], 1);
+  // Each bucket has those before it.
+  const buckets = Object.entries(first).filter(([name]) => name.startsWith('send_seconds_bucket'));
+  const limits = buckets.map(([name]) => /le="(.*)"/.exec(name)![1]);
+  assert.deepEqual(limits, '0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 150 +Inf'.split(' '));
+  for (const [i, [, value]] of buckets.entries()) assert.ok(value >= (buckets[i - 1]?.[1] ?? 0), `${buckets}`);
+  assert.deepEqual([buckets.at(-1)![1], first.send_seconds_count], [3, 3]);
+  assert.ok(first.send_seconds_sum! > 0, 'the sum of the times');
+  // A reload keeps all of it, and the scrape has been counted.
+  gateway.reload(tokens({}, SCRAPER));
+  const second = await scrape(gateway);
+  assert.equal(second['requests_total{token="other",route="GET /metrics",status="200"}'], 1);
+  assert.equal(second['requests_total{token="test",route="POST /v2/send",status="201"}'], 2);
+  assert.equal(second.send_seconds_count, 3);
+});
+
+table('only the word metrics and the pattern GET /metrics open GET /metrics, whatever else a token has', {})`
+  * bearer | GET /metrics → 403 endpoint_not_allowed | "the word \"metrics\" in its \"allow\" opens it"
+  @ {"allow":["send","info","receive","messaging","setup"]} | GET /metrics
+  @ {"allow":["* /*","GET /*","GET /:a","* /metrics","* /:metrics","GET /metrics/*"]} | GET /metrics
+  * bearer | @ {"allow":["metrics"]} → 403 endpoint_not_allowed
+  GET /v1/about ;; {"message":"x"}
+  * bearer | @ {"allow":["metrics","* /*"]} → 405 method_not_allowed | Allow: GET
+  HEAD /metrics ;; OPTIONS /metrics`;
+
+test('GET /metrics takes the steps of any request: forms, expiry, clients, rate; senders and recipients do not matter', async (t) => {
+  const rows: [TokenConfig, Ask, number][] = [
+    [{}, {}, 200],
+    [{ allow: ['GET /metrics'] }, {}, 200],
+    [{ senders: [FROM], recipients: [TO] }, {}, 200],
+    [{ allow: ['GET /metrics'], senders: [FROM] }, {}, 200],
+    [{}, { headers: { authorization: basic(`api:${OTHER}`) } }, 200],
+    [{}, { headers: {}, path: `/@auth=${OTHER}/metrics` }, 200],
+    [{}, { headers: {}, path: '/metrics' }, 401],
+    [{ expires: '2020-01-01' }, {}, 401],
+    [{ clients: ['192.0.2.0/24'] }, {}, 403],
+    [{}, { headers: { 'authorization': basic(`api:${OTHER}`), 'sec-fetch-site': 'cross-site' } }, 403],
+  ];
+  for (const [settings, request, status] of rows) {
+    const both = await startBoth(t, { ...ALL_FORMS, rate: '1/1h', ...tokens({}, { ...SCRAPER, ...settings }) });
+    const { gateway, backend } = both;
+    assert.equal((await ask(gateway, { ...METRICS, ...request })).status, status, JSON.stringify([settings, request]));
+    if (status === 200) assertDenied(await ask(gateway, { ...METRICS, ...request }), 429, 'rate_limited', both);
+    assert.deepEqual([backend.seen.length, backend.connections], [0, 0], 'what the backend saw');
+  }
+  // An allow at the top level is that of each token without its own.
+  const { gateway } = await startBoth(t, { allow: ['send', 'metrics'], ...tokens({}, { allow: ['send'] }) });
+  assert.equal((await ask(gateway, { ...METRICS, headers: BEARER })).status, 200);
+  assert.equal((await ask(gateway, METRICS)).status, 403);
+});
+
+test('without tokens, only an allow with the word opens GET /metrics, and not to a page of another site', async (t) => {
+  const { gateway } = await startBoth(t, { ...NO_TOKENS, allow: ['metrics', 'info'] });
+  await ask(gateway);
+  const values = await scrape(gateway, { path: '/metrics' });
+  assert.equal(values['requests_total{token="anonymous",route="GET /v1/about",status="200"}'], 1);
+  const crossSite = { 'sec-fetch-site': 'cross-site' };
+  assert.equal((await ask(gateway, { path: '/metrics', headers: crossSite })).json.code, 'cross_site');
+  const { gateway: other } = await startBoth(t, NO_TOKENS);
+  assert.equal((await ask(other, { path: '/metrics' })).status, 403);
+});
+
+test('the metrics tell which requests wait for a slot and which for the backend, lent slots, and whether the backend is up', async (t) => {
+  const own = { ...tokens({}, SCRAPER), limits: { connections: 50 } };
+  const { backend, gateway } = await startHeld(t, 1, own, { slotTimeoutMs: 20 });
+  gateway.reload({ ...own, backend: { url: backend.url, parallel: 1, wait: '30s' } });
+  /** Scrapes until a series has a value. */
+  const becomes = async (series: string, value: number): Promise<Record<string, number>> => {
+    for (let values = await scrape(gateway);; values = await scrape(gateway)) {
+      if (values[series] === value) return values;
+    }
+  };
+  const [slot, atGate] = ['requests_waiting{for="slot"}', 'requests_waiting{for="backend"}'];
+  const idle = { [slot]: 0, [atGate]: 0, slots_lent: 0, backend_up: 1, connections: 1 };
+  const known = Object.keys(idle);
+  const some = (values: Record<string, number>) => Object.fromEntries(known.map((name) => [name, values[name]]));
+  assert.deepEqual(some(await scrape(gateway)), idle);
+  const sends = sendMany(gateway, 2);
+  await becomes(slot, 1);
+  assert.deepEqual(some(await becomes('slots_lent', 1)), { ...idle, [slot]: 1, slots_lent: 1, connections: 3 });
+  await answerAll(backend, sends);
+  assert.deepEqual(some(await becomes('connections', 1)), idle);
+  // A reload to another backend: what waits for the old one is counted, and it is the new one that is up.
+  backend.server.close().closeAllConnections();
+  const late = [send(gateway, 'late'), ask(gateway, { headers: BEARER })];
+  await becomes(atGate, 2);
+  assert.deepEqual(some(await scrape(gateway)), { ...idle, [atGate]: 2, backend_up: 0, connections: 3 });
+  const next = await startBackend(t);
+  gateway.reload({ ...own, backend: { url: next.url } });
+  assert.deepEqual(some(await scrape(gateway)), { ...idle, [atGate]: 2, connections: 3 });
+  backend.server.listen(backend.port, '127.0.0.1');
+  await until(() => backend.acting === 2);
+  backend.answer();
+  backend.answer();
+  for (const answer of late) assert.equal((await answer).status, 201);
+});
+
+test('a send is counted by the answer of the backend, whether its client is still there or not', async (t) => {
+  const { backend, gateway } = await startHeld(t, 4, tokens({}, SCRAPER));
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const { socket } = open(t, gateway, SEND);
+  const [served] = await accepted;
+  await until(() => backend.acting === 1);
+  socket.destroy();
+  await closed(served);
+  backend.answer();
+  await until(() => requests(gateway).some(({ reason }) => reason === 'answered_201'));
+  const values = await scrape(gateway);
+  assert.equal(values['requests_total{token="test",route="POST /v2/send",status="499"}'], 1);
+  assert.equal(values.send_seconds_count, 1);
+  assert.ok(values['last_sent_timestamp_seconds{token="test"}']! > 1e9, 'the backend took the message');
+});
+
+test('the metrics count each mistake of the gateway itself, in a request and before it', async (t) => {
+  let calls = -1000; // of the clock: its first call is made when a request begins
+  const now = (): number => {
+    if (++calls === 0) throw new RangeError('the clock is broken');
+    return Date.now();
+  };
+  const { gateway } = await startBoth(t, tokens({}, SCRAPER), { now });
+  for (const [count, call] of [-1, -2].entries()) {
+    calls = call;
+    await ask(gateway, { headers: BEARER }).catch(() => {});
+    calls = -1000;
+    assert.equal((await scrape(gateway)).internal_errors_total, count + 1);
+    assert.equal(linesOf(gateway, /^internal error$/).length, count + 1);
+  }
+});
+
+test('beyond 10,000 series the rest is counted for all tokens together', () => {
+  const metrics = new Metrics();
+  type Counted = Parameters<typeof metrics.countRequest>[0];
+  const count = (name: string, status = 200): void =>
+    metrics.countRequest({ req: { method: 'GET' }, route: '/healthz', token: { name }, status } as unknown as Counted);
+  for (let i = 0; i < 10_005; i++) count(`t${i}`);
+  for (const name of ['t0', 't9999', 't10000', 'new']) count(name);
+  count('new', 401);
+  const core = { startedMs: 0, connections: new Map(), running: [], upstream: { gate: {} } };
+  const lines = metrics.render(core as unknown as Parameters<typeof metrics.render>[0]).split('\n');
+  const series = lines.filter((line) => line.startsWith('signal_gateway_requests_total{'));
+  const valueOf = (token: string, status = 200): string | undefined => {
+    const name = `signal_gateway_requests_total{token="${token}",route="GET /healthz",status="${status}"} `;
+    return series.find((line) => line.startsWith(name))?.slice(name.length);
+  };
+  assert.equal(series.length, 10_002, 'and one for each route and status of the others');
+  const values = ['t0', 't9999', 't10000', 'new', '_other'].map((token) => valueOf(token));
+  assert.deepEqual([...values, valueOf('_other', 401)], ['2', '2', undefined, undefined, '7', '1']);
 });
 
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
@@ -6961,7 +7177,8 @@ test('a gateway whose standard output is closed goes on, and ends with 0', async
 
 // Each line made the memory grow, and SIGTERM no longer ended the process; on Deno it stopped after 260 requests.
 test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
-  const gateway = await startProcess(t, { backend: await startBackend(t), env: { LOG_LEVEL: 'debug' } });
+  const env = { LOG_LEVEL: 'debug', ALLOW: 'metrics' };
+  const gateway = await startProcess(t, { backend: await startBackend(t), env });
   gateway.child.stdout!.pause();
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
@@ -6979,6 +7196,8 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   assert.ok(logged > 1000, `${logged} lines were kept`);
   assert.equal(linesOf(gateway, /dropped/).length, 1);
   assert.equal(logLines(gateway.log).at(-1)!.lines, total - logged);
+  const { log_lines_dropped_total: dropped } = await scrape(gateway, { path: '/metrics', headers: BEARER });
+  assert.equal(dropped, total - logged);
   await askMany();
   await gateway.close();
 });
@@ -7593,7 +7812,14 @@ test("--help lists every setting, flag and group in 80 columns, with usage and c
   for (const word of [...wordsOf(words), ...TOKEN_SETTINGS]) assert.ok(stdout.includes(word), word);
   assert.deepEqual(stdout.split('\n').filter((line) => line.length > 80), []);
   const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(stdout)!;
-  assert.deepEqual(groupsOf(groups!, /^ {2}([a-z]+) {2}/gm), ['send', 'info', 'receive', 'messaging', 'setup']);
+  assert.deepEqual(groupsOf(groups!, /^ {2}([a-z]+) {2}/gm), [
+    'send',
+    'info',
+    'receive',
+    'messaging',
+    'setup',
+    'metrics',
+  ]);
   // What a terminal shows at last.
   const [last = '', ...above] = stdout.split(/\n(?=Usage:)/).reverse();
   assert.ok(last.split('\n').length <= 24 && above.length === 1, last);
@@ -8600,7 +8826,7 @@ test('docs/settings.md has the groups of allow with their routes as gateway.ts h
     const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
     // A route by itself, or the first segments of all routes below them.
     const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
-    const prefixes = listed.map((route) => /(\/swagger|\/\w+\/[\w-]+)/.exec(route)![1]!);
+    const prefixes = listed.map((route) => /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)![1]!);
     assert.deepEqual([...named].sort(), [...new Set(base ? prefixes : listed)].sort(), group);
   }
   assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
@@ -8801,7 +9027,7 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, and
   for (const from of groupsOf(SOURCE, /^import .* from '([^']+)';$/gm)) assert.match(from, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   assert.deepEqual(groupsOf(SOURCE, /^(export .*)$/gm), [
-    'export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };',
+    'export { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
 });

@@ -5537,7 +5537,7 @@ function isEntryPoint() {
 // #region EXPORTS
 
 // For embedding: createGateway and ConfigError, with the types. The others are for the tests.
-export { BodyScan, ConfigError, createGateway, loadSettings, parseTarget, RateLimiter, run, Template };
+export { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) main();
