@@ -1573,9 +1573,9 @@ function logInternalError({ log, metrics }: Core, error: unknown, requestId?: st
 }
 
 /**
- * Writes the one log line of a request, and counts the request. The line has the route's template, and never the path, which holds phone
- * numbers. Only two texts come from the client: the method, which is one that node:http knows, and an origin that is
- * not on `cors`.
+ * Writes the one log line of a request, and counts the request. The line has the route's template, and never the path,
+ * which holds phone numbers. Only two texts come from the client: the method, which is one that node:http knows, and an
+ * origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
   const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
