@@ -8611,28 +8611,44 @@ test('every recipe of docs/recipes.md is run here, and its render command prints
 });
 
 test('the template of docs/migrating.md finds a text in each field that secured-signal-api maps', async (t) => {
-  const [config] = blocks('json', PAGES['docs/migrating.md']);
-  const { backend, gateway } = await startBoth(t, JSON.parse(config!.replace(/sha256:PASTE[^"]*/, SECRET)));
-  const inData = 'message content description text summary details'.split(' ').map((field) => `data.${field}`);
-  const fields = ['message', ...'msg content description text summary details'.split(' '), ...inData, 'body', 'data'];
-  const [section] = PAGES['docs/migrating.md']!.split('## The built-in fields\n').slice(1);
-  for (const field of fields) {
+  const page = PAGES['docs/migrating.md']!;
+  const [section] = page.split('## The built-in fields\n').slice(1);
+  const config: GatewayConfig = JSON.parse(blocks('json', page)[0]!.replace(/sha256:PASTE[^"]*/, SECRET));
+  const names = 'message content description text summary details'.split(' ');
+  const [plain, inData] = [['message', 'msg', ...names.slice(1), 'body'], names.map((name) => `data.${name}`)];
+  for (const field of [...plain, ...inData, 'data']) {
     const isNamed = section!.includes(`\`${field}\``) || /^data\.[dst]/.test(field); // the others are "and so on"
     assert.ok(isNamed, field);
   }
-  for (const [i, field] of fields.entries()) {
-    // With each field that comes later: the first one wins.
-    const payload: Record<string, unknown> = {};
-    for (const later of fields.slice(i)) {
-      const [name = '', inner] = later.split('.');
-      if (inner) payload[name] = { ...payload[name] as object, [inner]: later };
-      else if (!(name in payload)) payload[name] = later;
+  /** A body that has each field, with its name as the text. */
+  const payload = (fields: string[]): object => {
+    const data = Object.fromEntries(
+      names.filter((name) => fields.includes(`data.${name}`)).map((n) => [n, `data.${n}`]),
+    );
+    const others = fields.filter((field) => !field.startsWith('data.')).map((field) => [field, field]);
+    return { ...fields.some((field) => field.startsWith('data.')) && { data }, ...Object.fromEntries(others) };
+  };
+  const [, forData] = /replace the six lines of\s+`data\.…` with `(.*?)`/.exec(section!)!;
+  const { message } = config.tokens!.webhook!;
+  const ofData = /"\{\{#data\.[^]*\/data\.details\}\}"/;
+  const withData = JSON.parse(JSON.stringify(message).replace(ofData, forData!));
+  const all = [...plain.slice(0, -1), ...inData, 'body'];
+  for (
+    const [template, fields] of [[message, all], [withData, [...plain.slice(0, -1), 'data', 'body']]] as [
+      string[],
+      string[],
+    ][]
+  ) {
+    const { backend, gateway } = await startBoth(t, {
+      tokens: { webhook: { ...config.tokens!.webhook, message: template } },
+    });
+    for (const found of [...fields.map((field) => [field]), fields]) {
+      assert.equal((await ask(gateway, { body: payload(found), headers: BEARER })).status, 201, found.join());
+      assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: found.join('\n') });
     }
-    assert.equal((await ask(gateway, { body: payload, headers: BEARER })).status, 201, field);
-    assert.deepEqual(gotJson(backend), { ...DEFAULTS, message: field });
+    assert.equal((await ask(gateway, { body: { other: 'x' }, headers: BEARER })).status, 400);
+    assert.equal(backend.sent.length, fields.length + 1);
   }
-  assert.equal((await ask(gateway, { body: { other: 'x' }, headers: BEARER })).status, 400);
-  assert.equal(backend.sent.length, fields.length);
 });
 
 test('the page for Home Assistant keeps a text and its sender in one entity, and its automation asks that state', () => {
