@@ -38,7 +38,7 @@ import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { inspect, isDeepStrictEqual, promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
 // ── CLOCK ────────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +136,7 @@ net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, 
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template } =
+const { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template } =
   await import(
     FILE.href
   ) as typeof import('./gateway.ts');
@@ -685,7 +685,8 @@ function pass(ms: number): Promise<void> {
 
 const basic = (userinfo: string): string => `Basic ${Buffer.from(userinfo).toString('base64')}`;
 
-const ALL_FORMS: GatewayConfig = { auth: { methods: ['bearer', 'basic', 'query', 'path', 'body'] } };
+const FORM_WORDS = Object.keys(FORMS) as (keyof typeof FORMS)[];
+const ALL_FORMS: GatewayConfig = { auth: { methods: FORM_WORDS } };
 
 /** Headers into which clients, browsers and proxies copy a URL with its token, in the spellings that they use. */
 function copiesOf(token: string): http.OutgoingHttpHeaders[] {
@@ -719,6 +720,28 @@ function fileWith(t: TestContext, content: unknown, name = 'gateway.json'): stri
   const file = join(folder(t), name);
   writeFileSync(file, typeof content === 'string' ? content : JSON.stringify(content), { mode: 0o600 });
   return file;
+}
+
+/** A copy of gateway.ts in which one text is another, as a contributor could change it. */
+function changedSource(t: TestContext, text: string, change: (text: string) => string): string {
+  assert.equal(SOURCE.split(text).length, 2, `gateway.ts has it once: ${text}`);
+  return fileWith(t, SOURCE.replace(text, change), 'gateway.mts');
+}
+
+/** The functions in which the compiler finds a mistake in a copy of gateway.ts. Only on Node. */
+async function mistakesIn(file: string): Promise<string[]> {
+  const { compilerOptions } = JSON.parse(read('tsconfig.json'));
+  compilerOptions.typeRoots = [join(HERE, 'node_modules/@types')];
+  const project = join(dirname(file), 'tsconfig.json');
+  writeFileSync(project, JSON.stringify({ compilerOptions, files: [file] }));
+  const tsc = promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), ['-p', project, '--pretty', 'false']);
+  const { stdout } = await tsc.catch((error) => error);
+  const lines = readFileSync(file, 'utf8').split('\n');
+  const owners = groupsOf(stdout, /gateway\.mts\((\d+),\d+\): error/g).map((at) => {
+    const before = lines.slice(0, Number(at)).join('\n');
+    return groupsOf(before, /^(?:async )?(?:function|class|const|type|interface) (\w+)/gm).at(-1)!;
+  });
+  return [...new Set(owners)];
 }
 
 /** The mistakes that a configuration is refused for. */
@@ -1929,7 +1952,7 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   const emitted: string[] = [];
   for (const to of [gateway, strict, dead]) {
     const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
-    for (const { ask: make } of FORMS) {
+    for (const { ask: make } of SPELLINGS) {
       for (const token of ['', 'x', ...broken].map((end) => canary + end)) {
         const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
         const { body, path, headers } = request;
@@ -2212,7 +2235,7 @@ section('CREDENTIALS'); // ─────────────────�
 const URLENCODED = 'application/x-www-form-urlencoded';
 const AS_FORM = { 'content-type': URLENCODED };
 /** Every place that a client can put a token, in each of the spellings seen on the wire. */
-const FORMS = ([
+const SPELLINGS = ([
   ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
   ['bearer, scheme in another case', 'bearer', (token) => signed(`bEARER   ${token}`)],
   ['basic', 'basic', (token) => signed(basic(`api:${token}`))],
@@ -2238,9 +2261,9 @@ const rowWith = ({ path = '/v2/send', headers = {}, body = '' }: Ask, method = '
     typeof body === 'string' ? body : JSON.stringify(body),
   ].filter(Boolean).join(' | ');
 
-for (const { name, form, ask: make } of FORMS) {
+for (const { name, form, ask: make } of SPELLINGS) {
   const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
-  const others = ['bearer', 'basic', 'query', 'path', 'body'].filter((other) => other !== form);
+  const others = FORM_WORDS.filter((other) => other !== form);
   const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
   const query = name.startsWith('query as') ? '?x=1&y=2' : '';
   table(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, {
@@ -2250,6 +2273,25 @@ for (const { name, form, ask: make } of FORMS) {
     @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
     ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
 }
+
+// A sixth form, added as the pages said, reached the backend with its secret, and every test passed.
+test('each form of the table is tried here; what somebody adds to the table is taken out, and does not compile unless it is looked for', async (t) => {
+  assert.deepEqual([...new Set(SPELLINGS.map(({ form }) => form))].sort(), [...FORM_WORDS].sort());
+  const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
+  const file = changedSource(t, "  body: 'member auth',\n", (row) => row + added);
+  const changed = await import(pathToFileURL(file).href) as typeof import('./gateway.ts');
+  const backend = await startBackend(t);
+  const config = { ...ALL_FORMS, backend: { url: backend.url }, listen: '127.0.0.1:0', ...tokens({}) };
+  const gateway = changed.createGateway(config, { log: () => {} });
+  t.after(() => gateway.close());
+  const headers = { ...BEARER, 'x-api-key': OTHER };
+  const to = addressOf(await gateway.listen());
+  assert.equal((await ask(to, { headers, path: `/v1/about?a=b&token=${OTHER}` })).status, 200);
+  const { url, rawHeaders } = backend.seen[0]!;
+  assert.equal(url, '/v1/about?a=b');
+  assert.doesNotMatch(rawHeaders.join(), SECRETS);
+  if (isNode) assert.deepEqual(await mistakesIn(file), ['findCredential']);
+});
 
 table('query and path are off unless named; a token may name forms of its own', tokens({}, { methods: ['path'] }))`
   * POST /v2/send | ${HELLO} → 401 unauthorized
@@ -4057,7 +4099,7 @@ table('a text, a form or a webhook without a credential, with a wrong one, or wi
 const SHOWS_ALL = hook(reading('{{auth}}{{.}}{{message}}'));
 table('a text or a webhook has its token in each form, and neither the message nor the backend gets it', SHOWS_ALL)([
   `* → 201 | > Authorization: | ${MEANT}`,
-  FORMS.map(({ form, ask: make }) => {
+  SPELLINGS.map(({ form, ask: make }) => {
     const message = form === 'body' ? `${HELLO}hello` : '{"message":"hi"}hi';
     return `${rowWith({ body: "'hi'", ...make(SECRET) })} → form=${form} | ${JSON.stringify({ message })}`;
   }),
@@ -4073,7 +4115,7 @@ table('a token without defaults and message is told at /v2/send, for a text or a
 /** A token that may send by a GET, and how that is told. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
 
-const GETS_IN_EACH_FORM = FORMS.map(({ form, ask: make }) => {
+const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
   const row = rowWith(make(SECRET), 'GET').replace(/v2\/send\??/, 'v2/send?message=a%0Ab&');
   return `${row} → form=${form} | {"message":"a\\nb"}`;
 });
@@ -8449,7 +8491,7 @@ for (const { heading, form, encodings, posts } of RECIPES) {
     assert.ok(sectionOf(heading).includes(`(${form}`), 'the form is named');
     const token = Object.values(recipeConfig(heading).tokens!)[0]!;
     const { backend, gateway } = await startBoth(t, tokens({ ...token, secret: SECRET }));
-    const { headers, path = '/v2/send' } = FORMS.find((known) => known.name === form)!.ask(SECRET);
+    const { headers, path = '/v2/send' } = SPELLINGS.find((known) => known.name === form)!.ask(SECRET);
     for (const [json = '', text = ''] of posts.map((post) => post.split(' → '))) {
       if (!/own text/.test(heading)) assert.doesNotMatch(text, /[\s:]$/, 'something is left hanging');
       for (const encoding of encodings) {
@@ -9067,7 +9109,7 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, and
   for (const from of groupsOf(SOURCE, /^import .* from '([^']+)';$/gm)) assert.match(from, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   assert.deepEqual(groupsOf(SOURCE, /^(export .*)$/gm), [
-    'export { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };',
+    'export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
 });

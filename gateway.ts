@@ -57,9 +57,27 @@ const VERSION = '3.0.0';
 
 // #region PUBLIC TYPES
 
-/** The credential forms: where a client can put its token. */
-const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
-type Form = (typeof FORMS)[number];
+/**
+ * The credential forms, and where a client can put its token. Before a request goes on, the gateway takes out what stands
+ * at each of these places, whichever forms it accepts: a row is enough for another header or parameter of the query.
+ * There is one segment, which `parseTarget` takes off the path, and one member, which BodyScan cuts out of a body.
+ */
+const FORMS = {
+  bearer: 'header authorization',
+  basic: 'header authorization',
+  query: 'parameter @auth',
+  path: 'segment @auth=',
+  body: 'member auth',
+} as const satisfies Record<string, `${'header' | 'parameter'} ${string}` | 'segment @auth=' | 'member auth'>;
+type Form = keyof typeof FORMS;
+
+/** As the settings and the log name them. */
+const FORM_WORDS = Object.keys(FORMS) as Form[];
+
+/** The names of all places of one kind, `header ` or `parameter `. */
+function placesOf(kind: string) {
+  return Object.values(FORMS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
+}
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
@@ -276,7 +294,7 @@ type Reader<T> = (value: unknown) => T;
 type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
 // Readers of texts. The section READERS has the others, and the functions that make and serve these.
-const readMethods = listOf(wordOf(FORMS));
+const readMethods = listOf(wordOf(FORM_WORDS));
 const readListen = scalarOf('host:port, :port or [::]:port', parseListen);
 const readSize = scalarOf('a size such as 150MiB', parseSize);
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
@@ -1621,6 +1639,9 @@ function closeStaleTunnels(core: Core) {
 // A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path
 // again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from the checked parts.
 
+/** The parameters that no request keeps. */
+const CREDENTIAL_PARAMETERS = placesOf('parameter ');
+
 /** A parsed and checked request target. The target for the backend is built from its parts alone. */
 type Target = ReturnType<typeof parseTarget>;
 
@@ -1695,7 +1716,7 @@ function parseQuery(query: string, isOfSend: boolean) {
     const [left, right] = splitAt(pair.replaceAll('+', ' '), '=');
     const name = decodePart(left);
     const value = decodePart(right, isOfSend && name === 'message');
-    if (name === '@auth') secrets.push(value);
+    if (CREDENTIAL_PARAMETERS.includes(name)) secrets.push(value);
     else {
       kept.push(pair);
       parameters.push([name, value]);
@@ -1785,8 +1806,15 @@ function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecr
   // An empty header counts as absent: n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
-  if (pathSecret !== undefined) return { form: 'path', secret: pathSecret };
-  if (querySecret !== undefined) return { form: 'query', secret: querySecret };
+  // In the order of the search. Each form has a line, or this does not compile.
+  const secrets: Record<Form, string | undefined> = {
+    bearer: undefined, // found above
+    basic: undefined, // found above
+    path: pathSecret,
+    query: querySecret,
+    body: undefined, // RequestBody looks for it later
+  };
+  for (const [form, secret] of Object.entries(secrets)) if (secret !== undefined) return { form: form as Form, secret };
   return undefined;
 }
 
@@ -3469,8 +3497,9 @@ const NOT_TO_CLIENT = new Set([...HOP_BY_HOP, 'x-request-id']);
 /** Fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
   ...HOP_BY_HOP,
+  ...placesOf('header '),
   // The gateway sets these itself, has obeyed them (`expect`), or says the same in its X-Forwarded-For.
-  ...'host expect authorization forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
+  ...'host expect forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
   // Browsers and proxies copy the URL, which may hold a token, into the first four. Cookies belong to other programs.
   ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
 ]);
@@ -5121,7 +5150,7 @@ async function runDemo(listen: string, level: string | undefined, print: (text: 
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
-    auth: { methods: [...FORMS] },
+    auth: { methods: FORM_WORDS },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || print(line) });
   stopOnSignal(gateway);
@@ -5537,7 +5566,7 @@ function isEntryPoint() {
 // #region EXPORTS
 
 // For embedding: createGateway and ConfigError, with the types. The others are for the tests.
-export { BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };
+export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) main();
