@@ -362,6 +362,15 @@ type Settings =
   & { tokens: readonly TokenSettings[] }
   & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
 
+/** Settings that are read once. A reload leaves them as they are, and its log line names those that differ. */
+const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
+
+/**
+ * All that the server, the port and the log may read, as it was at the start. `Rules` lack these settings. So a setting
+ * with which a server is made does not compile unless it is in START_ONLY, and then no check can use a newer value.
+ */
+type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
+
 /** The result of a row's reader, or undefined if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
@@ -869,11 +878,11 @@ type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
   const core = makeCore(settings, options);
-  const server = makeServer(core, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
+  const server = makeServer(core, createServer(settings, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS));
   return {
     server,
     log: core.log,
-    listen: () => openPort(server, core),
+    listen: () => startListening(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
     reload: (next: GatewayConfig) => void applySettings(core, server, embeddedSettings(next)),
@@ -882,6 +891,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
+  const [atStart, rules]: [AtStart, Rules] = [settings, makeRules(settings)];
   const {
     now = Date.now,
     stallTimeoutMs = STALL_TIMEOUT_MS,
@@ -891,11 +901,12 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   } = options;
   const metrics = new Metrics();
   return {
-    rules: makeRules(settings),
+    atStart,
+    rules,
     now,
     startedMs: now(),
     metrics,
-    log: makeLog(settings, now, metrics, options.log),
+    log: makeLog(atStart, now, metrics, options.log),
     stallTimeoutMs,
     slotTimeoutMs,
     connectTimeoutMs,
@@ -923,8 +934,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 }
 
 /** @param headersTimeout in milliseconds; named as node:http names it. */
-function makeServer(core: Core, headersTimeout: number) {
-  const tls = tlsFiles(core.rules);
+function createServer(settings: AtStart, headersTimeout: number) {
+  const tls = tlsFiles(settings);
   const limits = {
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
@@ -939,6 +950,10 @@ function makeServer(core: Core, headersTimeout: number) {
   // of 16 KiB would take 240 KB of memory. node:http hides further fields, but obeys them. So a request with too many
   // fields is refused, and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
+  return server;
+}
+
+function makeServer(core: Core, server: http.Server | https.Server) {
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     void handleInTurn(core, req, res, upgrade);
     // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
@@ -1086,7 +1101,7 @@ function watchConnections(core: Core, server: http.Server) {
   server.on('connection', (socket: Socket) => {
     // With https another socket speaks HTTP. "secureConnection" brings it when the handshake is done.
     connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket;
-    if (connections.size <= core.rules['limits.connections']) return;
+    if (connections.size <= core.atStart['limits.connections']) return;
     const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
     connections.delete(evicted);
     evicted.destroy();
@@ -1172,9 +1187,6 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   else if (current.headersSent && current.shouldKeepAlive) current.once('close', () => endSocket(core, socket));
 }
 
-/** Settings that are used only at start. A reload leaves them as they are, and its log line names those that differ. */
-const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
-
 /**
  * Replaces the rules.
  * @returns whether requests go to another backend from now on.
@@ -1184,16 +1196,15 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
  *   `listen` takes effect only after a restart.
  */
 function applySettings(core: Core, server: http.Server, settings: Settings) {
-  const mayBeOpen = core.rules.anonymous !== undefined && core.rules.listen.isLocal;
+  const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in']);
   }
-  const kept = Object.fromEntries(START_ONLY.map((path) => [path, core.rules[path]]));
-  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], kept[path]));
+  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], core.atStart[path]));
   const backend = core.rules['backend.url'];
   const isSameBackend = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its slots and a known outage are kept.
-  core.rules = makeRules({ ...settings, ...kept, ...(isSameBackend && { 'backend.url': backend }) });
+  core.rules = makeRules({ ...settings, ...(isSameBackend && { 'backend.url': backend }) });
   const { gate, slots } = core.upstream;
   if (!isSameBackend) core.upstream = new Upstream();
   gate.stopIfIdle(core);
@@ -1209,7 +1220,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
 }
 
 /** What is wrong, or may be unintended. Logged at every start and reload, and printed by `--check`. */
-function warningsOf({ anonymous, all, warnings, listen }: Rules, nowMs: number) {
+function warningsOf({ anonymous, all, warnings }: Rules, { listen }: AtStart, nowMs: number) {
   const others = listen.isLocal ? '' : ', from other machines too';
   const open = `no tokens are configured: every request is let in without a credential${others}`;
   const expired = all.filter((token) => token.expires <= nowMs).map(({ name }) => `the token "${name}" has expired`);
@@ -1224,8 +1235,8 @@ function joinFirst(words: readonly string[], separator: string) {
 }
 
 /** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
-function logRules({ rules, now, log }: Core, message: string, more: object) {
-  const warnings = [...warningsOf(rules, now()), ...rules.notes];
+function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
+  const warnings = [...warningsOf(rules, atStart, now()), ...rules.notes];
   log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
@@ -1237,13 +1248,18 @@ function logRules({ rules, now, log }: Core, message: string, more: object) {
 }
 
 /** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
-async function openPort(server: http.Server, core: Core) {
-  const { host, port } = core.rules.listen;
+async function openPort(server: http.Server, settings: AtStart) {
+  const { host, port } = settings.listen;
   server.listen({ port, ...(host && { host }) });
   await once(server, 'listening'); // rejects on 'error'
   const { address, port: openedPort } = server.address() as AddressInfo;
-  const scheme = tlsFiles(core.rules) ? 'https' : 'http';
-  const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
+  const scheme = tlsFiles(settings) ? 'https' : 'http';
+  return `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
+}
+
+/** Opens the port, and begins what runs as long as it is open. @returns and rejects as openPort. */
+async function startListening(server: http.Server, core: Core) {
+  const url = await openPort(server, core.atStart);
   const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
   server.once('close', () => clearInterval(sweep));
   logRules(core, 'listening', { listen: url });
@@ -1537,9 +1553,9 @@ function begin(exchange: Exchange) {
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
  * @returns the problem if the token has that many: busy.
  */
-function claimConnection({ core: { connections }, rules, connection, token }: Exchange) {
+function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
   const { name } = token!;
-  const limit = Math.max(1, rules['limits.connections'] / 2);
+  const limit = Math.max(1, atStart['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
     let count = 1;
@@ -4353,7 +4369,7 @@ function normalizeAddress(address = '0.0.0.0') {
 type Log = (level: Level, message: string, fields: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
-function makeLog(settings: Settings, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
+function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
@@ -4647,7 +4663,7 @@ function readSettings(sources: Sources) {
 }
 
 /** What requests are checked against: the settings, with the values that each token inherits. */
-type Rules = ReturnType<typeof makeRules>;
+type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
@@ -4944,7 +4960,7 @@ function showPath(path: string) {
 }
 
 /** Certificate and key for node:https, if the settings have both. */
-function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: Rules | Settings) {
+function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
@@ -5346,7 +5362,7 @@ function printCheck(settings: Settings) {
     `The configuration is good. It was read from: ${settings.readFrom.join(', ') || 'nothing, all are defaults'}.`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
-    ...warningsOf(rules, Date.now()).map((warning) => `warning: ${warning}`),
+    ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
     ...rules.notes.map((note) => `note: ${note}`),
     ...rules.all.map(describeToken),
   ].join('\n');
