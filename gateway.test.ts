@@ -7642,7 +7642,7 @@ const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVw
   .split(' ');
 /** Paths and variables of all settings, as docs/settings.md has them. */
 const SETTING_ROWS = Array.from(
-  MANUAL.matchAll(/^\| `([a-z][\w.]*)` \| `([A-Z_]+)` \|/gm),
+  MANUAL.matchAll(/^\| `([a-z][\w.]*)`<br>`([A-Z_]+)` \|/gm),
   ([, path, env]) => [path!, env!] as const,
 );
 
@@ -8897,27 +8897,29 @@ const PROBLEMS = Array.from(TABLE.matchAll(/^ {2}(\w+): \[(\d+)/gm), ([, code, s
 
 test("the pages' tables of settings, and the manual at the fields of the configuration, are the code's", () => {
   const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
-  const isRow = /^(\| `[a-z][\w.]*` \| `[A-Z_]+` \|.*)$/gm;
+  const isRow = /^(\| `[a-z][\w.]*`<br>`[A-Z_]+` \|.*)$/gm;
   const [listed, common] = [groupsOf(MANUAL, isRow), groupsOf(README, isRow)];
   assert.deepEqual([rows.length, listed.length, common.length], [20, 20, 12]);
   const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
   const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
   assert.deepEqual(fields.sort(), rows.map(([, path]) => path!.split('.').at(-1)!).sort());
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
-    const row = `| \`${path}\` | \`${env}\` | ${fallback ? `\`${fallback}\`` : 'none'} | ${help}`;
+    const row = `| \`${path}\`<br>\`${env}\` | ${help}`;
     assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // and may say more
+    assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, listed[i]!);
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
     assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
   }
   for (const line of common) {
-    const [head] = /^\|.*?\|.*?\|.*?\|/.exec(line)!;
-    assert.ok(listed.some((other) => other.startsWith(head)), line);
+    const [head] = /^\|.*?\|/.exec(line)!;
+    const [end = ''] = /(?: Default: `.*`)? \|$/.exec(line)!;
+    assert.ok(listed.some((other) => other.startsWith(head) && other.endsWith(end)), line);
   }
 });
 
 test('docs/settings.md names every code of an error, with its status, and the settings of a token', () => {
   for (const [code, status] of PROBLEMS) {
-    if (code !== 'client_left') assert.match(MANUAL, new RegExp(`^\\| ${status} \\| .*\`${code}\``, 'm'), code);
+    if (code !== 'client_left') assert.match(MANUAL, new RegExp(`^\\| ${status} .*\`${code}\``, 'm'), code);
   }
   for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
@@ -9255,7 +9257,7 @@ test('the numbers of gateway.ts that are no settings stand in one section, and d
     const [, size, unit] = UNITS.find(([end, size]) => limit.endsWith(end!) && number % Number(size) === 0)!;
     return unit ? `${number / Number(size)} ${unit}` : number.toLocaleString('en');
   };
-  const rows = Array.from(MANUAL.matchAll(/^\| .+? \| (.+?) \| `([A-Z_]+)` \|$/gm), ([, ...row]) => row);
+  const rows = Array.from(MANUAL.matchAll(/^\| .+? \| (.+?)<br>`([A-Z_]+)` \|$/gm), ([, ...row]) => row);
   assert.deepEqual(rows, found.map(({ limit, value }) => [inWords(value, limit), limit]));
 });
 
