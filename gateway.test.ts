@@ -3377,6 +3377,18 @@ table('a body that is not a JSON object is 400, and a broken object is without a
   # One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
   { ;; '\n\t {"a' ;; {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; '{"a":"\xff"}'
   {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
+const inUtf16 = (text: string): string => Array.from(text, (char) => `${char}\\x00`).join('');
+table('a body in UTF-16 or with a byte order mark, and a number without quotes, are told with what to write', {})`
+  * bearer → 400 bad_json | "object: save it as UTF-8, without a byte order mark, at byte 0."
+  '\xef\xbb\xbf{}' ;; '\xff\xfe${inUtf16(HELLO)}' ;; '\xfe\xff\x00${inUtf16(HELLO).slice(0, -4)}' ;; '\x00${
+  inUtf16(HELLO).slice(0, -4)
+}'
+  * bearer → 400 bad_json | "object: save it as UTF-8, without a byte order mark, at byte 1."
+  '${inUtf16(HELLO)}'
+  * bearer → 400 bad_json | "object: no value begins with \"+\"; a phone number needs double quotes, at byte 6."
+  '{"a":+15550100002}'
+  * bearer → 400 bad_field | "in double quotes."
+  '{"number":+15550100001}' ;; {"number":15550100001} ;; {"recipients":[15550100002]} ;; {"recipients":15550100002}`;
 table('a body that does not begin like an object has no token: 401, of any size', {}, { stallTimeoutMs: 2000 })`
   * → 401 unauthorized | reason=no_credential
   ${NO_OBJECT}
@@ -4322,7 +4334,7 @@ table('what a send lacks is named to the client and in the log, with at most thi
   @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
   @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
   @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "lack number; the body's top-level keys are "message", "number". "
-  {} → reason=no_message | "lack message; the body's top-level keys are none. "
+  {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "The body is empty; post the message as text, as a form, or as JSON."
   {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text". "
   {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments". "
   @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n". "
@@ -4392,18 +4404,20 @@ table(
   PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | same
   bearer ${OTHER} | {"more":1,${HELLO.slice(1)} → 201 | same`;
 
-const IS_NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID or group.…';
+const WRITE_NUMBER = 'write "+", the country code and digits alone, in double quotes';
+const IS_NO_RECIPIENT =
+  'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
 const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
 /** Settings of a token, and what is said of them. */
 const BAD_SETTINGS = literal`
   {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
   {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
-  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits
+  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
   {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
   {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
   {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
-  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}
-  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}
+  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
   {"message":["a","","b{{#x}}"]} ⇒ message: line 3, column 2: "{{#x}}" has no "{{/x}}"
@@ -4969,11 +4983,13 @@ table('recipient_not_allowed says of which kind the refused one was, in a path t
   * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
   ${sendTo(STRANGER)}
   * bearer → 403 recipient_not_allowed | "that is not on its list. Write a phone number as \"+\" and digits alone, such"
-  ${[STRANGER.slice(1), '+1 555 999 9999'].map(sendTo)}
+  ${[STRANGER.slice(1), '+1 555 999 9999', '+1 (555) 999-9999', '0555/9999'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
   ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
-  ${['somebody.01', 'Group.01'].map(sendTo)}
+  ${sendTo('somebody.01')}
+  * bearer → 403 recipient_not_allowed | "recipients: one of no known kind (phone number, user name such as name.01, UUID, group) that is not on its list.","code""
+  ${['Mum', 'Group.01', '0664x', 'somebody'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
   ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
   POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
@@ -7416,7 +7432,8 @@ section('LOADING AND READERS'); // ───────────────
 /** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 const MISSING = 'does not exist';
-const NO_RECIPIENT = 'is not a phone number ("+" and 5 to 15 digits), a user name, a UUID, group.… or group.*';
+const NO_RECIPIENT =
+  'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID, a group\'s id or group.*';
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE = 'is not one of send, info, receive, messaging, setup, or a pattern such as "GET /v1/groups/:number"';
 const MIGRATING = 'docs/migrating.md says what it is here';
@@ -7469,12 +7486,12 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
-    {"tokens":{"a":{}}} → tokens.a: needs either "secret" or "secretFile"
-    @ {"secretFile":"/x"} → tokens.test: needs either "secret" or "secretFile"
+    {"tokens":{"a":{}}} → tokens.a: needs "secret" or "secretFile", and not both
+    @ {"secretFile":"/x"} → tokens.test: needs "secret" or "secretFile", and not both
     @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
     @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
-    @ {"secret":"${SECRET}\n"} → tokens.test.secret: holds a control character
+    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with the secret alone
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
     @ {"secret":"X"} → tokens.test.secret: begins or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
@@ -7485,10 +7502,11 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"X"}}} → tokens[1]: has a secret as its name | for: ${SECRET}, ${digest}
     @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body | tokens.test.expires: "2027-02-30" ${NO_DATE}
     @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
-    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits | tokens.test.recipient: is not a setting; did you mean "recipients"?
+    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
     @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
-    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , 4915551234567, +49 1555
-    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, localhost, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , Mum, 4915551234567x
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT}; ${WRITE_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
+    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
     {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: snd, get /v1/about, GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
     {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
@@ -7497,10 +7515,51 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1, signal-api:8080, signal-api, http://, http://x#y
     {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
-    {"listen":"8880","auth":{"anonymous":"yes"}} → listen: "8880" is not host:port, :port or [::]:port | auth.anonymous: "yes" is not true or false
+    {"listen":"8880","auth":{"anonymous":"yes"}} → listen: "8880" is not host:port, :port or [::]:port; put a colon before the port | auth.anonymous: "yes" is not true or false
     {"listen":"X"} → listen: unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach | for: unix:/x.sock, unix:/run/${SECRET}.sock, unix:
     {"X":[]} → X: must be a list with at least one entry | for: allow, clients, trustedProxies, cors
     {"auth":{"methods":[]}} → auth.methods: must be a list with at least one entry`;
+});
+
+test('what owners write by mistake is told with what to write instead', (t) => {
+  const dir = folder(t);
+  writeFileSync(join(dir, 'two'), `${SECRET}\r\n${OTHER}\n`);
+  for (const encoding of ['utf8', 'utf16le'] as const) {
+    writeFileSync(join(dir, encoding), Buffer.from('\ufeff{}', encoding));
+  }
+  writeFileSync(join(dir, 'no-bom'), Buffer.from('{}', 'utf16le'));
+  writeFileSync(join(dir, 'big-endian'), Buffer.from('\ufeff{}', 'utf16le').swap16());
+  const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
+  const notUtf8 = 'save it as UTF-8, without a byte order mark';
+  const name = 'names are not looked up: write the address (in compose "ipv4_address" fixes it)';
+  const brackets = 'an IPv6 address stands in brackets: [::1]:8080';
+  const port = 'a port is 65535 at most';
+  const noListen = 'is not host:port, :port or [::]:port';
+  const quotes = 'leave out the quotes';
+  const groupId = 'this is no group\'s "id"; GET /v1/groups shows it';
+  const API = `"API_TOKENS":"${SECRET}"`;
+  checkProblems(t, dir)`
+    env {${API},"TRUSTED_PROXIES":"X"} → TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
+    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
+    load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${quotes} | for: \"http://backend:8080\", 'http://backend:8080'
+    env {${API},"RATE":"'1/1m'"} → RATE: "'1/1m'" is not a rate such as 30/1m; ${quotes}
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${brackets} | for: http://::1:8080, https://fd00::5/, http://2001:db8::1:8080
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${port} | for: http://backend:80800, http://10.0.0.1:65536/
+    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
+    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
+    {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
+    @ {"secretFile":"DIR/two"} → tokens.test: needs "secret" or "secretFile", and not both
+    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with the secret alone
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
+    file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 69: no value begins with "+"; a phone number needs double quotes
+    @ {"senders":[15550100001],"defaults":{"number":15550100001}} → tokens.test.senders[0]: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
+    @ {"recipients":["group.QUJD"]} → tokens.test.recipients[0]: "group.QUJD" ${NO_RECIPIENT}; ${groupId}
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; ${groupId} | for: ${INTERNAL_ID}, ${
+    GROUP.slice(0, -1)
+  }
+    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}`;
 });
 
 test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
@@ -7943,7 +8002,10 @@ test('the process ends with 0, 1 or 2, and writes to standard output or to stand
 test('bad usage and bad configuration exit with 2, and say why on standard error, without a secret', async () => {
   // S is a secret.
   const rows = `
-    --confg x → Unknown option '--confg'
+    --confg x → Unknown option '--confg'; see --help
+    --port 8880 ;; -p 8880 ;; --port=8880 → '; write --listen HOST:PORT; see --help
+    -c x.json → Unknown option '-c'; write --config FILE; see --help
+    check ;; demo ;; help → not with these arguments; write it with "--" before it; see --help
     --config → --config
     --listen '' → --listen: is set but empty
     --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty

@@ -347,7 +347,7 @@ const TOKEN_READERS = {
   secret: readSecret,
   secretFile: readSecretFile,
   senders: listOf(readNumber),
-  recipients: listOf(recipientOr(', group.… or group.*')),
+  recipients: listOf(recipientOr(", a group's id or group.*")),
   expires: readExpiry,
   defaults: readDefaults,
   message: readTemplate,
@@ -2714,11 +2714,11 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).slice(0, 31).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
   if (keys.length > 30) keys[30] = '…';
-  const shown = keys.join(', ') || 'none';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${shown}.`;
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys.join(', ')}.`;
   const isEmpty = template !== undefined && missing.includes('message');
   const found = isEmpty ? ' The token\'s "message" template found nothing in these keys.' : '';
-  const detail = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
+  const set = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
+  const detail = keys.length > 0 ? set : 'The body is empty; post the message as text, as a form, or as JSON.';
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
@@ -3033,9 +3033,9 @@ function mistakeInAttachment(meta: string) {
 /** The problem if a token may not send to a recipient. It names only the recipient's kind. */
 function refusalOfRecipient({ recipients }: Token, value: string) {
   const kind = kindOf(value);
-  if (!recipients || recipients.has(value) || (kind === 'group' && recipients.has('group.*'))) return undefined;
-  const detail = `This token may not send to one of these recipients: a ${kind} that is not on its list.`;
-  const hint = kind === 'phone number' ? hintForNumber(value) : '';
+  if (!recipients || recipients.has(value) || (kind === 'a group' && recipients.has('group.*'))) return undefined;
+  const detail = `This token may not send to one of these recipients: ${kind} that is not on its list.`;
+  const hint = kind === 'a phone number' ? hintForNumber(value) : '';
   return withDetail('recipient_not_allowed', detail + hint);
 }
 
@@ -3044,11 +3044,12 @@ function hintForNumber(value: string) {
   return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits alone, such as +4915112345678.';
 }
 
-/** The kind of recipient that the backend takes a text for. */
+/** The kind of a recipient, for messages. The backend takes what is of no known kind for a user name. */
 function kindOf(value: string) {
-  if (value.startsWith('group.')) return 'group';
-  if (/^[+0-9 ]+$/.test(value)) return 'phone number';
-  return /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(value) ? 'UUID' : 'user name';
+  if (value.startsWith('group.')) return 'a group';
+  if (/^\+?[\d ()./-]+$/.test(value)) return 'a phone number';
+  if (!PERSON.test(value)) return 'one of no known kind (phone number, user name such as name.01, UUID, group)';
+  return value.includes('.') ? 'a user name' : 'a UUID';
 }
 
 // #endregion
@@ -3202,8 +3203,11 @@ class BodyScan {
   }
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
-  #fail(i: number, why: string): never {
+  #fail(i: number, mistake: string): never {
     const atByte = this.#offset + i;
+    // A byte order mark, in UTF-8 or UTF-16, or the NUL beside an ASCII character in UTF-16. None can begin an object.
+    const isEncoded = atByte < 2 && [0, 0xef, 0xfe, 0xff].includes(this.#chunk?.[i] ?? 1);
+    const why = isEncoded ? 'save it as UTF-8, without a byte order mark' : mistake;
     const detail = `The body is not a JSON object: ${why}, at byte ${atByte}.`;
     throw new Problem('bad_json', undefined, { detail, syntax: { why, atByte } });
   }
@@ -3442,6 +3446,7 @@ class BodyScan {
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
+    if (this.#text!.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
     if (!BARE.test(this.#text!)) this.#fail(i, 'a value is expected');
     if (this.#scope.key !== undefined && this.#text !== 'null') this.#endText();
     this.#endValue(end);
@@ -3473,7 +3478,11 @@ function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   const list = key in LIST_KEYS;
-  const [open, type] = role === 'object' ? ['{', 'an object'] : list ? ['[', 'a list of strings'] : ['"', 'a string'];
+  const [open, type] = role === 'object'
+    ? ['{', 'an object']
+    : list
+    ? ['[', 'a list of strings in double quotes']
+    : ['"', 'a string in double quotes'];
   // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
   // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
@@ -4722,10 +4731,37 @@ function placeOf(key: string, index: number) {
  */
 function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): Reader<T> {
   return (value) => {
-    const parsed = typeof value === 'object' ? undefined : parse(String(value));
-    ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}`);
+    const text = typeof value === 'object' ? undefined : String(value);
+    const parsed = text === undefined ? undefined : parse(text);
+    const advice = adviceFor(`${text} is not ${expected}`);
+    ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
   };
+}
+
+/** What to write instead of what people often write. A pattern matches a sentence with the whole value, unquoted. */
+const ADVICE: Hints = [
+  [/^["'`]/, 'leave out the quotes'],
+  [/^\d+ is not host:port/, 'put a colon before the port'],
+  [/^[^/]*:\d{5,} is not host:port|^https?:\/\/[^/@]*:\d{5,}\/? is no URL/, 'a port is 65535 at most'],
+  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S* is (?:not host|no URL)/i, 'an IPv6 address stands in brackets: [::1]:8080'],
+  [
+    /^(?=\S*[g-z])[\w.-]+ is not an address/i,
+    'names are not looked up: write the address (in compose "ipv4_address" fixes it)',
+  ],
+  [/^\/.* is not one of send/, 'put the method before the path, or "*" for all methods'],
+  [/ \/.*\/ is not one of send/, 'leave out the "/" at the end'],
+  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is no group\'s "id"; GET /v1/groups shows it'],
+  [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
+  [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
+  [/^Unknown option '-c'/, 'write --config FILE'],
+  [/^(?:check|demo|help|version) is no command/, 'write it with "--" before it'],
+];
+
+/** What to write instead, as the end of a sentence; '' if there is no advice. */
+function adviceFor(wrong: string) {
+  const advice = hintFor(ADVICE, wrong);
+  return advice ? `; ${advice}` : '';
 }
 
 /**
@@ -4867,13 +4903,13 @@ const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w
 function recipientOr(groups: string) {
   const isAny = (text: string) => text === 'group.*' && groups.includes(text);
   const isRecipient = (text: string) => isAny(text) || NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
-  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name, a UUID${groups}`);
+  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
-  const recipients = (list: unknown) => [...listOf(recipientOr(' or group.…'))(list)];
+  const recipients = (list: unknown) => [...listOf(recipientOr(" or a group's id"))(list)];
   const text_mode = wordOf(['normal', 'styled']);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
@@ -4892,7 +4928,8 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}`);
+  const expected = `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}`;
+  ensure(isUsable, expected + adviceFor(`${value} is no URL`));
   const explain = () => 'has a "%" in its userinfo that must be written "%25"';
   const { protocol, hostname, port, auth } = attempt(() => urlToHttpOptions(url), explain);
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
@@ -5079,7 +5116,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const digest = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
-      ensure((secret === undefined) !== (secretFile === undefined), 'needs either "secret" or "secretFile"');
+      ensure((secret === undefined) !== (secretFile === undefined), 'needs "secret" or "secretFile", and not both');
       const digests = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return digests.secret ?? digests.secretFile;
     });
@@ -5112,7 +5149,7 @@ function readSecret(secret: unknown, isBare = false) {
     ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
     return digest;
   }
-  ensure(!/\p{Cc}/u.test(secret), 'holds a control character');
+  ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with the secret alone');
   ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
   const isQuoted = isBare && QUOTING.test(secret);
   ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
@@ -5136,8 +5173,8 @@ function digestOf(secret: string) {
 // Uses only the public interface, and so is an example of embedding.
 
 /**
- * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request, a message
- * so that it stands out.
+ * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. A message
+ * stands out.
  */
 function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
@@ -5156,7 +5193,7 @@ function startDemoBackend(show: (line: string) => void) {
 
 /**
  * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
- * after the first request. The log lines of requests would hide the messages, so they are shown only at the level debug.
+ * after the first request. The log lines of requests would hide the messages, so only the level debug shows them.
  */
 async function runDemo(listen: string, level: string | undefined, print: (text: string) => void) {
   const backend = startDemoBackend(print);
@@ -5243,7 +5280,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // The argument is not shown: it may be a secret.
-  ensure(command === undefined || isRender, 'that is not a command, or not with these arguments; see --help');
+  const advice = adviceFor(`${command} is no command`);
+  ensure(command === undefined || isRender, `that is not a command, or not with these arguments${advice}; see --help`);
 
   const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
@@ -5283,7 +5321,8 @@ function parseCommandLine(args: string[]) {
   } as const;
   return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
     // A long option may be a secret.
-    return `${message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option')}; see --help`;
+    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option');
+    return `${said}${adviceFor(said)}; see --help`;
   });
 }
 
