@@ -5173,8 +5173,8 @@ function digestOf(secret: string) {
 // Uses only the public interface, and so is an example of embedding.
 
 /**
- * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. A message
- * stands out.
+ * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. A
+ * message stands out.
  */
 function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
