@@ -4988,7 +4988,7 @@ table('recipient_not_allowed says of which kind the refused one was, in a path t
   ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
   ${sendTo('somebody.01')}
-  * bearer → 403 recipient_not_allowed | "one of no known kind (phone number, user name such as name.01, UUID, group) that"
+  * bearer → 403 recipient_not_allowed | "one of no known kind (phone number, user name such as name.01, UUID, group) "
   ${['Mum', 'Group.01', '0664x', 'somebody'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
   ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
@@ -7554,6 +7554,7 @@ test('what owners write by mistake is told with what to write instead', (t) => {
     {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with the secret alone
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
+    env {"API_TOKENS":"X=${SECRET}"} → API_TOKENS[0]: is too short for a secret; if it is part of the next name, write that without a space | for: my phone
     file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 69: no value begins with "+"; a phone number needs double quotes
     @ {"senders":[15550100001],"defaults":{"number":15550100001}} → tokens.test.senders[0]: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
     @ {"recipients":["group.QUJD"]} → tokens.test.recipients[0]: "group.QUJD" ${NO_RECIPIENT}; ${groupId}
@@ -7579,7 +7580,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {"API_TOKENS":" , "} → API_TOKENS: ${none}
     env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
     env {${API},"API_TOKENS_FILE":""} → API_TOKENS_FILE: is set, and API_TOKENS too; use one of them | API_TOKENS_FILE: ${empty}
-    env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | API_TOKENS[3]: has the name of an earlier one
+    env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: is too short for a secret; if it is part of the next name, write that without a space | API_TOKENS[3]: has the name of an earlier one
     env {"API_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → API_TOKENS[0]: ${unclear}
     env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
     env {"API_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → API_TOKENS[0]: has a secret as its name | API_TOKENS[1]: has a secret as its name

@@ -5094,9 +5094,11 @@ function checkTokenName(name: string) {
  * what looks like a name may be half of a secret.
  */
 function readTokenWords(text: string, mistakes: Mistakes) {
-  return text.split(/[\s,]+/).filter(Boolean).map((word, i) => {
+  return text.split(/[\s,]+/).filter(Boolean).map((word, i, words) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
     const digest = mistakes.collect(`[${i}]`, () => {
+      const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
+      ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
       const isName = !/[^=]/.test(secret) || /^[^=]*:$/.test(word);
       ensure(!isName, 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET');
       return readSecret(secret, true);
