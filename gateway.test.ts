@@ -3845,9 +3845,9 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
   {"message":"hi","number":null,"recipients":null,"recipient":null,"base64_attachments":null,"text_mode":null,"sticker":null,"Recipients":null}
   # Keys given twice that are not its own, and fields of others.
   {"message":"x","message":"hi","a":{"a":1},"b":"\"number\":1,","number":1,"c":[{"number":1},{"number":2}]}
-  {"message":"hi","members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","base64_attachment":"QUJD","":"x"}
+  {"message":"hi","members":["${STRANGER}"],"admins":["${STRANGER}"],"Message":"x","":"x"}
   {"message":"hi","alerts":[],"__proto__":{"number":"${STRANGER}"},"version":"1","is_group":true,"toString":"x"}
-  {"message":"hi","numbers":["x"],"recipients_":["x"],"Sticker":"a:1","TEXT_MODE":"x"}
+  {"message":"hi","numbers":["x"],"recipes":["x"],"receipt":"x","Sticker":"a:1","TEXT_MODE":"x"}
   * ${MADE}
   {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
   {"message":"hi","recipients":["${THIRD}"],"recipient":""} → {"message":"hi","recipients":["${THIRD}"]}
@@ -3938,7 +3938,11 @@ table('a text is the message as it stands, though it be declared a form', hook(R
   # A field among pairs that no encoder writes, among what are no pairs, and in another spelling.
   'temp=23 °C&message=hello' ;; 'x&message=hello' ;; 'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
   # The template reads this name only below others.
-  'title=x' ;; [{"message":"x"}] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
+  'title=x' ;; [1] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
+  # Names somebody only for a person, or names a number that is no phone number, or has an escape that is none.
+  'number: 5' ;; 'to: Bob' ;; 'Recipients: 5 accepted' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
+  'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
+  '98%zz' ;; 'C++' ;; 'auth=failed' ;; 'auth=failed for somebody' ;; 'user;auth=no' ;; 'a+b'
   '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--\n'
   '\n\tBackup done\n\n' ;; 'Tür offen 🚪 \u202eabc'
   # What looks like a credential.
@@ -3968,7 +3972,7 @@ table('a urlencoded form is the object of its fields', hook())`
   'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
   @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
   @ {"message":"{{constructor}}{{__proto__}}"} | 'constructor=d&__proto__=c&message=x' → {"message":"dc"}
-  @ {"message":"{{payload}}"} | 'payload=x=1&y' → {"message":"x=1"}
+  @ {"message":"{{payload}}"} | 'payload=x=1&y=' → {"message":"x=1"}
   'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'base64_attachments=QUJD&base64_attachments=QUJE&base64_attachments=QUJF' → {"base64_attachments":["QUJD","QUJE","QUJF"]}
   '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
   '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
@@ -3996,14 +4000,125 @@ table('a multipart form is the object of its fields, and its files are attachmen
 // Beside a file it was dropped, and the picture went to the default person.
 table("attack: lose the recipients in a form's JSON that is not its only field", hook())`
   * bearer → 400 bad_field
-  -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG}
-  -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"}
+  -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} -- x = y
+  -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} -- payload = x
+  -- payload = {"message":"x","base64_attachments":["QUJD"]} -- file; filename="snap.png"\r\n${PNG}
+  -- payload = {"to":"${THIRD}"} -- message = x ;; -- payload = {"recipents":["${THIRD}"]} -- message = x
+  -- message = x -- payload = {"recipients":["${THIRD}"]} -- payload = y ;; -- message = x -- payload = y -- payload = {"recipients":["${THIRD}"]}
+  -- message = x -- payload = y -- data = {"recipients":["${THIRD}"]} ;; -- payload = {"recipients":["${THIRD}"]} -- payload = y
   -- payload = {"Recipients":["${THIRD}"]} -- message = x ;; -- data = {"number":"${THIRD}"} -- message = x
   'message=x&payload=%7B%22recipient%22%3A%22%2B15550100003%22%7D' ;; 'data=%7B%22recipients%22%3A%5B%5D%7D&message=x'
   * bearer → 400 bad_json
   -- payload = {"recipients":["${THIRD}"] -- message = x
   * ${MADE}
-  -- payload = {"event":"play","number":5,"recipients":null} -- message = x → {"message":"x"}`;
+  -- payload = {"event":"play","number":5,"recipients":null} -- message = x → {"message":"x"}
+  # Beside nothing but files it is the payload, as Plex's is, with its own recipients.
+  -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
+  -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
+  @ {"message":"{{event}}: {{Metadata.title}}"} | -- payload = {"event":"play","Metadata":{"title":"A"}} -- thumb; filename="snap.png"\r\n${PNG} → {"message":"play: A","base64_attachments":["${SNAP}"]}`;
+
+const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400 bad_json`);
+table(
+  'attack: have a body that names somebody where no field does, or what would arrive garbled, sent as a text',
+  hook(),
+)`
+  ${COMMON_FORM_TYPES}
+  # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
+  ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{'
+  # A credential.
+  'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
+  # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
+  'title=Back up&message=ok&recipients=%2B15550100003' ;; 'sensor=Door 1&message=open&recipients=+15550100003'
+  'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x\nrecipients=a'
+  'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
+  'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
+  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1&receipients=a'
+  'recipients: +15550100003' ;; 'message: hi\nrecipients: ${GROUP}' ;; 'recipients:\n  - "+15550100003"' ;; 'x;"recipients": ["+15550100003"]'
+  'x=a b&number=+15550100003' ;; 'x\nnumber=+15550100003' ;; 'number =+15550100003' ;; 'Door 1&to=%2B15550100003' ;; 'to=+15550100003&x=a b'
+  # Encoded, without a name.
+  'Back%20up%20done' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello'
+  # With a template too.
+  @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&number=+15550100003'
+  # It is text where it is declared text, or as something else.
+  * Content-Type: text/plain | ${MADE} | same
+  * Content-Type: application/octet-stream | ${MADE} | same
+  'title=Back up&message=ok&recipients=%2B15550100003' ;; [{"message":"x"}] ;; 'Backup%20done' ;; 'recipients: +15550100003'
+  * ${MADE}
+  # What other programs name is data for a template.
+  @ {"message":"{{message}}"} | 'Door 1&to=%2B15550100003&receipients=a' → {"message":"Door 1&to=%2B15550100003&receipients=a"}`;
+
+table(
+  'attack: have a form or a query sent that is cut, not in UTF-8, or names somebody within a value',
+  hook({
+    ...{ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS },
+  }),
+)`
+  * bearer → 400 bad_json
+  'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y'
+  GET /v2/send?message=Tom%20&%20Jerry ;; GET /v2/send?message=AT&T
+  'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
+  'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=x y;to=%2B15550100003'
+  'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;number=+15550100003&message=x' ;; 'message=x;recipients[]=a'
+  'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
+  GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
+  'message=x&amp;y' → "%26 (curl --data-urlencode)"
+  * ${MADE}
+  'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker&view_once' → {"message":"x"}
+  'message=x%3Brecipients%3D%2B15550100003%0Arecipients%3Da' → {"message":"x;recipients=+15550100003\nrecipients=a"}
+  'message=Who; when; recipients: 5' → {"message":"Who; when; recipients: 5"} ;; 'message=1;to=Bob' → {"message":"1;to=Bob"}
+  GET /v2/send?message=Tom%20%26%20Jerry → {"message":"Tom & Jerry"} ;; 'message=98%' → {"message":"98%"} ;; 'message=98% für %41&n=5' → {"message":"98% für A"}
+  # Beside a space that is not encoded, a plus is a plus.
+  'message=C++ build failed' → {"message":"C++ build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
+  'message=+5 °C&recipients=+15550100003' → {"message":"+5 °C","recipients":["${THIRD}"]}
+  -- message = a & b; recipients=x → {"message":"a & b; recipients=x"}`;
+
+const CONTACTS = listed`
+  "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "destinations":["X"] ;; "group":"X"
+  "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"] ;; "receivers":["X"] ;; "to[]":"X" ;; "@to":"X"`;
+const ADDRESSES = [THIRD, '0015550100003', '+1 555 010-0003', '(+1) 555 010 0003', 'tel:+15550100003', GROUP];
+table('attack: name somebody where a send does not, and have it go to the default recipients', hook())`
+  * bearer → 400 bad_field
+  ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
+  ${ADDRESSES.map((address) => `{"message":"x","to":"${address}","recipients":null}`)}
+  {"message":"x","receipients":["a.01"]} ;; {"message":"x","recipents":"a.01"} ;; {"message":"x","Recepients":["a.01"]}
+  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
+  'message=x&to=%2B15550100003' ;; 'message=x&to=+15550100003' ;; 'receipients=%2B15550100003&message=x' ;; 'message=x&to[]=+15550100003'
+  -- message = x -- to = +15550100003 ;; -- message = x -- reciepients = a.01
+  {"message":"x","base64_attachment":"QUJD"} ;; 'message=x&base64_attachment=QUJD' ;; -- message = x -- base64_attachment = QUJD
+  'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
+  * 'x' | bearer → 400 bad_field
+  POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
+  POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
+  @ {"message":"{{message}}"} | POST /v2/send?to=%2B15550100003
+  * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
+  GET /v2/send?message=x&recipients ;; GET /v2/send?message=x&to=%2B15550100003 ;; GET /v2/send?message=x&recipents=a ;; GET /v2/send?message=x&@message=y
+  * ${MADE} | {"message":"x"}
+  # Another value is data, and so are some names.
+  ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', 'rack.01')}}`)}
+  {"message":"x","to":"1700000000000"} ;; {"message":"x","to":15550100003} ;; {"message":"x","to":{"phone":"${THIRD}"}} ;; {"message":"x","to":"+1"}
+  {"message":"x","phone":"${THIRD}"} ;; {"message":"x","receiver":"${THIRD}"} ;; {"message":"x","target":"00-11-22-33-44-55"}
+  {"message":"x","target":"2026-11-23T04:00:00+00:00"} ;; {"message":"x","from":"${THIRD}"} ;; {"message":"x","receipient":null}
+  * ${MADE}
+  # For a template, and beside recipients, all of them are.
+  @ {"message":"{{to}} {{receipients}}"} | {"to":"${THIRD}","receipients":["a.01"]} → {"message":"${THIRD} [\"a.01\"]"}
+  @ {"message":"{{to}} {{message}}"} | 'to=%2B15550100003&message=x' → {"message":"${THIRD} x"}
+  {"message":"x","to":"${THIRD}","recipients":["x.01"]} → {"message":"x","recipients":["x.01"]}
+  POST /v2/send?to=Bob&text=y | 'x' → {"message":"x"}`;
+
+table(
+  'a template finds nothing beside a picture, or a time beside a message: 400; no credential gets into a text',
+  hook(),
+)`
+  * @ {"message":"{{a}}"} | bearer → 400 bad_field
+  -- b = c -- f; filename="x" = x ;; {"b":"c","base64_attachments":["QUJD"]} ;; {"b":"c","sticker":"a:1"}
+  {"a":1,"message":"x","send_at":1} ;; {"a":1,"message":"x","Send_At":"9 o'clock"} ;; {"a":1,"message":"","@send_at":1}
+  * @ {"message":"{{a}}"} | ${MADE}
+  -- f; filename="x" = x → {"message":"","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
+  {"message":"x","sticker":"a:1"} → {"message":"","sticker":"a:1"}
+  {"a":"x","send_at":1} → {"message":"x"} ;; {"a":"x","send_at":1,"message":null} → {"message":"x"} ;; {"a":"x","send_at":1,"message":{"text":1}} → {"message":"x"}
+  * @ {"message":"{{.}}{{payload}}"} | ${MADE} | {"message":"{\"b\":\"1\",\"payload\":\"{\\\"c\\\":1}\"}{\"c\":1}"}
+  'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
+  -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
 
 // Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
 const FIELD = 'Content-Disposition: form-data;';
@@ -4125,13 +4240,12 @@ const LOST_IN_FORMS = listed`
   Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[]=%2B15550100003 ;; recipients[]=
   recipients%5B0%5D=%2B15550100003 ;; recipients[]=+15550100003 or so ;; number=15550100003 ;; number=5 files
   number=%2B1 ;; Number=%2B15550100003 ;; number[]=x ;; base64_attachments[0]=QUJD ;; Recipients= ;; recipients=-x
-  amp;recipients=%2B15550100003 ;; %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
+  %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
   recipients=${INTERNAL_ID} ;; recipients=a%0Ab`;
 table('attack: have a form or a text sent that says nothing, or to nobody', hook())`
   * bearer → 400 bad_field
   POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
   'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
-  'message=hi & recipients=+15550100003' ;; 'message=hi&\r\nrecipients=+15550100003'
   -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
   -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
   -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
@@ -4166,6 +4280,92 @@ table('a token without defaults and message is told at /v2/send, for a text or a
   # Not where that would not help.
   * bearer → 400 bad_json
   '{"message"' → "it ends too early, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
+
+const NAMES = 'recipients recipient Recipients recipients[] @recipients recipents receipients'.split(' ');
+const FOREIGN_NAMES = 'to target targets destination group groups group_id chat_id numbers receivers To to[]'.split(
+  ' ',
+);
+const WORDS = 'Door open Tom & Jerry ; : \n = + - % 98% ü 😀 " { } [ recipients to: to number 5 auth x=1 ?'.split(/ /);
+
+/** A text of words that are hard on forms. Only encoded may it hold what nobody could tell from the end of a value. */
+function hardText(random: (below: number) => number, isEncoded: boolean): string {
+  const words = Array.from({ length: 1 + random(6) }, () => WORDS[random(WORDS.length)]!);
+  const text = `Hi ${words.join([' ', ' ', ''][random(isEncoded ? 3 : 2)])}!`;
+  return isEncoded ? text : text.replace(/=/g, '-');
+}
+
+/** A message in one of the ways in which programs and people write one. `isSent`: it has to arrive. */
+function writeBody(random: (below: number) => number) {
+  const pick = <T>(items: readonly T[]): T => items[random(items.length)]!;
+  const shuffled = (pairs: Pair[]): Pair[] =>
+    pairs.map((pair) => [random(1e6), pair] as const)
+      .sort(([a], [b]) => a - b).map(([, pair]) => pair);
+  const isExact = random(3) > 0;
+  const to = random(3) === 0 ? undefined : pick([THIRD, GROUP, 'ada.01']);
+  const name = isExact ? 'recipients' : pick(to === 'ada.01' ? NAMES : [...NAMES, ...FOREIGN_NAMES]);
+  const isHonest = isExact || to === undefined;
+  const more: Pair[] = [['sensor', 'Door 1'], ['n', '5'], ['host', 'Bob'], ['receiver', THIRD]];
+  const pairsOf = (text: string): Pair[] =>
+    shuffled([['message', text], ...(to ? [[name, to] as Pair] : []), ...more.slice(random(5))]);
+  const encoded = hardText(random, true);
+  const form = String(new URLSearchParams(pairsOf(encoded)));
+  const json = JSON.stringify(
+    Object.fromEntries(pairsOf(encoded).map(([key, value]) => [key, value === to && random(2) ? [value] : value])),
+  );
+  const bare = hardText(random, false);
+  const pairs = pairsOf(bare);
+  const between = pick(['&', '&', '&', ';', '\n', '&amp;']);
+  const raw = pairs.map((pair) => pair.join('=')).join(between);
+  const rest = between.includes('&') ? bare : raw.replace(/^.*?message=/s, ''); // other lines are a part of the value
+  const isText = !to && !pairs.some(([key]) => key === 'message');
+  const ways: [type: string, body: string, message: string[], isHonest: boolean][] = [
+    ['application/json', json, [encoded], isHonest],
+    [pick(['', URLENCODED, 'text/plain']), json, [encoded], isHonest],
+    [pick(['', URLENCODED]), form, [encoded], isHonest],
+    ['GET', form, [encoded], isHonest],
+    [AS_MULTIPART, multipart(pairsOf(encoded)), [encoded], isHonest],
+    [URLENCODED, String(new URLSearchParams({ [pick(['payload', 'data'])]: json })), [encoded], isHonest],
+    [URLENCODED, String(new URLSearchParams(shuffled([['payload', json], ['message', encoded]]))), [encoded], false],
+    // What nobody encoded is a form or a text, or it is refused.
+    [pick(['', URLENCODED]), raw, [rest, raw], isText],
+    [pick(['', URLENCODED]), bare.replace(/&/g, 'and'), [bare.replace(/&/g, 'and')], !to && false],
+    ['text/plain', bare, [bare], true],
+  ];
+  const [type, body, messages, isSent] = pick(ways);
+  const isNamed = to !== undefined && ![bare, bare.replace(/&/g, 'and')].includes(body);
+  return { type, body, messages, isSent, recipients: isNamed ? [to] : [TO] };
+}
+
+randomTest(
+  'a random body that names somebody reaches that one, and arrives as it was written, or it is refused',
+  async (random, t) => {
+    const token: TokenConfig = { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS };
+    const { backend, gateway } = await startBoth(t, { tokens: { hook: token } });
+    const met = { sent: 0, refused: 0 };
+    for (let i = 0; i < 400; i++) {
+      const { type, body, messages, isSent, recipients } = writeBody(random);
+      const isGet = type === 'GET';
+      const what = `${type} ${JSON.stringify(body)}`;
+      const before = backend.sent.length;
+      const headers = { ...BEARER, ...(!isGet && type && { 'content-type': type }) };
+      const { status, text } = await ask(gateway, {
+        ...{ method: isGet ? 'GET' : 'POST', path: `/v2/send${isGet ? `?${body}` : ''}`, headers },
+        ...(!isGet && { body }),
+      });
+      if (status !== 201) {
+        met.refused++;
+        assert.ok(status === 400 && !isSent, `${status} ${text} for ${what}`);
+        assert.equal(backend.sent.length, before, what);
+        continue;
+      }
+      met.sent++;
+      const sent = backend.sent.at(-1)!;
+      assert.deepEqual(sent.recipients, recipients, what);
+      assert.ok(messages.includes(sent.message), `${what} arrived as ${JSON.stringify(sent.message)}`);
+    }
+    assert.ok(met.sent > 100 && met.refused > 20, JSON.stringify(met));
+  },
+);
 
 /** A token that may send by a GET, and how that is told. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
@@ -7709,7 +7909,7 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
   for (const load of places.slice(0, 3)) {
     for (const text of [...bad.split(' ').map(fill), `"sha256:${'0'.repeat(64)}"`]) {
       const found = problemsOf(() => load(text)).join('\n');
-      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"/, text);
+      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"|has two words on one/, text);
       assert.doesNotMatch(found, SECRETS);
     }
     for (const text of ['S"T', 'S(T)', '/S+']) assert.deepEqual(problemsOf(() => load(fill(text))), [], text);
@@ -7720,6 +7920,82 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
       assert.match(found, /^\S+: is the digest of nothing: there was no secret to hash$/);
     }
   }
+});
+
+// A remark behind a secret, or a name in front of one, became a token with all rights.
+test('attack: let a remark, a name or a digest that was pasted with its surroundings become a token', (t) => {
+  const inFile = (text: string): NodeJS.ProcessEnv => ({ API_TOKENS_FILE: fileWith(t, text) });
+  const digest = hashOf(SECRET);
+  const remark = 'which needs a line of its own; if it is a secret, write name=SECRET';
+  const twoWords = 'API_TOKENS_FILE: has two words on one line; write one token a line, SECRET or name=SECRET';
+  const pasted = 'holds a digest and more; write "sha256:" and its 64 digits, and nothing else';
+  const envs: [env: NodeJS.ProcessEnv, problem?: string][] = [
+    ...['# the-phone-of-my-wife', '#the-phone-of-my-wife', '// the-phone-of-my-wife', '//the-phone-of-my-wife']
+      .map((text): [NodeJS.ProcessEnv, string] => [{ API_TOKENS: `${SECRET} ${text}` }, remark]),
+    ...[' # the-phone-of-my-wife', ' the-phone-of-my-wife', '\tthe-phone-of-my-wife', ',the-phone-of-my-wife', ', # x']
+      .flatMap((text) => [[inFile(`${SECRET}${text}\n`), twoWords], [inFile(`${OTHER}\r\n${SECRET}${text}`), twoWords]])
+      .map(([env, problem]): [NodeJS.ProcessEnv, string] => [env as NodeJS.ProcessEnv, problem as string]),
+    [inFile(`the-phone-of-my-wife ${SECRET}\n`), twoWords],
+    [inFile(`//the-phone-of-my-wife\n${SECRET}\n`), remark],
+    ...[`${digest}  -`, `${digest} *-`, `SHA2-256(stdin)= ${digest}`, `digest  sha256:${digest}`, `a: sha256:${digest}`]
+      .flatMap((text): [NodeJS.ProcessEnv, string][] => [
+        [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: text } } }) }, pasted],
+        [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secretFile: fileWith(t, `${text}\n`) } } }) }, pasted],
+      ]),
+    [{ API_TOKENS: `phone:sha256:${digest}` }, pasted],
+    // These are no mistakes.
+    [{ API_TOKENS: `a=//${SECRET} b=#${OTHER}` }],
+    [inFile(`# the house\n\n  # SECRET # x y\n${SECRET},\r\n\n a=sha256:${hashOf(OTHER)} \n`)],
+    [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: 'a correct horse of sixteen' } } }) }],
+  ];
+  for (const [env, problem] of envs) {
+    const found = problemsOf(() => loadSettings({ env, file: env.GATEWAY_CONFIG })).join('\n');
+    assert.ok(problem ? found.includes(problem) : found === '', `${JSON.stringify(env)}: ${found}`);
+    assert.doesNotMatch(found, SECRETS);
+    assert.ok(!found.includes(digest) && !found.includes('the-phone'), found);
+  }
+});
+
+test('a secret that looks like a digest, and a name of another program in a template, are warnings at start and in --check', async (t) => {
+  const digest = hashOf(SECRET);
+  const told = (name: string, what: string): string => `the token "${name}" ${what}`;
+  const isHex = 'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it';
+  const isForeign = `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`;
+  const rows: [TokenConfig | string, ...string[]][] = [
+    [digest, told('token-1', isHex)],
+    [`a=${digest.toUpperCase()} ${OTHER}`, told('a', isHex)],
+    [{ secret: digest }, told('a', isHex)],
+    [{ secretFile: fileWith(t, `${digest}\n`) }, told('a', isHex)],
+    [{ secret: `sha256:${digest}`, message: '{{@message}}' }, told('a', isForeign)],
+    [{ secret: SECRET, message: '{{#x}}{{ .NUMBER }}{{/x}}' }, told('a', isForeign)],
+    [{ secret: digest, message: '{{^@x}}y{{/@x}}' }, told('a', isHex), told('a', isForeign)],
+    [{ secret: SECRET, message: '{{#x}}{{.name}} {{.}} {{.Title}} {{a.NUMBER}} {{NUMBER}}{{/x}} {{user@host}} @' }],
+    [{ secret: `sha256:${digest}` }],
+  ];
+  for (const [given, ...warnings] of rows) {
+    const isEnv = typeof given === 'string';
+    const args = isEnv ? [] : ['--config', fileWith(t, { tokens: { a: given } })];
+    const { stdout, code } = await cli(['--check', ...args], { env: isEnv ? { API_TOKENS: given } : {} });
+    assert.equal(code, 0);
+    const lines = stdout.split('\n').filter((line) => line.startsWith('warning: the token'));
+    assert.deepEqual(lines, warnings.map((warning) => `warning: ${warning}`));
+  }
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, { tokens: { a: { secret: digest } } });
+  assert.equal(linesOf(gateway, /^listening$/)[0]!.warning, told('a', isHex));
+});
+
+test('attack: let every IPv4 address in by a range of IPv6', async (t) => {
+  const problem = 'holds every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
+  checkProblems(t)`
+    {"clients":["X"]} → clients[0]: ${problem} | for: ::1/8, ::/0, ::/80, ::ffff:192.168.0.0/16, ::ffff:0:0/95, 0:0:0:0:0:ffff:a00:1/95
+    {"trustedProxies":["10.0.0.1","X"]} → trustedProxies[1]: ${problem} | for: ::1/8, ::ffff:10.0.0.0/8
+    @ {"clients":["X"]} → tokens.test.clients[0]: ${problem} | for: ::1/8, ::ffff:10.0.0.0/8
+    {"clients":["0.0.0.0/0","X"],"trustedProxies":["X"]} → | for: ::ffff:0:0/96, ::ffff:192.168.0.0/112, fd00::/8, 2000::/3, ::1, ::/96, ::1/128, ::fffc:0:0/95, fe80::/10`;
+  const backend = await startBackend(t);
+  const range = { clients: ['::ffff:127.0.0.0/104', '::1', 'fe80::/10'], tokens: { a: { secret: SECRET } } };
+  const gateway = await startGateway(t, backend, { ...range, listen: '127.0.0.1:0' });
+  assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
 });
 
 /** Secrets in many shapes. Each is put into every place that a configuration has. */
@@ -9300,7 +9576,7 @@ function tokensOf(text: string): number {
 }
 
 /** The most lexical tokens of gateway.ts. Whoever needs more says what becomes superfluous by it. */
-const TOKENS_LIMIT = 36_000;
+const TOKENS_LIMIT = 37_000;
 
 test('the functions of gateway.ts are short, and the file has no more lexical tokens than its limit', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);

@@ -378,7 +378,10 @@ type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ?
 type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typeof TOKEN_READERS)[F]> };
 
 /** A token as the configuration has it. Absent fields are inherited from the top level later. */
-type TokenSettings = Partial<Omit<TokenFields, 'secret'>> & { readonly name: string; readonly digest: string };
+type TokenSettings =
+  & Partial<Omit<TokenFields, 'secret' | 'secretFile'>>
+  & TokenFields['secret']
+  & { readonly name: string; readonly secretFile?: string };
 
 // #endregion
 
@@ -1223,8 +1226,21 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
 function warningsOf({ anonymous, all, warnings }: Rules, { listen }: AtStart, nowMs: number) {
   const others = listen.isLocal ? '' : ', from other machines too';
   const open = `no tokens are configured: every request is let in without a credential${others}`;
-  const expired = all.filter((token) => token.expires <= nowMs).map(({ name }) => `the token "${name}" has expired`);
-  return [...(anonymous ? [open] : []), ...warnings, ...expired];
+  const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
+    all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
+  return [
+    ...(anonymous ? [open] : []),
+    ...warnings,
+    ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
+    ...ofTokens(
+      'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
+      ({ isHex }) => isHex,
+    ),
+    ...ofTokens(
+      `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`,
+      ({ message }) => message?.hasForeignNames,
+    ),
+  ];
 }
 
 /** Joins words for a line of the log. Beyond the first twenty, it says only how many there are. */
@@ -1514,7 +1530,6 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send from the body, that send is checked.
     exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    if (exchange.isMadeSend) exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
     const check = (field: Field) => checkField(token, target, field);
     const content = exchange.isMadeSend ? await readSend(exchange, body, check) : await body.open(check);
 
@@ -2496,24 +2511,44 @@ const SEND_FIELDS =
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
 /**
- * Matches any spelling of the fields without which a message would go to the default recipients, too early, or without
- * its picture. If the gateway cannot use such a field, it refuses the payload. jQuery, PHP and axios write a list into
- * a form as "recipients[]" or "recipients.0". "amp;" remains of an "&" that was escaped for HTML. secured-signal-api
- * reads "@recipients" in a query.
+ * The plain names of the fields without which a message would go to the default recipients, too early, or without its
+ * picture. A field whose name is only another spelling of one of them is refused, not dropped.
  */
-const NEVER_DROPPED =
-  /^[\s\p{Cc}]*(?:amp;|@)?(?:number|recipients?|base64_attachments|send_at)(?:\[.*\]|\.\d[^]*)?[\s\p{Cc}]*$/iu;
+const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
 
-/** The field by which secured-signal-api schedules a message. In the payload of a template it is data. */
-const SEND_AT = /send_at/iu;
+/** Plain names by which other programs say whom a message is for. A value that is no address makes them data. */
+const ADDRESSING = /^(?:to|targets?|destinations?|groups?|group_id|chat_id|numbers|receivers)$/;
+
+/**
+ * Matches a phone number or a group's id where a value, in JSON, or an element of it begins. A space is the "+" of a
+ * form that did not encode it.
+ */
+const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,3}\d){5}|group\.\S{40})/;
+
+/** A message is not held back: secured-signal-api schedules by `send_at`, the gateway does not. */
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; leave the field out to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
+const NAMED_UNENCODED = 'names somebody where it is not encoded as a form: encode each value (curl --data-urlencode)';
+const NAMED_ELSEWHERE =
+  'names somebody, and a send does that in "recipients"; for a token with a "message" template it would be data';
 
-/** The name of a body's credential. A credential, valid or not, must not get into the text of a message. */
-const CREDENTIAL_NAME = /^auth$/iu;
+/** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
+const CREDENTIAL_NAME = 'auth';
 
 /** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
+
+/**
+ * What is no text, though it is neither JSON nor a form: as a text it would go to the default recipients, or arrive
+ * garbled. A pair that names somebody, such as `x=a b&recipients=…`, is another such doubt.
+ */
+const DOUBTS: Hints = [
+  [/^['"[\s]+\{/, 'begins like JSON, but within a quote or a bracket'],
+  [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'holds a credential, but is no form: encode each value'],
+  // YAML, or a header, whose value is a phone number or a group's id: "recipients: +4915112345678".
+  [/(?:^|[&;\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i, NAMED_UNENCODED],
+  [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
+];
 
 /**
  * Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. It matches
@@ -2542,17 +2577,18 @@ function makesSends({ defaults, message }: Token) {
  *   lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck) {
-  const token = exchange.token!;
-  const { parameters } = exchange.target!;
-  let payload: JsonObject;
-  if (exchange.req.method === 'GET') payload = readFields(parameters);
-  else {
-    for (const [name] of parameters) {
-      if (NEVER_DROPPED.test(name)) throw badField(name, 'is in the query, which is not read with a POST');
-    }
-    const bytes = await body.readWhole(PAYLOAD_LIMIT_BYTES);
-    payload = readPayload(token, bytes, exchange.req.headers['content-type']);
+  const { req } = exchange;
+  const [token, target] = [exchange.token!, exchange.target!];
+  const isGet = req.method === 'GET';
+  exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
+  for (const [name, value] of target.parameters) {
+    if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
+    const isLost = !isGet && (isNeverDropped(name) || namesSomebody(name, value));
+    if (isLost) throw badField(name, 'is in the query, which is not read with a POST');
   }
+  const payload = isGet
+    ? readFields(readPairs(target.query, token), token)
+    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
   const send = checkSend(makeSend(token, payload), check);
   // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
   body.countHeld(send.length);
@@ -2568,12 +2604,16 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
-  if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType));
+  if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
   if (!isUtf8(body)) throw badJson('The body is neither JSON nor a form nor a text in UTF-8.');
-  const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
-  const isForm = /^(?:application\/x-www-form-urlencoded)?$/.test(type) && isHtmlForm(token, form);
-  if (isForm) return readFields(new URLSearchParams(form));
-  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]]);
+  if (/^(?:application\/x-www-form-urlencoded)?$/.test(type)) {
+    const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
+    if (isHtmlForm(token, form)) return readFields(readPairs(form, token), token);
+    const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
+    const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
+    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent as it stands.`);
+  }
+  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
 }
 
 /**
@@ -2589,13 +2629,13 @@ function readJson(json: Buffer) {
   let plain = '';
   let from = 0;
   for (const { key, quoted, index, isRepeated } of notableKeys(text)) {
-    if (isRepeated && NEVER_DROPPED.test(key)) throw badField(key, 'may be given only once');
+    if (isRepeated && isNeverDropped(key)) throw badField(key, 'may be given only once');
     plain += text.slice(from, index) + JSON.stringify(key);
     from = index + quoted.length;
   }
   const payload = JSON.parse(plain + text.slice(from)) as JsonObject;
   for (const key of Object.keys(payload)) {
-    if (CREDENTIAL_NAME.test(key)) delete payload[key];
+    if (plainName(key) === CREDENTIAL_NAME) delete payload[key];
   }
   return payload;
 }
@@ -2648,11 +2688,39 @@ function readPart(part: string): Pair {
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
   const uri = bytes.length > 0 ? meta + bytes.toString('base64') : '';
-  return [NEVER_DROPPED.test(name) ? name : 'base64_attachments', uri];
+  return [isNeverDropped(name) && !/^base64/.test(name) ? name : 'base64_attachments', uri];
 }
 
 function failMultipart(): never {
   throw badJson('The body is not a multipart form as browsers and "curl -F" write one.');
+}
+
+/** Whether one of these pieces of a text begins with a pair that names somebody. */
+function anyNamesSomebody(pieces: readonly string[], { message: template }: Token) {
+  return pieces.some((piece) => {
+    const [[name, value] = ['', '']] = new URLSearchParams(piece);
+    return /^[^&]*=/.test(piece) && namesSomebody(name, value, template);
+  });
+}
+
+/** The fields of an HTML form or of a query. @throws {Problem} bad_json for what would get lost, cut or garbled. */
+function readPairs(form: string, token: Token) {
+  // URLSearchParams of Node garbles the letters beyond ASCII beside a "%" that begins no escape.
+  const pairs = form.replace(/%(?![0-9a-f]{2})/gi, '%25').split('&').filter((pair) => pair.trim() !== '');
+  // Encoders write each "=", and no space. What lacks a name is the rest of a value: "message=Tom & Jerry".
+  if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
+    throw badJson('The form has an "&" that was not encoded: write %26 (curl --data-urlencode), or send a text.');
+  }
+  // In a value that was not encoded. In a query its line feed was, because no URL has one.
+  const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
+  if (isNamed) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
+  try {
+    pairs.forEach(decodeURIComponent);
+  } catch {
+    throw badJson('The percent-encoded bytes of the form are not UTF-8.');
+  }
+  // Beside a space that was not encoded, a "+" was meant: "message=C++ build failed".
+  return new URLSearchParams(pairs.map((pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair).join('&'));
 }
 
 /**
@@ -2661,39 +2729,49 @@ function failMultipart(): never {
  */
 function isHtmlForm({ message: template }: Token, text: string) {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
-  const isKnown = (name: string) => names.has(name) || NEVER_DROPPED.test(name);
+  const isKnown = (name: string) => names.has(name) || isNeverDropped(name);
   const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
   if (isKnown(first)) return true;
   return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
 }
 
 /**
- * The payload of a form: its fields, or the JSON that its only field holds.
- * @throws {Problem} as readJson, and bad_field for `send_at` or a second `number`.
+ * The payload of a form: its fields, or the JSON that its only field holds. GitHub's form has one field with JSON in
+ * it, "payload". Uptime Kuma's has one, "data". Plex's has a picture beside it, which becomes an attachment.
+ * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names somebody and would
+ *   get lost.
  */
-function readFields(pairs: Iterable<Pair>): JsonObject {
+function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonObject {
   const fields: Record<string, string | string[]> = Object.create(null); // here `__proto__` is a name like others
+  const payloads: JsonObject[] = [];
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
-    if (CREDENTIAL_NAME.test(name) || (value === '' && !/^recipients/i.test(name))) continue;
-    if (SEND_AT.test(name) && NEVER_DROPPED.test(name)) throw badField(name, NEVER_LATER);
+    if (plainName(name) === CREDENTIAL_NAME || (value === '' && !/^recipients/i.test(name))) continue;
+    if (plainName(name) === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
     // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
     let text = value.replaceAll('\r\n', '\n');
     if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
+    if (/^(?:payload|data)$/.test(name) && BEGINS_OBJECT.test(text)) {
+      const payload = readJson(Buffer.from(text));
+      payloads.push(payload);
+      text = JSON.stringify(payload); // without its credential
+    }
     if (earlier === undefined) fields[name] = text;
     else if (Array.isArray(earlier)) earlier.push(text);
     else fields[name] = [earlier, text];
   }
-  // GitHub's form has one field with JSON in it, "payload". Uptime Kuma's form has one, "data".
-  const json = fields.payload ?? fields.data;
-  if (typeof json !== 'string' || !BEGINS_OBJECT.test(json)) return fields;
-  const payload = readJson(Buffer.from(json));
-  if (Object.keys(fields).length === 1) return payload;
-  // Beside other fields, such as a file, this JSON is no field of a send, and its recipients would be lost with it.
-  for (const [key, value] of Object.entries(payload)) {
-    const isLost = NEVER_DROPPED.test(key) && value !== null && typeof value !== 'number'; // see `sendFields`
+  const { base64_attachments, ...others } = fields;
+  const [payload] = payloads;
+  if (payload && Object.values(others).flat().length === 1) {
+    if (!base64_attachments) return payload;
+    if (payload.base64_attachments == null) return { ...payload, base64_attachments };
+  }
+  // Beside other fields this JSON is no field of a send, and its recipients would get lost with it.
+  for (const [key, value] of payloads.flatMap(Object.entries)) {
+    const isField = value !== null && typeof value !== 'number'; // see `sendFields`
+    const isLost = isField && (isNeverDropped(key) || namesSomebody(key, value, template));
     if (isLost) throw badField(key, 'is in a field of JSON that stands beside other fields, and would be lost');
   }
   return fields;
@@ -2704,11 +2782,12 @@ function readFields(pairs: Iterable<Pair>): JsonObject {
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
 function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
-  const send: JsonObject = { ...defaults, ...sendFields(payload, template !== undefined) };
+  const send: JsonObject = { ...defaults, ...sendFields(payload, template) };
   // A template's last line may be a section, whose text ends with a line feed.
   if (template) send.message = template.render(payload).replace(/\n$/, '');
-  // A picture or a sticker needs no message.
-  const isWordless = !isBlank(send.base64_attachments) || !isBlank(send.sticker);
+  // A picture or a sticker needs no message. But what a template does not find must not get lost beside a picture.
+  const isAlone = !template || Object.keys(payload).every((key) => SEND_FIELDS.includes(key));
+  const isWordless = isAlone && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
@@ -2724,24 +2803,52 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
 
 /**
  * The fields of a send that a payload has.
- * @param hasTemplate whether the token has a template: then `send_at` is data for the template.
+ * @param template the token's. What it can read is data: `send_at` where there is no message, names of other programs.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: JsonObject, hasTemplate: boolean) {
+function sendFields(payload: JsonObject, template: Template | undefined) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    if (value === null || (hasTemplate && SEND_AT.test(key))) continue;
+    const isSchedule = plainName(key) === 'send_at';
+    if (value === null || (isSchedule && template && typeof payload.message !== 'string')) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
-    if (!hasTemplate && key === 'message' && typeof value === 'object') {
+    if (!template && key === 'message' && typeof value === 'object') {
       throw badField(key, 'must be a text, and not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (NEVER_DROPPED.test(key)) throw badField(key, SEND_AT.test(key) ? NEVER_LATER : NOT_IN_A_SEND);
+    else if (isNeverDropped(key)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
+    else if (payload.recipients == null && namesSomebody(key, value, template)) throw badField(key, NAMED_ELSEWHERE);
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
   else if (!NUMBER.test(fields.number)) throw badField('number', 'must be "+" and 5 to 15 digits');
   return fields;
+}
+
+/**
+ * A field's name without what programs add to it. jQuery, PHP and axios write a list as "recipients[]" or
+ * "recipients.0". secured-signal-api reads "@recipients". "amp;" remains of an "&" that was escaped for HTML.
+ */
+function plainName(name: string) {
+  return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{Cc}@]/gsu, '');
+}
+
+/** Whether a field may not be dropped. If the gateway cannot use it, it refuses the payload. */
+function isNeverDropped(name: string) {
+  return NEVER_DROPPED.test(plainName(name));
+}
+
+/**
+ * Whether a field that the gateway does not use says whom the message is for.
+ * @param template the token's. For a template a misspelt name, or one of other programs, is data.
+ */
+function namesSomebody(name: string, value: unknown, template?: Template) {
+  const plain = plainName(name);
+  // Within two letters of "recipients", or of its singular. What is longer than that by three letters need not be read.
+  const distance = editDistance(plain.slice(0, 13).replace(/t$/, 'ts'), 'recipients');
+  if (distance <= (template ? 0 : 2)) return true;
+  const isAddressing = plain === 'number' || (!template && ADDRESSING.test(plain));
+  return isAddressing && ADDRESS.test(JSON.stringify(value));
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
@@ -2795,6 +2902,8 @@ interface Tag {
 class Template {
   /** The names that the template looks up at the top level: the first part of each name. */
   readonly names = new Set<string>();
+  /** Whether it has a name as secured-signal-api's templates have: `{{@message}}`, `{{.NUMBER}}`. */
+  hasForeignNames = false;
   readonly #root: Tag;
 
   /**
@@ -2822,6 +2931,7 @@ class Template {
       if (/[#^]/.test(sigil)) open.push(tag);
       const first = tag.path.find(Boolean);
       if (first) this.names.add(first);
+      this.hasForeignNames ||= /^(?:@|\.[A-Z\d_]+$)/.test(name);
     }
     const last = open.at(-1)!;
     last.nodes.push(text.slice(from));
@@ -3014,6 +3124,7 @@ function mistakeInArgument(value: string) {
  * @param isPerson whether it must be a person, not a group.
  */
 function mistakeInRecipient(value: string, isPerson: boolean) {
+  if (/^ +\d/.test(value)) return 'may not begin with a space; in a form the "+" of a number is written %2B';
   if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
   // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. The pattern matches
   // the base64 of a text that begins with "-".
@@ -4629,7 +4740,13 @@ const NOTED_VARIABLES: Hints = [
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
   if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
-  const tokenLines = env[at] && sources.collect(at, () => readFile(env[at]).text.replace(/^\s*#.*$/gm, ''));
+  const tokenLines = env[at] && sources.collect(at, () => {
+    const lines = readFile(env[at]).text.replace(/^\s*#.*$/gm, '');
+    // Of "phone SECRET" and "SECRET # phone" each word would become a token.
+    const isApart = !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines);
+    ensure(isApart, 'has two words on one line; write one token a line, SECRET or name=SECRET, without a remark');
+    return lines;
+  });
   for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
   sources.note('tokens', tokenLines, at);
   for (const name in env) {
@@ -4681,7 +4798,7 @@ function makeRules(settings: Settings) {
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** Every request's token, if none is configured. */
-  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
+  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '', isHex: false }) : undefined;
   return {
     ...settings,
     /** By digest. */
@@ -5032,9 +5149,13 @@ function readAddresses(value: unknown) {
     const isV6 = isIP(address) === 6;
     const size = isV6 ? 128 : 32;
     const prefix = Number(bits ?? size);
-    const isRight = isIP(address) !== 0 && prefix <= size;
-    if (isRight) list.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
-    return isRight;
+    if (isIP(address) === 0 || prefix > size) return false;
+    const range = new BlockList();
+    for (const each of [range, list]) each.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
+    // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
+    const holdsV4 = isV6 && prefix < 96 && range.check('::ffff:0:0', 'ipv6');
+    ensure(!holdsV4, 'holds every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
+    return true;
   };
   return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
 }
@@ -5096,14 +5217,16 @@ function checkTokenName(name: string) {
 function readTokenWords(text: string, mistakes: Mistakes) {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i, words) => {
     const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
-    const digest = mistakes.collect(`[${i}]`, () => {
+    const read = mistakes.collect(`[${i}]`, () => {
       const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
       ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
       const isName = !/[^=]/.test(secret) || /^[^=]*:$/.test(word);
       ensure(!isName, 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET');
+      const isRemark = /^(?:#|\/\/)/.test(word);
+      ensure(!isRemark, 'begins like a remark, which needs a line of its own; if it is a secret, write name=SECRET');
       return readSecret(secret, true);
     });
-    return { name, digest };
+    return { ...read, name };
   });
 }
 
@@ -5116,14 +5239,14 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
     const { secret, secretFile, ...others } = isObject(config) ? config : {};
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
-    const digest = mistakes.collect(at, () => {
+    const read = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs "secret" or "secretFile", and not both');
-      const digests = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
-      return digests.secret ?? digests.secretFile;
+      const secrets = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      return secrets.secret ?? secrets.secretFile;
     });
     const settings = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
-    return { ...settings, name, digest, secretFile };
+    return { ...settings, ...read, name, secretFile };
   });
 }
 
@@ -5139,7 +5262,7 @@ const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
- * Reads a secret, and returns its digest. No message shows any of it.
+ * Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it.
  * @param isBare whether it comes from the environment or a file of its own, where a stray quote would become a part of
  *   the secret. In JSON a stray quote is a syntax error.
  */
@@ -5149,15 +5272,17 @@ function readSecret(secret: unknown, isBare = false) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
     ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
-    return digest;
+    return { digest, isHex: false };
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with the secret alone');
   ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
   const isQuoted = isBare && QUOTING.test(secret);
   ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
+  const isPasted = /sha256:|\s[0-9a-f]{64}\b|\b[0-9a-f]{64}\s/i.test(secret);
+  ensure(!isPasted, 'holds a digest and more; write "sha256:" and its 64 digits, and nothing else');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
-  return digestOf(secret);
+  return { digest: digestOf(secret), isHex: /^[0-9a-f]{64}$/i.test(secret) };
 }
 
 /**
@@ -5393,7 +5518,7 @@ function makeToken(name?: string) {
 
 /** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
 function hashSecret(line: string) {
-  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, ''))}`, ({ message }) => `stdin: ${message}`);
+  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, '')).digest}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** The output of `--check` for a good configuration. */
