@@ -3120,6 +3120,24 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
+// With one limiter for rates and for wrong credentials, strangers gave a token of 1/1h its rate back.
+test('10,100 addresses with wrong credentials do not give a token its rate back', async (t) => {
+  const { both: { gateway }, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'], rate: '1/1h' });
+  await asks('bearer', '200', '429 rate_limited');
+  const { socket } = open(t, gateway);
+  let answers = 0;
+  socket.on('data', (chunk) => void (answers += String(chunk).split('HTTP/1.1 401 ').length - 1));
+  for (let i = 0; i < 10_100; i += 4) {
+    for (let j = i; j < i + 4; j++) {
+      const from = `Host: x\r\nX-Forwarded-For: 2001:db8:${j.toString(16)}::1`;
+      socket.write(ABOUT.replace(SECRET, 'wrong').replace('Host: x', from));
+    }
+    while (answers < i + 4) await within(once(socket, 'data'), 'the refusals');
+  }
+  assert.equal(new Set(requests(gateway).map(({ client }) => client)).size, 10_101);
+  await asks('bearer', '429 rate_limited');
+});
+
 // A token was locked out for as long as the clock had been set back.
 test('RateLimiter: a bucket of so many, refilled evenly; a clock that is set back locks nobody out, however often one asks', () => {
   const limiter = new RateLimiter();

@@ -836,9 +836,6 @@ function isInternalId(value: string) {
   return bytes.length === 32 && value === bytes.toString('base64');
 }
 
-/** A pattern of `allow`. Its method may be `*`, and so may its parts. */
-type Pattern = Pick<Route, 'method' | 'parts'>;
-
 /** A parsed allowlist: its `groups`, its `patterns`, and all entries as the owner has `written` them. */
 type Allow = ReturnType<typeof readAllow>;
 
@@ -847,12 +844,8 @@ type Allow = ReturnType<typeof readAllow>;
  * `/v1/groups/*` matches /v1/groups/+4915 and all paths below it, but not /v1/groups.
  */
 function partsMatch(parts: readonly string[], segments: readonly string[]) {
-  return fitsLength(parts, segments.length) && parts.every((part, i) => !isLiteral(part) || part === segments[i]);
-}
-
-/** Whether parts can match so many segments. */
-function fitsLength(parts: readonly string[], length: number) {
-  return parts.at(-1) === '*' ? length >= parts.length : length === parts.length;
+  const hasLength = parts.at(-1) === '*' ? segments.length >= parts.length : segments.length === parts.length;
+  return hasLength && parts.every((part, i) => !isLiteral(part) || part === segments[i]);
 }
 
 /** Whether a part matches only itself. */
@@ -914,9 +907,13 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs,
     connectTimeoutMs,
     lingerMs,
+    // Three limiters, because each forgets its least recently used key. Unauthenticated clients can fill the second and
+    // the third with addresses: in one limiter for all, they would give a token its rate back.
+    /** Counts the requests of tokens, by name, and the few kinds of warnings. */
     rateLimiter: new RateLimiter(),
+    /** Counts wrong credentials, by address. */
     failureLimiter: new RateLimiter(),
-    /** Counts the log lines of unauthenticated requests, by address. */
+    /** Counts log lines: by address those of unauthenticated requests, and by name what a token is told to send later. */
     lineLimiter: new RateLimiter(),
     /**
      * All connections, by transport socket. The map's order decides which connection is closed at the limit: the first
@@ -1654,11 +1651,10 @@ function logExchange(exchange: Exchange) {
 function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
   for (const [exchange, close] of core.tunnels) {
-    const token = anonymous ?? tokens.get(exchange.token?.digest ?? '');
-    const takesForm = anonymous !== undefined || token?.methods.has(exchange.credential!.form);
-    const isGood = token !== undefined && takesForm && token.expires > core.now();
+    const token = anonymous ?? tokens.get(exchange.token!.digest);
+    const isBad = !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now()));
     if (core.draining) close('shutdown');
-    else if (!isGood || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
+    else if (isBad || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
       close('no_longer_allowed');
     }
   }
@@ -1883,14 +1879,18 @@ function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
   if (credential === undefined) return new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
-  let reason = 'unknown_token';
-  if (token) {
-    if (token.expires <= core.now()) reason = 'expired_token';
-    else if (token.methods.has(credential.form)) return token;
-    else reason = 'form_not_accepted';
-  } else if (credential.secret === undefined) reason = credential.form === 'basic' ? 'wrong_user' : 'unknown_scheme';
+  const reason = faultOfToken(token, credential, core.now());
+  if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   return new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+}
+
+/** What is wrong with the token of a credential, if anything: the one rule for requests and for open WebSockets. */
+function faultOfToken(token: Token | undefined, { form, secret }: Credential, nowMs: number) {
+  if (token && token.expires <= nowMs) return 'expired_token';
+  if (token) return token.methods.has(form) ? undefined : 'form_not_accepted';
+  if (secret !== undefined) return 'unknown_token';
+  return form === 'basic' ? 'wrong_user' : 'unknown_scheme';
 }
 
 /** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -5551,33 +5551,34 @@ function describeToken(token: Token) {
   // In lines of 80 columns: a terminal would break them inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
-  const idle = token.allow.patterns.filter((pattern) => !canMatch(token, pattern))
-    .map(({ method, parts }) => `    warning      ${method} /${parts.join('/')} matches no route of the backend`);
+  const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
+    .map((pattern) => `    warning      ${pattern} matches no route of the backend`);
   return [`  ${token.name}`, ...lines, ...idle].join('\n');
 }
 
-/**
- * Whether a pattern can open a route of the backend for a token. Both are compared part by part. A `*` at the end
- * stands for one part or more.
- */
-function canMatch(token: Token, { method, parts }: Pattern) {
-  if (method === 'GET' && parts.join('/') === 'v2/send') return makesSends(token);
-  const opensSetup = !/[*:]/.test(prefixOf(parts)); // no wildcard opens setup
-  return ROUTES.some((route) => {
-    if (route === METRICS_ROUTE) return method === route.method && parts.join() === route.parts.join();
-    const fits = fitsLength(parts, route.parts.length) || fitsLength(route.parts, parts.length);
-    return fits && (method === '*' || method === route.method) && (opensSetup || route.group !== 'setup') &&
-      parts.every((part, i) => canMeet(part, route.parts[i] ?? '*'));
-  });
-}
+/** For each kind of parameter that is checked: a value that passes. */
+const SAMPLES: NodeJS.Dict<string> = {
+  ':number': '+15550100001',
+  ':groupid': `group.${btoa(Buffer.alloc(32).toString('base64'))}`,
+};
 
-/** Whether one segment can match a part of a pattern and a part of a route. */
-function canMeet(part: string, ofRoute: string) {
-  if (part === '*') return true;
-  if (isLiteral(ofRoute)) return part === ofRoute;
-  if (isLiteral(part)) return mistakeInSegment(part, ofRoute) === undefined;
-  const names = [part, ofRoute].sort().join();
-  return names !== ':groupid,:number'; // no phone number is a group id
+/** Whether a pattern alone would open a route of the backend. Of each route a target is tried that fits both. */
+function canMatch(token: Token, pattern: string) {
+  const alone = { ...token, allow: readAllow([pattern]) };
+  const { method, parts } = alone.allow.patterns[0]!;
+  return ROUTES.some((route) => {
+    const [own, others] = parts.length < route.parts.length ? [parts, route.parts] : [route.parts, parts];
+    const segments = others.map((other, i) =>
+      [other, own[i] ?? '*'].find(isLiteral) ?? SAMPLES[other] ?? SAMPLES[own[i]!] ?? 'x'
+    );
+    try {
+      const path = segments.map((segment) => encodeURIComponent(segment)).join('/');
+      const target = parseTarget(method === '*' ? route.method : method, `/${path}`);
+      return target.route !== undefined && findGrant(alone, target) !== undefined;
+    } catch { // the pattern spells what no target may have
+      return false;
+    }
+  });
 }
 
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
