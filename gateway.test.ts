@@ -9564,12 +9564,13 @@ const LEXICAL = {
 };
 
 /**
- * How many lexical tokens a TypeScript text has. A string, a pattern and a piece of a template are one token each;
- * comments do not count. Differs from TypeScript's own count by less than one in a thousand.
+ * The lexical tokens of a TypeScript text. A string, a pattern and a piece of a template are one token each; comments do
+ * not count. Their number differs from TypeScript's own by less than one in a thousand.
  */
-function tokensOf(text: string): number {
+function tokensIn(text: string): string[] {
   const templates: number[] = []; // for each open template, how many braces are open around its `${`
-  let [count, depth, at, last] = [0, 0, 0, ''];
+  const tokens: string[] = [];
+  let [depth, at, last] = [0, 0, ''];
   const take = (pattern: RegExp): string => {
     pattern.lastIndex = at;
     const [found = ''] = pattern.exec(text) ?? [];
@@ -9583,14 +9584,37 @@ function tokensOf(text: string): number {
       at++;
       last = take(LEXICAL.template);
       if (last.endsWith('{')) templates.push(depth);
+      tokens.push((isRest ? '}' : '') + last);
     } else {
       const isPattern = text[at] === '/' && (!/[\w$)\]}"'`]$/.test(last) || last === 'return');
       last = isPattern ? take(LEXICAL.pattern) : take(LEXICAL.token);
       depth += Number(last === '{') - Number(last === '}');
+      tokens.push(last);
     }
-    count++;
   }
-  return count;
+  return tokens;
+}
+
+const tokensOf = (text: string): number => tokensIn(text).length;
+
+/** The conditionals (`a ? b : c`) of a TypeScript text that stand in another one, each by the tokens around it. */
+function nestedConditionals(text: string): string[] {
+  const tokens = tokensIn(text);
+  const open: number[] = []; // for each conditional that has not ended, how many brackets are open around it
+  const nested: string[] = [];
+  let depth = 0;
+  for (const [i, token] of tokens.entries()) {
+    if (/^[)\]]$|^\}/.test(token)) depth--;
+    // A comma or a semicolon at its own depth, or a bracket that closes around it, ends a conditional.
+    const ends = (own: number): boolean => own > depth || (own === depth && (token === ',' || token === ';'));
+    while (open.length > 0 && ends(open.at(-1)!)) open.pop();
+    if (token === '?' && !/^[:,)]$/.test(tokens[i + 1]!)) { // otherwise it marks something optional
+      if (open.length > 0) nested.push(tokens.slice(i - 5, i + 6).join(' '));
+      open.push(depth);
+    }
+    if (/^[([{]$|\$\{$/.test(token)) depth++;
+  }
+  return nested;
 }
 
 /** The most lexical tokens of gateway.ts. Whoever needs more says what becomes superfluous by it. */
@@ -9602,9 +9626,29 @@ test('the functions of gateway.ts are short, and the file has no more lexical to
   const functions = FUNCTIONS.flatMap((kind) => bodiesOf(kind));
   assert.ok(functions.length > 200, `only ${functions.length}`);
   assert.deepEqual(functions.filter(({ lines }) => lines > 60), []);
+  const flat = 'a ? b : c; f(d ? e : f, g ? `${h}` : i); function j(k?: l) { return m ? n : o; }';
+  assert.deepEqual(nestedConditionals(flat), []);
+  for (const nested of ['a ? b : c ? d : e', 'a ? (b ? c : d) : e', 'a ? `${b ? c : d}` : e']) {
+    assert.equal(nestedConditionals(nested).length, 1, nested);
+  }
+  assert.deepEqual(nestedConditionals(SOURCE), []);
   const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
   assert.ok(handle.split('\n').length <= 60, handle);
   assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
+});
+
+test('a function whose name begins with refusalOf returns a problem, one with mistakeIn a text, and all others throw', () => {
+  const functions = Array.from(
+    SOURCE.matchAll(/^(?:async )?function\*? (\w+)\([^]*?^\}/gm),
+    ([text, name]) => [name!, text],
+  );
+  const named = functions.filter(([name]) => /^(?:refusalOf|mistakeIn)/.test(name!));
+  assert.ok(named.length > 8, `only ${named.length}`);
+  assert.deepEqual(named.filter(([, text]) => /\bthrow\b/.test(text!)).map(([name]) => name), []);
+  const returning = functions.filter(([, text]) =>
+    /\breturn [^;]*?\b(?:new Problem|withDetail|bad[A-Z]\w+|tooLarge)\(/.test(text!)
+  );
+  assert.deepEqual(returning.map(([name]) => name!).filter((name) => !name.startsWith('refusalOf')), []);
 });
 
 test('the sections of gateway.ts stand as its contents say, and use only what stands below', () => {

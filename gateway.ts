@@ -42,7 +42,7 @@ import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync, statSync, watchFile } from 'node:fs';
-import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
+import http, { type IncomingHttpHeaders, IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
@@ -347,7 +347,7 @@ const TOKEN_READERS = {
   secret: readSecret,
   secretFile: readSecretFile,
   senders: listOf(readNumber),
-  recipients: listOf(recipientOr(", a group's id or group.*")),
+  recipients: listOf(readerOfRecipients(true)),
   expires: readExpiry,
   defaults: readDefaults,
   message: readTemplate,
@@ -601,7 +601,12 @@ type ProblemDetails = {
   syntax?: { why: string; atByte: number };
 };
 
-/** Ends a request with an error response. No Error: taking its stack would cost more than the rest of a refusal. */
+/**
+ * Ends a request with an error response. No Error: taking its stack would cost more than the rest of a refusal.
+ *
+ * A function whose name begins with `refusalOf` returns a Problem, or undefined: `--check` or an open WebSocket asks it
+ * too. One that begins with `mistakeIn` returns a part of a sentence. All other functions throw.
+ */
 class Problem {
   readonly code;
   readonly status;
@@ -727,7 +732,7 @@ const ROUTES = Object.entries({
     'DELETE{} /v1/remote-delete/:number',
     'POST{},DELETE{} /v1/polls/:number',
     'POST{} /v1/polls/:number/vote',
-    // The attachments of all accounts: `refusalOf` closes these routes, and a search without an account, to tokens
+    // The attachments of all accounts: `refusalOfEndpoint` closes these routes, and a search without an account, to tokens
     // with `senders`.
     'GET /v1/attachments',
     'GET,DELETE /v1/attachments/:attachment',
@@ -1512,16 +1517,15 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
 
     // Before the endpoint: an unauthenticated client must not learn which endpoints an allowlist opens.
-    const token = identify(exchange);
-    if (token instanceof Problem) throw token;
-    exchange.token = token;
+    const token = exchange.token = identify(exchange);
 
     // The cross-site check comes after the token, because only Basic is a form that a browser adds by itself. It comes
     // before the endpoint, because another site must not learn which endpoints are allowed. The rate comes after the
     // endpoint: a request that can never pass must not use up the rate of those that can.
-    const refusal = claimConnection(exchange) ?? refusalOfOrigin(rules, exchange) ??
-      refusalOf(token, target, client) ?? takeRate(core, token);
+    claimConnection(exchange);
+    const refusal = refusalOfOrigin(rules, exchange) ?? refusalOfEndpoint(token, target, client);
     if (refusal) throw refusal;
+    takeRate(core, token);
     if (target.route === METRICS_ROUTE) return respondMetrics(exchange);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
@@ -1563,7 +1567,7 @@ function begin(exchange: Exchange) {
 /**
  * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
  * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
- * @returns the problem if the token has that many: busy.
+ * @throws {Problem} busy if the token has that many.
  */
 function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
   const { name } = token!;
@@ -1572,11 +1576,10 @@ function claimConnection({ core: { connections, atStart }, rules, connection, to
   if (rules.tokens.size > 1 && connections.size > limit) {
     let count = 1;
     for (const other of connections.values()) {
-      if (other.token === name && ++count > limit) return new Problem('busy', 'half_of_connections');
+      if (other.token === name && ++count > limit) throw new Problem('busy', 'half_of_connections');
     }
   }
   connection.token = name;
-  return undefined;
 }
 
 /** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
@@ -1633,15 +1636,19 @@ function logExchange(exchange: Exchange) {
   // A flood must not fill a small computer's disk. Health checks and preflights are logged at debug level. So are,
   // beyond 30 a minute, the unauthenticated requests of an address, and what a token is told to send later. No address
   // has a space, so that the keys cannot collide. Prometheus reads the metrics four times a minute.
-  const floods = token === undefined
-    ? failureKey(client)
-    : /^(?:rate_limited|busy)$/.test(code ?? '') && `token ${token}`;
+  const limited = code === 'rate_limited' || code === 'busy' ? `token ${token}` : undefined;
+  const lineKey = token === undefined ? failureKey(client) : limited;
   const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
-  const isFlood = floods !== false && !isHarmless && core.lineLimiter.take(floods, FAILURE_RATE, core.now()) > 0;
-  const level = isHarmless || isFlood ? 'debug' : worst >= 500 ? 'error' : worst >= 400 ? 'warn' : 'info';
+  const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
+  const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
   const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
   core.log(level, 'request', fields);
   core.metrics.countRequest(exchange);
+}
+
+function levelOf(status: number): Level {
+  if (status >= 500) return 'error';
+  return status >= 400 ? 'warn' : 'info';
 }
 
 /**
@@ -1654,7 +1661,9 @@ function closeStaleTunnels(core: Core) {
     const token = anonymous ?? tokens.get(exchange.token!.digest);
     const isBad = !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now()));
     if (core.draining) close('shutdown');
-    else if (isBad || refusalOfOrigin(core.rules, exchange) || refusalOf(token, exchange.target!, exchange.client)) {
+    else if (
+      isBad || refusalOfOrigin(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
+    ) {
       close('no_longer_allowed');
     }
   }
@@ -1694,7 +1703,8 @@ function checkHead(req: IncomingMessage) {
  * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string) {
-  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it.
+  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it. The pattern's set is
+  // the printable characters of ASCII, "!" to "~", without "#" and "\\".
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const [path, query] = splitAt(raw, '?');
@@ -1873,16 +1883,16 @@ function parseAuthorization(value: string): Credential {
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
  * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
  * can lock others out.
- * @returns the token, or the problem: unauthorized, too_many_failures.
+ * @throws {Problem} unauthorized, too_many_failures.
  */
 function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) return new Problem('unauthorized', 'no_credential');
+  if (credential === undefined) throw new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = faultOfToken(token, credential, core.now());
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  return new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
 }
 
 /** What is wrong with the token of a credential, if anything: the one rule for requests and for open WebSockets. */
@@ -1909,7 +1919,8 @@ function failureKey(address: string) {
 
 /**
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
- * `cors`. Undefined for a value that no browser sends, because that may be a secret.
+ * `cors`. Undefined for a value that no browser sends, because that may be a secret. Behind "://", the pattern's set is the
+ * printable characters of ASCII without "/", "?" and "@".
  */
 function unlistedOrigin({ req, rules }: Exchange) {
   const { origin = '' } = req.headers;
@@ -1950,36 +1961,45 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  * fact of being on this machine. A page can send the other credential forms only if it knows the token.
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
+  const { headers } = req;
   const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
   // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
   // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
   // Range here. So this refusal comes first, and holds for every form.
-  if (isActing && req.headers.range !== undefined) {
+  if (isActing && headers.range !== undefined) {
     const detail =
       'A GET that sends, receives or sets up is refused if it has a Range header, as a media player sends.';
     return withDetail('cross_site', detail, 'range');
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const { origin = '', 'sec-fetch-site': fetchSite, 'x-forwarded-host': forwarded, upgrade } = req.headers;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
-  const host = String((isProxied && forwarded) || (req.headers.host ?? ''));
+  const host = String((isProxied && headers['x-forwarded-host']) || (headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
     const detail = 'Without tokens, call the gateway by an IP address or a local name, not by one of public DNS.';
     return withDetail('cross_site', detail, 'public_host');
   }
-  // Without Sec-Fetch-Site, Origin decides: Chromium does not send Sec-Fetch-Site over plain http, nor with a WebSocket
-  // handshake. With a GET over plain http it sends no Origin either. Programs send neither header, so they pass.
-  const site = fetchSite ?? (origin === '' ? 'none' : origin.split('://')[1] === host ? 'same-origin' : 'cross-site');
-  if (rules.cors.has(origin)) return undefined;
+  if (rules.cors.has(headers.origin ?? '')) return undefined;
+  const site = siteOf(headers, host);
+  if (!isActing || !isFromBrowser(headers)) {
+    return site === 'same-origin' || site === 'none' ? undefined : new Problem('cross_site');
+  }
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
-  // acts is refused. A browser without Sec-Fetch-Site is recognised by its User-Agent, which no page can remove.
-  // With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there an Origin that
-  // equals Host proves nothing. No page can set Upgrade.
-  const isBrowsing = fetchSite !== undefined || req.headers['user-agent']?.startsWith('Mozilla/');
-  const needsProof = isActing && isBrowsing;
-  const isOwn = needsProof && upgrade === undefined ? fetchSite === 'same-origin' : site === 'same-origin';
-  return isOwn || (site === 'none' && !needsProof) ? undefined : new Problem('cross_site');
+  // acts is refused. With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there an
+  // Origin that equals Host proves nothing. No page can set Upgrade.
+  const proof = headers.upgrade === undefined ? headers['sec-fetch-site'] : site;
+  return proof === 'same-origin' ? undefined : new Problem('cross_site');
+}
+
+/**
+ * Where a request comes from, in the words of Sec-Fetch-Site. Without that header, Origin decides: Chromium does not
+ * send Sec-Fetch-Site over plain http, nor with a WebSocket handshake. With a GET over plain http it sends no Origin
+ * either. Programs send neither header, so they pass.
+ */
+function siteOf({ origin, 'sec-fetch-site': fetchSite }: IncomingHttpHeaders, host: string) {
+  if (fetchSite !== undefined) return fetchSite;
+  if (!origin) return 'none';
+  return origin.split('://')[1] === host ? 'same-origin' : 'cross-site';
 }
 
 /**
@@ -2003,7 +2023,7 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
  * no later rule opens the endpoint again. Open WebSockets are checked again when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
-function refusalOf(token: Token, target: Target, client?: string) {
+function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const { senders, recipients } = token;
   const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
@@ -2113,10 +2133,10 @@ class RateLimiter {
   }
 }
 
-/** Counts a request against its token's rate, even if the backend fails later. @returns the problem: rate_limited. */
+/** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  return retryAfterMs > 0 ? new Problem('rate_limited', undefined, { retryAfterMs }) : undefined;
+  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
 }
 
 // #endregion
@@ -3127,7 +3147,7 @@ function mistakeInRecipient(value: string, isPerson: boolean) {
   if (/^ +\d/.test(value)) return 'may not begin with a space; in a form the "+" of a number is written %2B';
   if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
   // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. The pattern matches
-  // the base64 of a text that begins with "-".
+  // the base64 of a text that begins with "-": that byte is all of "L" and the first two bits of the next letter.
   if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
   if (!value.startsWith('group.')) return undefined;
   if (isPerson) return 'must be a person here, not a group';
@@ -3469,9 +3489,14 @@ class BodyScan {
     this.#state = this.#readString;
     this.#expected = isKey ? this.#readColon : this.#readAfter; // reads the byte after the string
     const { depth, outer, key } = this.#scope;
-    // A key can matter at the top level, and in an object whose own key matters.
-    this.#text = (isKey ? depth === 1 || outer!.key : key) ? '' : undefined;
-    this.#limitBytes = isKey ? KEY_LIMIT_BYTES + 1 : this.#isInAttachment() ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+    if (isKey) {
+      // A key can matter at the top level, and in an object whose own key matters.
+      this.#text = depth === 1 || outer!.key ? '' : undefined;
+      this.#limitBytes = KEY_LIMIT_BYTES + 1;
+    } else {
+      this.#text = key ? '' : undefined;
+      this.#limitBytes = this.#isInAttachment() ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+    }
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
@@ -3522,7 +3547,7 @@ class BodyScan {
     const { key } = this.#scope;
     const text = this.#text!;
     if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
-    // Most texts are ASCII without an escape.
+    // Most texts are ASCII without an escape: from the space to "~", without the backslash.
     // UNTIL V8 tells keys apart: a key is parsed here as a single string, not within an object. After Node 24.21 or
     // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
     const isPlain = /^[ -[\]-~]*$/.test(text);
@@ -3574,7 +3599,10 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
   chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
-/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
+/**
+ * The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. The pattern
+ * matches the first byte of any character, the first two of a character of three or four, or the first three of four.
+ */
 function wholeCharacters(bytes: Buffer) {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
   const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
@@ -3588,12 +3616,9 @@ function wholeCharacters(bytes: Buffer) {
 function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
-  const list = key in LIST_KEYS;
-  const [open, type] = role === 'object'
-    ? ['{', 'an object']
-    : list
-    ? ['[', 'a list of strings in double quotes']
-    : ['"', 'a string in double quotes'];
+  let [open, type] = ['"', 'a string in double quotes'];
+  if (role === 'object') [open, type] = ['{', 'an object'];
+  else if (key in LIST_KEYS) [open, type] = ['[', 'a list of strings in double quotes'];
   // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
   // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
@@ -4335,7 +4360,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
   // for a password, remember it, and add it to the requests of any page.
-  const challenges = req && isBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
+  const challenges = req && mayAskForPassword(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   const headers: OutgoingHttpHeaders = {
     'Content-Type': 'application/json',
     'Content-Length': Buffer.byteLength(body),
@@ -4421,12 +4446,20 @@ function headerValues(fields: readonly string[], name: string) {
 }
 
 /**
- * Whether a browser sent the request. Browsers send Sec-Fetch-Mode only over https and on localhost. They send
- * Upgrade-Insecure-Requests only when they open a page.
+ * Whether a browser sent a request. One without Sec-Fetch-Site is recognised by its User-Agent, which no page can
+ * remove. Node's fetch sends Sec-Fetch-Mode, and is no browser.
  */
-function isBrowser({ headers }: IncomingMessage) {
-  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
-    headers['user-agent']?.startsWith('Mozilla/');
+function isFromBrowser(headers: IncomingHttpHeaders) {
+  return headers['sec-fetch-site'] !== undefined || headers['user-agent']?.startsWith('Mozilla/') === true;
+}
+
+/**
+ * Whether a client may show a dialog for a password. That is wider than `isFromBrowser`, because a program loses only a
+ * challenge: browsers send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on
+ * localhost.
+ */
+function mayAskForPassword({ headers }: IncomingMessage) {
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers || isFromBrowser(headers);
 }
 
 /**
@@ -4832,7 +4865,8 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
 /** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
 function showValue(value: unknown, instead: string) {
   const text = JSON.stringify(value) ?? '';
-  return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
+  const { length } = typeof value === 'string' ? value : text;
+  return length < SECRET_MIN_LENGTH ? text : instead;
 }
 
 /** The place of an object's member: its key, or its position if the key may be a secret. */
@@ -5015,18 +5049,19 @@ const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w
 
 /**
  * Makes a reader of single recipients. They are compared as written: a number without its plus would never match.
- * @param groups the groups that are expected, for the message. Only a `group.*` in it stands for any group.
+ * @param takesAnyGroup whether `group.*` stands for any group. No send can go to that.
  */
-function recipientOr(groups: string) {
-  const isAny = (text: string) => text === 'group.*' && groups.includes(text);
-  const isRecipient = (text: string) => isAny(text) || NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+function readerOfRecipients(takesAnyGroup: boolean) {
+  const isRecipient = (text: string) =>
+    (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+  const groups = takesAnyGroup ? ", a group's id or group.*" : " or a group's id";
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`);
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
-  const recipients = (list: unknown) => [...listOf(recipientOr(" or a group's id"))(list)];
+  const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
   const text_mode = wordOf(['normal', 'styled']);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
@@ -5392,7 +5427,8 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     // `render` throws a Problem: the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
     const hint = hintFor(LISTEN_HINTS, code);
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${hint ? `; ${hint}` : ''}`}\n`;
+    const advice = hint ? `; ${hint}` : '';
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${advice}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
@@ -5601,8 +5637,8 @@ function describeSends(token: Token) {
 /** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
 function sendTarget(token: Token) {
   const target = parseTarget('POST', '/v2/send');
-  const refusal = refusalOf(token, target);
-  if (refusal && refusalOf(token, parseTarget('GET', '/v2/send'))) throw refusal;
+  const refusal = refusalOfEndpoint(token, target);
+  if (refusal && refusalOfEndpoint(token, parseTarget('GET', '/v2/send'))) throw refusal;
   return target;
 }
 
