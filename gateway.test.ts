@@ -1214,6 +1214,8 @@ function outcomeOf(end: Answer | LogLine | string): string {
   return `${status} ${code ?? json?.code ?? ''}`.trim();
 }
 const HEALTH = 'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n';
+/** A request for a WebSocket, without a credential. */
+const HANDSHAKE = `GET ${RECEIVE} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`;
 const AT_INFO: GatewayConfig = { log: { format: 'json', level: 'info' } };
 const AS_OTHER = { authorization: `Bearer ${OTHER}` };
 /** The statuses of requests that are sent at the same time. */
@@ -1518,6 +1520,139 @@ test('on a connection that closes no further request is acted on: behind a refus
     const answers = text().match(/^HTTP\/1\.1 201/gm) ?? [];
     assert.equal(backend.seen.splice(0).length, answers.length, text());
   }
+});
+
+// node:http goes on parsing a packet whose socket was destroyed, and what its listener threw then ended the process.
+test('attack: end the process by a reset behind a pipelined CONNECT or WebSocket, on http and on https', async (t) => {
+  const backend = await startBackend(t);
+  for (const tls of [undefined, certificate(t)]) {
+    const env = tls && { TLS_CERT: tls.cert, TLS_KEY: tls.key };
+    const gateway = await startProcess(t, { backend, ...env && { env } });
+    const upgrades = ['CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n', HANDSHAKE];
+    for (let round = 0; round < 200; round++) {
+      const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
+      await once(socket, 'connect');
+      let speaker: net.Socket = socket;
+      if (tls) {
+        speaker = tlsConnect({ socket, ca: [CERTS[0].cert], servername: 'localhost' }).on('error', () => {});
+        await once(speaker, 'secureConnect');
+      }
+      speaker.write(`${HEALTH}${upgrades[round % 2]}`, () => socket.resetAndDestroy());
+      await closed(socket);
+    }
+    assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
+    assert.doesNotMatch(gateway.output(), /internal error/);
+    assert.deepEqual([gateway.child.exitCode, backend.seen.length], [null, 0]);
+    await gateway.close();
+  }
+});
+
+/** What reaches each listener of the server: on plain http, and over TLS. */
+const EVENTS: Record<string, (to: Address, gateway: Gateway) => unknown> = {
+  connection: (to) => raw(to, HEALTH),
+  secureConnection: (to) => raw(to, HEALTH),
+  request: (to) => raw(to, HEALTH),
+  checkContinue: (to) => raw(to, HEALTH.replace('\r\n', '\r\nExpect: 100-continue\r\n')),
+  checkExpectation: (to) => raw(to, HEALTH.replace('\r\n', '\r\nExpect: a-miracle\r\n')),
+  upgrade: (to) => raw(to, HANDSHAKE),
+  connect: (to) => raw(to, 'CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n'),
+  clientError: (to) => raw(to, 'rubbish\r\n\r\n'),
+  tlsClientError: ({ port }) => raw({ port }, HEALTH),
+  timeout: (to, { server }) => {
+    server.once('connection', (socket) => setImmediate(() => server.emit('timeout', socket)));
+    return raw(to, '');
+  },
+  error: (_, { server }) => server.emit('error', Object.assign(new Error(), { code: 'EMFILE' })),
+};
+
+test('what a listener of the server throws ends its connection, and is one log line; nothing ends the process', async (t) => {
+  const missing = new Set(Object.keys(EVENTS));
+  for (const tls of [undefined, certificate(t)]) {
+    const { gateway } = await startBoth(t, { ...tls && { tls } });
+    const { server } = gateway;
+    const isHere = (event: string): boolean =>
+      event in EVENTS && (tls && !('Bun' in globalThis) ? true : !/^(?:tls|secure)/.test(event)); // Bun 1.4.5 emits neither
+    for (const event of server.eventNames().map(String).filter(isHere)) {
+      const listeners = server.rawListeners(event) as ((...args: unknown[]) => void)[];
+      for (const listener of listeners) {
+        const fail = (): never => {
+          throw new Error(`planted in ${event}`);
+        };
+        const others = listeners.map((each) => each === listener ? fail : each);
+        server.removeAllListeners(event);
+        for (const each of others) server.on(event, each);
+        const failed = (): number => linesOf(gateway, /^internal error$/).length;
+        const before = failed();
+        await EVENTS[event]!(gateway, gateway);
+        await until(() => failed() > before, `the line of a fault in "${event}"`);
+        assert.match(String(linesOf(gateway, /^internal error$/).at(-1)!.stack), new RegExp(`planted in ${event}`));
+        server.removeAllListeners(event);
+        for (const each of listeners) server.on(event, each);
+        missing.delete(event);
+        assert.equal((await ask(gateway, { path: '/healthz' })).status, 200, `behind a fault in "${event}"`);
+      }
+    }
+  }
+  if (isNode) assert.deepEqual([...missing], []);
+});
+
+test('internal errors beyond thirty a minute are logged at debug level', async (t) => {
+  let now = Date.now();
+  const { gateway } = await startBoth(t, {}, { now: () => now });
+  const fail = (): boolean => gateway.server.emit('clientError'); // without its arguments
+  for (let i = 0; i < 40; i++) fail();
+  const levels = (): string[] => linesOf(gateway, /^internal error$/).map(({ level }) => String(level));
+  assert.deepEqual(levels(), [...Array(30).fill('error'), ...Array(10).fill('debug')]);
+  now += 60_001;
+  fail();
+  assert.equal(levels().at(-1), 'error');
+});
+
+test('the last resort: a process that listens goes on whatever a timer, a stream or a promise throws; a taken port still ends it', async (t) => {
+  const backend = await startBackend(t);
+  const code = `
+    import { EventEmitter } from 'node:events';
+    import { run } from ${JSON.stringify(FILE.href)};
+    const { code, stderr } = await run([], process.env, () => Buffer.alloc(0));
+    process.exitCode = code;
+    process.stderr.write(stderr);
+    setTimeout(() => { throw new Error('planted in a timer'); });
+    setTimeout(() => new EventEmitter().emit('error', new Error('planted in a stream')));
+    setTimeout(() => Promise.reject(new Error('planted in a promise')));`;
+  const file = fileWith(t, code, 'script.mjs');
+  const gateway = await startProcess(t, { backend, program: [...AS_IT_IS.slice(0, -1), file] as unknown as Program });
+  await until(() => linesOf(gateway, /^internal error$/).length === 3);
+  const stacks = linesOf(gateway, /^internal error$/).map(({ stack }) => String(stack)).join();
+  for (const where of ['timer', 'stream', 'promise']) assert.match(stacks, new RegExp(`planted in a ${where}`));
+  await ask(gateway, { headers: BEARER, body: HELLO });
+  assert.equal(backend.sent.length, 1);
+  const { code: ended } = await cli([], { env: { API_TOKENS: SECRET, LISTEN: `127.0.0.1:${gateway.port}` } });
+  assert.equal(ended, 1);
+  await gateway.close();
+});
+
+// With 600,000 of them a stranger had kept the gateway silent for 15 s.
+test('attack: packets that the parser refuses, behind a response that has begun, add no listeners', async (t) => {
+  const { gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
+  let begun: http.ServerResponse | undefined;
+  gateway.server.prependListener('request', (_, res) => begun ??= res);
+  let packets = 0;
+  gateway.server.on('clientError', () => packets++);
+  const { socket, text } = open(t, gateway, `${ABOUT.replace('/v1/about', '/v1/about?hang-begun')}rubbish\r\n\r\n`);
+  socket.setNoDelay(true);
+  await until(() => text().includes('first'));
+  const listeners = (): number => begun!.listenerCount('close');
+  await until(() => packets > 0);
+  const first = listeners();
+  for (let i = 0; i < 50; i++) {
+    const before = packets;
+    socket.write('x');
+    if (isNode) await until(() => packets > before);
+  }
+  assert.equal(listeners(), first);
+  finish();
+  await closed(socket);
+  assert.match(text(), /first/);
 });
 
 // node:http itself closed behind these responses, and the send behind them was acted on without a response.
@@ -3826,6 +3961,37 @@ test('a body that comes slowly but steadily may take longer in all, and so may o
   }
   steady.end('"}');
   assert.deepEqual([(await response)[0].statusCode, (await slow).status, held.length], [201, 201, 1]);
+});
+
+// Such a handler acts on its path: the backend had acted before the gateway refused the rest of the body.
+test('a route that needs no body takes none beyond 64 KiB, and the backend sees nothing of it; a plugin and an unknown route take any', async (t) => {
+  const group = `/v1/groups/${FROM}/${GROUP}`;
+  const rows = `POST ${group}/quit ;; POST ${group}/join ;; POST ${group}/block ;; DELETE ${group}
+    DELETE /v1/attachments/a ;; POST /v1/unregister/${FROM} ;; DELETE /v1/devices/${FROM}/local-data`;
+  const both = await startBoth(t, { allow: ['messaging', 'setup', '* /api/*'] });
+  const { backend, gateway } = both;
+  const send = (target: string, body: string, isChunked: boolean): Promise<Answer> => {
+    const [method = '', path = ''] = target.trim().split(' ');
+    const headers = { ...BEARER, ...isChunked && { 'transfer-encoding': 'chunked' } };
+    return ask(gateway, { method, path, body, headers });
+  };
+  for (const isChunked of [false, true]) {
+    for (const row of rows.split(/;;|\n/)) {
+      for (const late of ['', ',"recipients":["-x"]', ',"a":']) { // one that is good, and two that are refused at their end
+        const body = `{"x":"${'x'.repeat(100_000)}"${late}}`;
+        assertDenied(await send(row, body, isChunked), 413, 'body_too_large', both);
+      }
+    }
+  }
+  await send(`POST ${group}/quit`, '{"x":1}', true); // a small one is checked whole first
+  const big = `{"x":"${'x'.repeat(200_000)}"}`;
+  for (const row of ['POST /v1/plugins/mine', 'DELETE /v1/plugins/mine', 'POST /api/v9/new']) {
+    await send(row, big, false);
+  }
+  assert.deepEqual(backend.seen.map(({ body, complete }) => [body.length, complete]), [
+    [7, true],
+    ...Array(3).fill([big.length, true]),
+  ]);
 });
 
 section('SENDS'); // ───────────────────────────────────────────────────────────────────────────────
@@ -7236,6 +7402,43 @@ test('WebSocket: a refusal is a complete HTTP response, and the backend sees not
     assert.equal(challenge, status === '401' ? 'Basic realm="signal", Bearer' : undefined);
     assert.equal(answer.headers['retry-after'], status === '429' ? '3600' : undefined);
   }
+});
+
+// node:http takes its own listener for "drain" off such a socket: what did not fit into one write was cut after 30 s.
+test('WebSocket: an ordinary response of 2 MB in its place arrives whole, at the pace of a client that reads late', async (t) => {
+  const big = 'x'.repeat(2_000_000);
+  for (const framing of [`Content-Length: ${big.length}\r\n\r\n${big}`, `Connection: close\r\n\r\n${big}`]) {
+    const { gateway } = await startReceiving(t, (socket) => socket.end(`HTTP/1.1 200 OK\r\n${framing}`));
+    const { socket, text } = wish(t, gateway);
+    socket.pause();
+    await pass(50);
+    socket.resume();
+    await closed(socket);
+    assert.equal(
+      parseAnswer(text()).text.replace(/^[0-9a-f]+\r\n|\r\n[0-9a-f]+\r\n/g, '').match(/x/g)?.length,
+      big.length,
+    );
+    await until(() => requests(gateway).length === 1);
+    assert.deepEqual([requests(gateway)[0].status, requests(gateway)[0].bytesOut], [200, big.length]);
+  }
+});
+
+// On Node 26 the socket behind a 101 was neither destroyed nor listened to, and its error ended the process.
+test('WebSocket: a backend that accepts late, whose client has left, is let go, and its reset ends nothing', async (t) => {
+  const { backend, gateway } = await startReceiving(t, () => {}, { allow: ['messaging'] });
+  for (const way of ['resetAndDestroy', 'resume'] as const) { // a backend that resets, and one that just stays
+    const client = wish(t, gateway, '/v1/search/+15550100001?numbers=1 | bearer'); // a route that needs a slot
+    const count = backend.sockets.length;
+    await until(() => backend.sockets.length > count);
+    client.socket.destroy();
+    const far = backend.sockets.at(-1) as net.Socket;
+    await pass(50); // the gateway sees that its client has left
+    far.on('end', () => far.end()).write(ACCEPTED, () => far[way]());
+    await closed(far);
+    await until(() => requests(gateway).some(({ reason }) => reason === 'answered_101'));
+    gateway.log.splice(0);
+  }
+  assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
 });
 
 test('WebSocket: a backend that declines is passed on with its status and body; bytes behind a handshake that is refused or declined never reach it', async (t) => {

@@ -883,6 +883,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   return {
     server,
     log: core.log,
+    logInternalError: (error: unknown) => logInternalError(core, error),
     listen: () => startListening(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
@@ -960,7 +961,7 @@ function createServer(settings: AtStart, headersTimeout: number) {
 
 function makeServer(core: Core, server: http.Server | https.Server) {
   const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
-    void handleInTurn(core, req, res, upgrade);
+    handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
     // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
     // `handleInTurn`, after whose own listener this response is not due any more.
     res.on('close', () => core.draining && server.closeIdleConnections());
@@ -969,9 +970,10 @@ function makeServer(core: Core, server: http.Server | https.Server) {
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // This response is written past node:http's order of responses, so it could get into an unfinished earlier one. No
-    // client sends an upgrade then.
-    if (connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
+    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor may
+    // this response, which is written past node:http's order of responses, get into an unfinished earlier one. No client
+    // sends an upgrade then.
+    if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
     onRequest(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
   };
   server.on('upgrade', onUpgrade);
@@ -996,7 +998,30 @@ function makeServer(core: Core, server: http.Server | https.Server) {
     if ([...core.connections.values()].every(isOut)) closeIdle();
   };
   watchConnections(core, server);
+  guardListeners(core, server);
   return server;
+}
+
+/** Catches what a listener of the server throws, which would end the process. */
+function guardListeners(core: Core, server: http.Server) {
+  const emit = server.emit.bind(server) as (...event: unknown[]) => boolean;
+  server.emit = (...event: unknown[]) => {
+    try {
+      return emit(...event);
+    } catch (error) {
+      failEvent(core, error, event);
+      return true;
+    }
+  };
+}
+
+/** Ends the connection of an event whose listener has failed. @param event its arguments, as listeners get them. */
+function failEvent(core: Core, error: unknown, event: unknown[]) {
+  logInternalError(core, error);
+  for (const each of event) {
+    const socket = each instanceof IncomingMessage ? each.socket : each;
+    if (socket instanceof Socket) socket.destroy();
+  }
 }
 
 /**
@@ -1030,6 +1055,7 @@ function responseOn(socket: Duplex, req: IncomingMessage) {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
   const res = new ServerResponse(req);
   res.assignSocket(socket as Socket);
+  socket.on('drain', () => res.emit('drain')); // node:http has taken its own listener off
   res.once('finish', () => socket.end(() => socket.destroy()));
   return res;
 }
@@ -1129,15 +1155,8 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   // Closed without a response: one could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => due.splice(due.indexOf(res), 1));
-  try {
-    if (previous !== undefined) await once(previous, 'close');
-    if (!socket.destroyed && !connection.isClosing) {
-      await handle(new Exchange(core, connection, req, res), upgrade);
-    }
-  } catch (error) { // a mistake in `handle` itself, which must not end the process
-    logInternalError(core, error);
-    socket.destroy();
-  }
+  if (previous !== undefined) await once(previous, 'close');
+  if (!socket.destroyed && !connection.isClosing) await handle(new Exchange(core, connection, req, res), upgrade);
 }
 
 /**
@@ -1189,7 +1208,10 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const isRefused = exchange?.stage !== 'sent' && !current.headersSent && (!req.complete || isWithoutLength);
   if (isRefused) exchange?.end(problem);
   // node:http ends a connection whose response says "close". This response may have said otherwise.
-  else if (current.headersSent && current.shouldKeepAlive) current.once('close', () => endSocket(core, socket));
+  else if (current.headersSent && current.shouldKeepAlive) {
+    current.shouldKeepAlive = false; // once: each further packet is refused too
+    current.once('close', () => endSocket(core, socket));
+  }
 }
 
 /**
@@ -1613,12 +1635,6 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
-}
-
-/** Logs and counts a mistake of the gateway itself. */
-function logInternalError({ log, metrics }: Core, error: unknown, requestId?: string) {
-  metrics.internalErrors++;
-  log('error', 'internal error', { requestId, stack: error instanceof Error ? error.stack : String(error) });
 }
 
 /**
@@ -2321,12 +2337,12 @@ class RequestBody {
       if (!target.route?.needsBody) return undefined;
       throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
-    // The body of a GET is read only to find a credential, and is not relayed. A body longer than the head is refused,
-    // because the gateway would drop the rest unread.
-    if (target.method === 'GET') {
-      if (this.#isComplete) return undefined;
-      throw tooLarge(HEAD_LIMIT_BYTES);
-    }
+    // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin reads
+    // what its owner wants. The body of a GET is read just to find a credential, and is not relayed.
+    const isPlugin = target.route?.parts.at(-1) === '*';
+    const isHeadOnly = target.method === 'GET' || (target.route?.needsBody === false && !isPlugin);
+    if (isHeadOnly && !this.#isComplete) throw tooLarge(HEAD_LIMIT_BYTES);
+    if (target.method === 'GET') return undefined;
     // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it cuts with spaces.
@@ -3807,6 +3823,8 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     onHead(message);
   });
   outgoing.on('upgrade', (message, socket, head) => {
+    // node:http has let go of the socket: on Node 26 `outgoing` neither destroys it nor listens for its errors.
+    exchange.underway = socket.on('error', destroyThis);
     socket.unshift(head); // openTunnel reads it
     onHead(message);
   });
@@ -4579,6 +4597,17 @@ function textLine(entry: Record<string, unknown>) {
     line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
   }
   return line;
+}
+
+/**
+ * Logs and counts a failure of the gateway itself, with its stack. Beyond thirty a minute the lines are at debug level,
+ * because a client that has found such a failure can repeat it.
+ */
+function logInternalError(core: Core, error: unknown, requestId?: string) {
+  core.metrics.internalErrors++;
+  const isFlood = core.lineLimiter.take('internal error', FAILURE_RATE, core.now()) > 0;
+  const stack = error instanceof Error ? error.stack : String(error);
+  core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
@@ -5464,6 +5493,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   stopOnSignal(gateway);
   reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
   await gateway.listen();
+  // The last resort: no client may end the process, whatever throws and wherever. Not before: a taken port ends it.
+  // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs a listener of its own.
+  for (const event of ['uncaughtException', 'unhandledRejection']) process.on(event, gateway.logInternalError);
   void askBackend(gateway, settings);
   return '';
 }
