@@ -2690,10 +2690,11 @@ table('a credential that a page has to know is accepted from any page', SWITCHED
   bearer | ${HELLO} ;; /v2/send?@auth=${SECRET} | ${HELLO} ;; /@auth=${SECRET}/v2/send | ${HELLO} ;; ${AUTHED(SECRET)}
   GET ${RECEIVE} | bearer → 200`;
 
-/** Responds with the header that the request's X-Say holds. */
+/** Responds with the header that the request's X-Say holds; with HTML, or for what is missing, 404. */
 const SAYING: Handler = (req, res) => {
   const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
-  req.resume().on('end', () => res.writeHead(value.includes('html') ? 404 : 200, name ? [name, value] : []).end('hi'));
+  const isMissing = req.url!.endsWith('missing') || (value.includes('html') && !/\/(?:x|avatar)$/.test(req.url!));
+  req.resume().on('end', () => res.writeHead(isMissing ? 404 : 200, name ? [name, value] : []).end('hi'));
 };
 
 const ACTS = [RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/v1/accounts', '/swagger/index.html'];
@@ -2871,21 +2872,48 @@ const PLAYLISTS = `audio/mpegurl audio/x-mpegurl application/x-mpegurl Applicati
   application/vnd.apple.mpegurl;charset=utf-8 video/mpegurl`.split(/\s+/);
 const SHOWN = 'audio/aac video/mp4 image/png image/jpeg Image/WebP image/gif;a=b'.split(' ');
 const NOT_SHOWN = ['text/html', 'image/svg+xml', 'Image/SVG+XML; charset=utf-8', 'application/pdf', 'text/plain', 'x'];
-table('an attachment that is neither sound nor film nor picture is a download, and a playlist is a text', {
-  ...tokens({}),
-  allow: ['messaging', 'setup', 'GET /v3/*'],
-}, { handler: SAYING })([
-  '* bearer → passes | Content-Disposition: attachment',
-  ...NOT_SHOWN.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`),
-  ...PLAYLISTS.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
-  'GET /v1/attachments/x ;; GET /v1/attachments/x | X-Say: content-disposition: inline; filename=a.svg',
-  `* bearer → passes | Content-Disposition: | Content-Security-Policy: ${CSP}`,
-  ...PLAYLISTS.map((type) => `GET /v3/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
-  'GET /v1/attachments ;; GET /v3/x | X-Say: Content-Type: text/html',
-  '* bearer → passes | Content-Disposition:',
-  ...SHOWN.map((type) => `GET /v1/attachments/x | X-Say: Content-Type: ${type} → Content-Type: ${type}`),
-  'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
-]);
+const FILES = ['/v1/attachments/x', `/v1/groups/${FROM}/${GROUP}/avatar`, `/v1/contacts/${FROM}/a-uuid/avatar`];
+for (const file of FILES) {
+  const typed = (types: string[], more = ''): string[] =>
+    types.map((type) => `GET ${file} | X-Say: Content-Type: ${type} → Content-Type: ${more || type}`);
+  table(`a file that is neither sound nor film nor picture is a download, and a playlist is a text: ${file}`, {
+    ...tokens({}),
+    allow: ['messaging', 'GET /v1/contacts/*', 'GET /v3/*'],
+  }, { handler: SAYING })([
+    '* bearer → 200 | Content-Disposition: attachment',
+    ...typed(NOT_SHOWN),
+    ...typed(PLAYLISTS, 'text/plain'),
+    `GET ${file} ;; GET ${file} | X-Say: content-disposition: inline; filename=a.svg`,
+    `* bearer → passes | Content-Disposition: | Content-Security-Policy: ${CSP}`,
+    ...PLAYLISTS.map((type) => `GET /v3/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
+    'GET /v1/attachments ;; GET /v3/x | X-Say: Content-Type: text/html',
+    '* bearer → passes | Content-Disposition:',
+    ...typed(SHOWN),
+    'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
+    // Firefox showed a page of another site whether a frame navigated, and so which attachments exist.
+    'GET /v1/attachments/missing | X-Say: Content-Type: text/html',
+  ]);
+}
+
+for (const [how, config, credential] of BY_ITSELF) {
+  table(
+    `attack: learn over plain http which attachments and avatars exist, by whether a frame navigates to them, ${how}`,
+    { ...config, allow: ['messaging', 'setup'] },
+    { handler: SAYING },
+  )([
+    `* ${credential} | ${CHROME} | Upgrade-Insecure-Requests: 1 → 403 cross_site | reason=navigation`,
+    ...FILES.map((file) => `GET ${file} ;; GET ${file} | Sec-Fetch-Mode: navigate`),
+    `* ${credential} | ${CHROME} | Upgrade-Insecure-Requests: 1 | Sec-Fetch-Site: same-origin → 200`,
+    ...FILES.map((file) => `GET ${file}`),
+    `* ${credential} | ${CHROME} → 200`, // an <img>, or a fetch
+    // a contact is setup, whose GETs need Sec-Fetch-Site from a browser
+    ...FILES.slice(0, 2).map((file) =>
+      `GET ${file} ;; GET ${file} | Upgrade-Insecure-Requests: 1 | Origin: ${DASHBOARD}`
+    ),
+    `GET /v1/attachments | Upgrade-Insecure-Requests: 1 ;; DELETE /v1/attachments/x | Upgrade-Insecure-Requests: 1`,
+    ...(credential === 'none' ? [] : [`GET /@auth=${SECRET}/v1/attachments/x | none | Upgrade-Insecure-Requests: 1`]),
+  ]);
+}
 
 test('of two Content-Type of a response the last one decides whether it is shown', async (t) => {
   const head = 'HTTP/1.1 200 OK | Content-Type: image/png | Content-Type: text/html | Content-Length: 2 | | hi';

@@ -1995,6 +1995,14 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
     return withDetail('cross_site', detail, 'public_host');
   }
   if (rules.cors.has(headers.origin ?? '')) return undefined;
+  // Attack: a download does not navigate, and a page of another site sees that in a frame or popup of its own. So it
+  // would learn which attachments exist. Over plain http nothing tells such a navigation from a person's.
+  const isNavigation = 'upgrade-insecure-requests' in headers && headers['sec-fetch-site'] === undefined;
+  if (req.method === 'GET' && isNavigation && isStrangersFile(target!)) {
+    const detail =
+      'Over plain http a browser cannot open an attachment or an avatar by its address: use https or curl.';
+    return withDetail('cross_site', detail, 'navigation');
+  }
   const site = siteOf(headers, host);
   if (!isActing || !isFromBrowser(headers)) {
     return site === 'same-origin' || site === 'none' ? undefined : new Problem('cross_site');
@@ -2005,6 +2013,11 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   // Origin that equals Host proves nothing. No page can set Upgrade.
   const proof = headers.upgrade === undefined ? headers['sec-fetch-site'] : site;
   return proof === 'same-origin' ? undefined : new Problem('cross_site');
+}
+
+/** Whether a path has a file that a stranger may have sent: an attachment, or the avatar of a contact or a group. */
+function isStrangersFile({ segments }: Target) {
+  return segments.at(-1) === 'avatar' || (segments.length > 2 && prefixOf(segments) === 'v1/attachments');
 }
 
 /**
@@ -3698,7 +3711,7 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
     slots.release(exchange);
     const { headers: passed, length } = readResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
-    const headers = headersForClient(exchange, passed);
+    const headers = headersForClient(exchange, incoming.statusCode!, passed);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
       return openTunnel(exchange, headers, takeSocket(), incoming.socket);
@@ -4425,16 +4438,15 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
  * would not play them; they cannot run a script. A playlist is text here: Chromium plays one by itself, and fetches
- * what it names. An attachment that is neither sound nor film nor picture is a download: a person's click on a link in
- * it would use the token of the path form.
+ * what it names. An attachment or avatar that is neither sound nor film nor picture is a download: a person's click on a
+ * link in it would use the token of the path form.
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
-function headersForClient(exchange: Exchange, passed: readonly string[]) {
+function headersForClient(exchange: Exchange, status: number, passed: readonly string[]) {
   const { req: { method }, target, isMadeSend } = exchange;
-  const { segments } = target!;
   const own = ownHeaders(exchange);
-  if (method === 'GET' && segments[0] !== 'swagger') {
+  if (method === 'GET' && target!.segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
     if (isMadeSend || headerValues(passed, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
@@ -4443,8 +4455,9 @@ function headersForClient(exchange: Exchange, passed: readonly string[]) {
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
     const isPlayed = kind === 'audio' || kind === 'video';
     if (!isPlayed) own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
-    const isAttachment = segments.length > 2 && prefixOf(segments) === 'v1/attachments';
-    if (kind === '' && isAttachment) own['Content-Disposition'] = 'attachment';
+    // Only a file that is there: on a 404 this header would tell a page of another site which attachments exist.
+    const isFile = status >= 200 && status < 300 && isStrangersFile(target!);
+    if (kind === '' && isFile) own['Content-Disposition'] = 'attachment';
   }
   const replaced = Object.keys(own).map((name) => name.toLowerCase()).filter((name) => !ADDED_UP.includes(name));
   const kept = passed.filter((_, i) => !replaced.includes(passed[i - i % 2]!.toLowerCase()));
