@@ -1149,7 +1149,9 @@ class BackendReader {
     if (kind === 'resetAfter') return this.#peer.reset();
     if (kind === 'goneAfter') return void socket.end();
     if (kind === 'garbage') return void socket.end('these bytes are no response\r\n\r\n');
-    if (kind === 'switching' || (asked.step.route === 'socket' && kind !== 'declined')) return this.#upgrade(asked, kind);
+    if (kind === 'switching' || (asked.step.route === 'socket' && kind !== 'declined')) {
+      return this.#upgrade(asked, kind);
+    }
     await this.#write(asked, kind, ms);
   }
 
@@ -1843,7 +1845,9 @@ const LINES: readonly (readonly [line: string, route: keyof typeof ROUTES])[] = 
     .map((route) => [ROUTES[route], route] as const),
   ...'CONNECT x:80|CONNECT x:80|OPTIONS *|OPTIONS /v2/send|HEAD /v1/about|GET http://x/v1/about|GET /v2/send?message=x'
     .split('|').map((line) => [line, 'unknown'] as const),
-  ...['BREW /v1/about', 'PATCH /v2/send', 'GET  /v1/about', 'DELETE /healthz'].map((line) => [line, 'unknown'] as const),
+  ...['BREW /v1/about', 'PATCH /v2/send', 'GET  /v1/about', 'DELETE /healthz'].map((line) =>
+    [line, 'unknown'] as const
+  ),
 ];
 const UPGRADES = ['websocket', 'websocket', 'h2c', 'TLS/1.0', 'websocket, h2c', ''];
 const FRAMINGS = ['none', 'length', 'chunked', 'extended', 'tooLong', 'tooShort', 'expecting'] as const;
@@ -1901,7 +1905,9 @@ function genWireClient(draw: Draw): WireClient {
     answer: [draw.chance(0.5) ? 'prompt' : draw.pick(ANSWERS.slice(0, -1)), draw.pick([0, 0, 5, 40, 150])],
   });
   const requests = Array.from({ length: draw.pick([1, 1, 2, 2, 3, 9]) }, genRequest);
-  const pauses = draw.chance(0.5) ? [] : Array.from({ length: draw.between(1, 4) }, () => draw.pick([3, 80, 400, 70_000]));
+  const pauses = draw.chance(0.5)
+    ? []
+    : Array.from({ length: draw.between(1, 4) }, () => draw.pick([3, 80, 400, 70_000]));
   return {
     atMs: draw.below(150),
     requests,
@@ -1920,7 +1926,13 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
   const path = form === 'query' ? `${target}?@auth=${secret}` : form === 'path' ? `/@auth=${secret}${target}` : target;
   const send = JSON.stringify({ number: FROM, recipients: [TO], message: `${mark} x`, filler: 'y'.repeat(9) });
   const large = send.replace('y', 'y'.repeat(70_000));
-  const bodies = { send, large, broken: send.replace(/}$/, ',}'), brokenLarge: large.replace(/}$/, ',}'), text: 'text' };
+  const bodies = {
+    send,
+    large,
+    broken: send.replace(/}$/, ',}'),
+    brokenLarge: large.replace(/}$/, ',}'),
+    text: 'text',
+  };
   const content = Buffer.from(framing === 'none' ? '' : bodies[body]);
   const extra = { tooLong: 30, tooShort: -20 }[framing as 'tooLong'] ?? 0;
   const isChunked = framing === 'chunked' || framing === 'extended';
@@ -1937,7 +1949,9 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
     ...(isChunked || framing === 'none' ? [] : [`Content-Length: ${Math.max(0, content.length + extra)}`]),
   ];
   const coded = isChunked ? chunked(content).toString('latin1') : content.toString('latin1');
-  const extended = framing === 'extended' ? coded.replace(/^(\w+)\r\n/, '$1;a="b";c\r\n').replace(/\r\n$/, 'X-T: y\r\n\r\n') : coded;
+  const extended = framing === 'extended'
+    ? coded.replace(/^(\w+)\r\n/, '$1;a="b";c\r\n').replace(/\r\n$/, 'X-T: y\r\n\r\n')
+    : coded;
   return Buffer.from(`${lines.join('\r\n')}\r\n\r\n${extended}`, 'latin1');
 }
 
@@ -1970,11 +1984,16 @@ class House {
   async open(): Promise<void> {
     await this.play.standIn.listen();
     const files = { config: 'gateway.json', cert: 'cert.pem', key: 'key.pem' };
-    const [config, cert, key] = Object.values(files).map((name) => join(this.#folder, name)) as [string, string, string];
+    const [config, cert, key] = Object.values(files).map((name) => join(this.#folder, name)) as [
+      string,
+      string,
+      string,
+    ];
     writeFileSync(cert, PEMS[0]!);
     writeFileSync(key, PEMS[1]!);
     writeFileSync(config, JSON.stringify({ ...this.play.config(), ...(this.isTls && { tls: { cert, key } }) }));
-    const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : process.execArgv;
+    const loader = process.execArgv.filter((arg) => !/^--test|^--eval/.test(arg));
+    const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : loader;
     this.#child = spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', config], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { PATH: process.env.PATH, HOME: process.env.HOME, LOG_LEVEL: 'debug', LOG_FORMAT: 'json' },
@@ -2045,7 +2064,9 @@ async function closeHouses(): Promise<Failure[]> {
     HOUSES.delete(isTls);
     const house = await opening;
     await house.close();
-    for (const find of house.play.finds) failures.push({ world: { kind: 'wire', seed: 0, tls: isTls, clients: [] }, find });
+    for (const find of house.play.finds) {
+      failures.push({ world: { kind: 'wire', seed: 0, tls: isTls, clients: [] }, find });
+    }
   }
   return failures;
 }
@@ -2262,7 +2283,9 @@ const MEANING_TOKENS = {
 
 /** Pieces of texts, with all that encodings stumble over. None begins a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
-  'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|ß|auth=failed|disk: 98 %|@home').split('|');
+  'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|ß|auth=failed|disk: 98 %|@home').split(
+    '|',
+  );
 
 function genMeanings(seed: number): MeaningWorld {
   const draw = generator(seed, 'meaning');
@@ -2326,10 +2349,12 @@ function writeMeaning(meaning: Meaning): Expected {
     ...(way === 'query' ? [] : others),
   ] as [string, string][]);
   const object = (list: [string, string][]): string =>
-    `{${list.map(([key, value]) => {
-      const isList = key === name && value === wanted && /^recipients/i.test(key);
-      return `${JSON.stringify(key)}:${JSON.stringify(isList ? [value] : value)}`;
-    })}}`;
+    `{${
+      list.map(([key, value]) => {
+        const isList = key === name && value === wanted && /^recipients/i.test(key);
+        return `${JSON.stringify(key)}:${JSON.stringify(isList ? [value] : value)}`;
+      })
+    }}`;
   const encoded = pairs.map((pair) => pair.map(draw.chance(0.5) ? FORM_SAFE : encodeURIComponent).join('=')).join('&');
   const bare = pairs.map(([key, value]) => `${key}=${value === wanted ? draw.pick([value, FORM_SAFE(value)]) : value}`);
   const isMultipart = way === 'multipart' || (way === 'payload' && hasFile);
@@ -2350,7 +2375,10 @@ function writeMeaning(meaning: Meaning): Expected {
   const type = isMultipart ? 'multipart/form-data; boundary=b' : declared;
   const query = way === 'get' ? `?${encoded}` : inQuery ? `?${FORM_SAFE(name)}=${encodeURIComponent(wanted)}` : '';
   const body = bodies[way]();
-  const headers = { Authorization: `Bearer ${secretOf(token)}`, ...(type !== '' && way !== 'get' && { 'Content-Type': type }) };
+  const headers = {
+    Authorization: `Bearer ${secretOf(token)}`,
+    ...(type !== '' && way !== 'get' && { 'Content-Type': type }),
+  };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
   // A text names nobody, whatever it says, and a foreign name is data to a template. Unencoded pairs are a form only
   // if the first name is a field: elsewhere a foreign name is a piece of the text.
@@ -2524,7 +2552,14 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   const isTwice = places.length === 2 && places[0] === places[1] && places[0] !== 'body';
   const client = from.split(', ').at(-1)!;
   if (isTwice) {
-    return { codes: ['bad_credential', 'bad_target', 'bad_request', ...(client.startsWith('10.') ? [] : ['client_not_allowed'])] };
+    return {
+      codes: [
+        'bad_credential',
+        'bad_target',
+        'bad_request',
+        ...(client.startsWith('10.') ? [] : ['client_not_allowed']),
+      ],
+    };
   }
   if (!client.startsWith('10.')) return { codes: ['client_not_allowed'] };
   const given = credentials.filter(({ form }) => form !== 'body' || hasBody);
@@ -2568,13 +2603,17 @@ function confinedCodes(methods: string, template: string, account: string, recip
 async function playRules({ cases }: RuleWorld): Promise<Find[]> {
   const desk = new Desk();
   const tokens = Object.entries(RULE_TOKENS).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
-  await desk.open({
-    tokens: Object.fromEntries(tokens),
-    allow: ['messaging', 'info'],
-    clients: ['10.0.0.0/8'],
-    trustedProxies: ['127.0.0.1'],
-    cors: ['https://dash.example'],
-  }, '/base', 'user:word@');
+  await desk.open(
+    {
+      tokens: Object.fromEntries(tokens),
+      allow: ['messaging', 'info'],
+      clients: ['10.0.0.0/8'],
+      trustedProxies: ['127.0.0.1'],
+      cors: ['https://dash.example'],
+    },
+    '/base',
+    'user:word@',
+  );
   const credit = { ms: 60_000 };
   for (const [i, each] of cases.entries()) {
     desk.clockMs += each.waitMs;
@@ -2589,7 +2628,9 @@ async function playRules({ cases }: RuleWorld): Promise<Find[]> {
     if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'what the rules refuse is told otherwise', about);
     if (codes.length > 0 && seen.length > 0) desk.find(9, 'what the rules refuse reaches the backend', about);
     if (seen.length !== (told.status === 201 ? 1 : 0)) desk.find(2, `${seen.length} requests arrived`, about);
-    if (retryAfterS !== undefined && told.retryAfter !== String(retryAfterS)) desk.find(9, 'another Retry-After', about);
+    if (retryAfterS !== undefined && told.retryAfter !== String(retryAfterS)) {
+      desk.find(9, 'another Retry-After', about);
+    }
     for (const { url, headers, body } of seen) {
       if (SECRET_PATTERN.test(`${url} ${headers} ${body}`)) desk.find(8, 'the backend got a secret', about);
       if (!url.startsWith('/base/v')) desk.find(9, `the backend is asked for ${url}`, about);
@@ -2725,7 +2766,7 @@ function* smallerOf(whole: object): Generator<object> {
   if (Array.isArray(whole) && typeof whole[0] === 'object' && !Array.isArray(whole[0])) {
     const half = whole.length >> 1;
     if (half > 1) yield* [whole.slice(half), whole.slice(0, half)];
-    if (whole.length > 1) for (const i of whole.keys()) yield whole.toSpliced(i, 1);
+    if (whole.length > 1) { for (const i of whole.keys()) yield whole.toSpliced(i, 1); }
   }
   for (const [key, part] of Object.entries(whole)) {
     if (typeof part !== 'object' || part === null) continue;
