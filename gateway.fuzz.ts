@@ -74,6 +74,8 @@ interface Find {
   what: string;
   /** It depends on time, and counts only if it comes again alone, two times of two. */
   isTimed: boolean;
+  /** Moreover, the event loop was late. */
+  isDoubtful?: boolean;
 }
 
 // ── CHANCE ───────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +268,7 @@ const WAYS = {
   // Asks for a WebSocket, and gets an ordinary response.
   declined: {
     step: (draw) => ({
-      ...{ route: 'socket', form: draw.pick(['bearer', 'path']), bodyBytes: draw.pick([1000, 300_000]) },
+      ...{ route: 'socket', form: draw.pick(['bearer', 'path']), bodyBytes: 300_000 },
       answer: ['declined', draw.pick([0, 40])],
     }),
   },
@@ -703,7 +705,7 @@ export async function playWorld(world: World, isLoud = false): Promise<Find[]> {
     for (const wire of play.wires) wire.socket.destroy();
     await play.standIn.close();
   }
-  return play.finds.filter(({ isTimed }) => !isTimed || play.lateMs < 150);
+  return play.finds.map((find) => ({ ...find, isDoubtful: find.isTimed && play.lateMs >= 150 }));
 }
 
 /** Whether a promise takes longer than this, by the clock that counts turns. */
@@ -2711,8 +2713,13 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
     const what = `what was there before the worlds: ${before}; what is left after them: ${left}`;
     result.failures.push({ world: genWorld(seed), find: { invariant: 6, what, isTimed: false } });
   }
-  for (const failure of firstOfEach(maybe)) {
-    (await failsTwice(failure) ? result.failures : result.warnings).push(failure);
+  // A world in which the loop was late may have failed for that alone, so two more of each kind are tried.
+  for (const first of firstOfEach(maybe)) {
+    const alike = maybe.filter(({ find }) => kindOf(find.what) === kindOf(first.find.what));
+    const [one, ...more] = alike.sort((a, b) => Number(a.find.isDoubtful) - Number(b.find.isDoubtful));
+    let isRed = false;
+    for (const failure of [one!, ...more.slice(0, 2)]) isRed ||= await failsTwice(failure);
+    (isRed ? result.failures : result.warnings).push(one!);
   }
   return result;
 }
@@ -2734,8 +2741,8 @@ function openSockets(): string[] {
 
 /** Whether the same invariant fails in a world that is played alone. */
 async function failsAgain({ world, find }: Failure): Promise<boolean> {
-  return (await playAny(world)).some(({ invariant, what }) =>
-    invariant === find.invariant && kindOf(what) === kindOf(find.what)
+  return (await playAny(world)).some(({ invariant, what, isDoubtful }) =>
+    invariant === find.invariant && kindOf(what) === kindOf(find.what) && !isDoubtful
   );
 }
 
