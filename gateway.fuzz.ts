@@ -924,111 +924,174 @@ class StandIn {
   }
 }
 
+/**
+ * Reads the messages of one connection strictly, byte by byte: a head, then a body of a length, in chunks, or until the
+ * connection ends. It models no trailers, no extensions of chunks and no folded headers: the gateway sends none.
+ */
+abstract class MessageReader {
+  /** What comes next is read by nobody, or by a WebSocket. */
+  isOver = false;
+  #rest: Buffer = Buffer.alloc(0);
+  /** How much of the body, or of its chunk, is still to come; undefined between two messages. */
+  #leftBytes: number | undefined;
+  /** The text before the size of the next chunk; undefined if the body has none. */
+  #beforeSize: '' | '\r\n' | undefined;
+
+  /** @returns the body's length, Infinity if it ends with the connection; undefined if the head is to be passed over. */
+  protected abstract onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined;
+  protected abstract onPart(part: Buffer): void;
+  protected abstract onWhole(): void;
+  protected abstract onTunnel(bytes: Buffer): void;
+  protected abstract onMistake(what: string): void;
+
+  read(chunk: Buffer): void {
+    this.#rest = this.#rest.length > 0 ? Buffer.concat([this.#rest, chunk]) : chunk;
+    while (this.#rest.length > 0 && !this.isOver && this.#step());
+    if (this.isOver) this.onTunnel(this.#take(Infinity));
+  }
+
+  /** @returns whether there was enough to go on. */
+  #step(): boolean {
+    if (this.#leftBytes === undefined) return this.#readHead();
+    if (this.#leftBytes === 0) return this.#readSize();
+    const part = this.#take(this.#leftBytes);
+    this.#leftBytes -= part.length;
+    this.onPart(part);
+    if (this.#leftBytes === 0 && this.#beforeSize === undefined) this.#end();
+    return true;
+  }
+
+  #readHead(): boolean {
+    const end = this.#rest.indexOf('\r\n\r\n');
+    if (end < 0) return this.#rest.length > 65_536 ? this.fail('a head has no end') : false;
+    const [first = '', ...lines] = this.#rest.toString('latin1', 0, end).split('\r\n');
+    const headers = new Map<string, string>();
+    for (const line of lines) {
+      const [, name, value] = /^([!#$%&'*+.^_`|~\w-]+): ?([^\r\n\0]*)$/.exec(line) ?? [];
+      if (name === undefined) return this.fail('this line is no header');
+      headers.set(name.toLowerCase(), value!);
+    }
+    this.#take(end + 4);
+    const length = this.onHead(first, headers);
+    if (length === undefined) return !this.isOver;
+    this.#beforeSize = length === 'chunked' ? '' : undefined;
+    this.#leftBytes = length === 'chunked' ? 0 : length;
+    if (length === 0) this.#end();
+    return true;
+  }
+
+  #readSize(): boolean {
+    const text = this.#rest.toString('latin1', 0, 24);
+    const [line, before, size] = /^(\r\n)?([0-9a-f]{1,8})\r\n/i.exec(text) ?? [];
+    const isWrong = line === undefined ? text.length > 20 || /\S\r\n/.test(text) : (before ?? '') !== this.#beforeSize;
+    if (isWrong) return this.fail('this is no length of a chunk');
+    const bytes = parseInt(size ?? '1', 16);
+    const last = line + '\r\n';
+    if (line === undefined || (bytes === 0 && text.length < last.length)) return false;
+    if (bytes === 0 && !text.startsWith(last)) return this.fail('the last chunk has more');
+    this.#take(bytes === 0 ? last.length : line.length);
+    this.#beforeSize = '\r\n';
+    this.#leftBytes = bytes;
+    if (bytes === 0) this.#end();
+    return true;
+  }
+
+  #take(bytes: number): Buffer {
+    const part = this.#rest.subarray(0, bytes);
+    this.#rest = this.#rest.subarray(part.length);
+    return part;
+  }
+
+  #end(): void {
+    this.#leftBytes = undefined;
+    this.onWhole();
+  }
+
+  protected fail(what: string): false {
+    this.isOver = true;
+    this.onMistake(`${what}: ${JSON.stringify(this.#rest.toString('latin1', 0, 60))}`);
+    return false;
+  }
+}
+
 /** A request as the stand-in reads it. */
 interface Arrival {
   asked: Asked | undefined;
   method: string;
   path: string;
-  requestId: string | undefined;
+  requestId: string;
   body: Buffer;
-  /** How many bytes of the body are still to come; Infinity if it is chunked. */
-  leftBytes: number;
-  isChunked: boolean;
   isAnswered: boolean;
   hasActed: boolean;
-  json: JsonEnd;
 }
 
-/** Reads the requests of one connection, byte by byte, and refuses what is no HTTP. */
-class BackendReader {
+/** Reads the requests of one connection as the backend does, acts on them and answers. */
+class BackendReader extends MessageReader {
   readonly #standIn: StandIn;
   readonly #peer: Peer;
-  #rest: Buffer = Buffer.alloc(0);
   #tail = '';
   #arrival: Arrival | undefined;
-  #isDead = false;
-  /** The next bytes are those of a WebSocket. */
-  #isTunnel = false;
 
   constructor(standIn: StandIn, peer: Peer) {
+    super();
     this.#standIn = standIn;
     this.#peer = peer;
   }
 
-  read(chunk: Buffer): void {
-    if (this.#isTunnel) return void this.#peer.socket.write(chunk); // an echo
+  override read(chunk: Buffer): void {
     const text = this.#tail + chunk.toString('latin1');
     if (SECRET_PATTERN.test(text)) this.#find(8, 'the backend got a secret');
     this.#tail = text.slice(-20);
-    this.#rest = this.#rest.length > 0 ? Buffer.concat([this.#rest, chunk]) : chunk;
-    while (this.#rest.length > 0 && !this.#isDead && !this.#isTunnel) {
-      if (!(this.#arrival ? this.#readBody(this.#arrival) : this.#readHead())) return;
-    }
+    super.read(chunk);
   }
 
   #find(invariant: Invariant, what: string): void {
     this.#standIn.play.find(invariant, `${what} (${this.#arrival?.asked?.mark ?? 'no mark'})`);
   }
 
-  #fail(what: string): false {
-    this.#find(1, `${what}: ${JSON.stringify(this.#rest.toString('latin1', 0, 60))}`);
-    this.#isDead = true;
+  onMistake(what: string): void {
+    this.#find(1, what);
     this.#peer.reset();
-    return false;
   }
 
-  /** @returns whether a head was complete. */
-  #readHead(): boolean {
-    const end = this.#rest.indexOf('\r\n\r\n');
-    if (end < 0) return this.#rest.length > 65_536 ? this.#fail('a head has no end') : false;
-    const [first = '', ...lines] = this.#rest.toString('latin1', 0, end).split('\r\n');
-    const [, method, path] = /^([A-Z]+) (\/[\x21-\x7e]*) HTTP\/1\.1$/.exec(first) ?? [];
-    if (method === undefined || path === undefined) return this.#fail('these bytes are no request');
-    const headers = new Map<string, string>();
-    for (const line of lines) {
-      const [, name, value] = /^([!#$%&'*+.^_`|~\w-]+): ?([^\r\n\0]*)$/.exec(line) ?? [];
-      if (name === undefined) return this.#fail('this line is no header');
-      headers.set(name.toLowerCase(), value!);
-    }
-    this.#rest = this.#rest.subarray(end + 4);
-    this.#begin(method, path, headers);
-    return true;
+  /** A WebSocket is an echo. */
+  onTunnel(bytes: Buffer): void {
+    if (bytes.length > 0 && !this.#peer.socket.destroyed) this.#peer.socket.write(bytes);
   }
 
-  #begin(method: string, target: string, headers: Map<string, string>): void {
+  onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined {
+    const [, method, target] = /^([A-Z]+) (\/[\x21-\x7e]*) HTTP\/1\.1$/.exec(first) ?? [];
+    if (method === undefined || target === undefined) return void this.fail('this line is no request');
+    const { play, order } = this.#standIn;
     const mark = headers.get('x-mark') ?? '';
-    const { play } = this.#standIn;
     const asked = play.asked.get(mark);
     const [base = ''] = /^\/moved(?=\/)/.exec(target) ?? [];
     const path = target.slice(base.length);
     const bases = play.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
     if (!bases.includes(base)) this.#find(1, `a request comes to ${target}, and no rules of its time name that path`);
     if (mark === '' && path === '/v1/about' && play.isProcess) return this.#answerStart();
-    this.#standIn.order.push(mark);
-    const length = headers.get('content-length');
-    const coding = headers.get('transfer-encoding');
-    const isChunked = coding === 'chunked';
-    const leftBytes = isChunked ? Infinity : Number(length ?? 0);
-    this.#arrival = {
-      ...{ asked, method, path, requestId: headers.get('x-request-id'), isChunked, leftBytes },
-      ...{ isAnswered: false, hasActed: false },
-      ...{ body: Buffer.alloc(0), json: new JsonEnd() },
-    };
+    order.push(mark);
+    const requestId = headers.get('x-request-id') ?? '';
+    const state = { body: Buffer.alloc(0), isAnswered: false, hasActed: false };
+    const arrival: Arrival = this.#arrival = { asked, method, path, requestId, ...state };
     this.#peer.isBusy = true;
+    const [length, coding] = [headers.get('content-length'), headers.get('transfer-encoding')];
     if (length !== undefined && coding !== undefined) this.#find(1, 'a request has two lengths');
     if (!asked) this.#find(1, `a request reaches the backend that no actor made: ${method} ${path} ${mark}`);
     else if (asked.arrivals++ > 0) this.#find(1, 'a request reaches the backend twice');
     if (asked) this.#checkRules(asked);
-    if (!headers.has('x-request-id')) this.#find(1, 'a request reaches the backend that the gateway did not make');
+    if (requestId === '') this.#find(1, 'a request reaches the backend that the gateway did not make');
     const kind = asked?.step.answer[0];
-    if (kind === 'resetBefore') return this.#peer.reset();
-    if (kind === 'early') void this.#answer(this.#arrival);
-    else if (asked && !isSend(this.#arrival)) this.#actOnPath(this.#arrival, asked);
-    if (leftBytes === 0) this.#whole(this.#arrival);
+    if (kind === 'resetBefore') this.isOver = true;
+    if (kind === 'resetBefore') return void this.#peer.reset();
+    // What is no send acts, and is answered, as soon as its head is here: its handler reads no body.
+    if (asked && kind !== 'early' && !isSend(arrival)) this.#count(arrival, asked);
+    if (asked && (kind === 'early' || !isSend(arrival))) void this.#answer(arrival);
+    return coding === 'chunked' ? coding : Number(length ?? 0);
   }
 
   /** A process asks once, when it starts, whether the backend is there. */
-  #answerStart(): void {
+  #answerStart(): undefined {
     this.#peer.socket.write('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}');
   }
 
@@ -1039,64 +1102,26 @@ class BackendReader {
     if (isRefused) this.#find(3, 'a request reaches the backend that all rules of its time refuse');
   }
 
-  /** @returns whether there was enough to go on. */
-  #readBody(arrival: Arrival): boolean {
-    if (arrival.isChunked && arrival.leftBytes === Infinity) {
-      const end = this.#rest.indexOf('\r\n');
-      if (end < 0) return this.#rest.length > 20 ? this.#fail('a chunk has no length') : false;
-      const [size] = /^[0-9a-f]{1,8}$/i.exec(this.#rest.toString('latin1', 0, end)) ?? [];
-      if (size === undefined) return this.#fail('this is no length of a chunk');
-      const bytes = parseInt(size, 16);
-      if (bytes === 0 && this.#rest.length < end + 4) return false;
-      if (bytes === 0 && this.#rest.toString('latin1', end, end + 4) !== '\r\n\r\n') {
-        return this.#fail('the last chunk has more');
-      }
-      this.#rest = this.#rest.subarray(bytes === 0 ? end + 4 : end + 2);
-      arrival.leftBytes = bytes;
-      if (bytes === 0) this.#whole(arrival);
-      return true;
-    }
-    const part = this.#rest.subarray(0, arrival.leftBytes);
-    if (part.length === arrival.leftBytes && arrival.isChunked) {
-      if (this.#rest.length < part.length + 2) return false;
-      if (this.#rest.toString('latin1', part.length, part.length + 2) !== '\r\n') {
-        return this.#fail('a chunk is longer than it says');
-      }
-    }
-    arrival.leftBytes -= part.length;
-    this.#rest = this.#rest.subarray(part.length + (arrival.isChunked && arrival.leftBytes === 0 ? 2 : 0));
-    this.#take(arrival, part);
-    if (arrival.leftBytes > 0) return true;
-    if (arrival.isChunked) arrival.leftBytes = Infinity;
-    else this.#whole(arrival);
-    return true;
-  }
-
   /** Compares a part of a body with what was sent, and acts at the end of the first JSON value. */
-  #take(arrival: Arrival, part: Buffer): void {
-    const fromByte = arrival.body.length;
+  onPart(part: Buffer): void {
+    const arrival = this.#arrival!;
+    const { asked, body: { length: fromByte } } = arrival;
     arrival.body = Buffer.concat([arrival.body, part]);
-    const { asked } = arrival;
     if (asked?.expected && !asked.expected.subarray(fromByte, fromByte + part.length).equals(part)) {
       this.#find(1, 'the body that the backend gets is no prefix of what was sent');
     }
-    const end = arrival.json.find(part);
-    if (end >= 0 && isSend(arrival)) this.#act(arrival, arrival.body.subarray(0, fromByte + end).toString());
+    if (!part.includes('}') || arrival.hasActed || !isSend(arrival)) return;
+    const text = firstObject(arrival.body.toString());
+    if (text !== undefined) this.#act(arrival, text);
   }
 
-  /** The request is complete. */
-  #whole(arrival: Arrival): void {
+  onWhole(): void {
+    const arrival = this.#arrival!;
     if (isSend(arrival) && !arrival.hasActed) this.#find(1, 'a whole send is no JSON object');
     this.#arrival = undefined;
   }
 
-  /** What is no send acts, and is answered, as soon as its head is here: its handler reads no body. */
-  #actOnPath(arrival: Arrival, asked: Asked): void {
-    this.#count(arrival, asked);
-    void this.#answer(arrival);
-  }
-
-  #count({ requestId = '' }: Arrival, asked: Asked): void {
+  #count({ requestId }: Arrival, asked: Asked): void {
     asked.acts++;
     const { acted } = this.#standIn;
     acted.set(requestId, (acted.get(requestId) ?? 0) + 1);
@@ -1159,7 +1184,7 @@ class BackendReader {
   }
 
   #upgrade(asked: Asked, kind: Answer): void {
-    this.#isTunnel = true;
+    this.isOver = true;
     const key = 'Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: x';
     this.#peer.socket.write(
       `HTTP/1.1 101 Switching Protocols\r\n${key}\r\nX-Answer: ${asked.mark}\r\n\r\n\x81\x05hello`,
@@ -1210,30 +1235,14 @@ function isSend({ method, path }: Arrival): boolean {
   return method === 'POST' && /^\/v[12]\/send(?:$|\?)/.test(path);
 }
 
-/** Finds the end of the first JSON value, as a decoder does that reads no further. */
-class JsonEnd {
-  #depth = 0;
-  #inString = false;
-  #isEscaped = false;
-  #isOver = false;
-
-  /** @returns how many bytes of this part belong to the value, if it ends here; otherwise -1. */
-  find(part: Buffer): number {
-    for (let i = 0; i < part.length && !this.#isOver; i++) {
-      const char = part[i]!;
-      if (this.#inString) {
-        if (this.#isEscaped) this.#isEscaped = false;
-        else if (char === 0x5c) this.#isEscaped = true;
-        else if (char === 0x22) this.#inString = false;
-      } else if (char === 0x22) this.#inString = true;
-      else if (char === 0x7b || char === 0x5b) this.#depth++;
-      else if ((char === 0x7d || char === 0x5d) && --this.#depth <= 0) {
-        this.#isOver = true;
-        return i + 1;
-      }
-    }
-    return -1;
+/** The first JSON object of a text, if it is complete: a decoder reads no further. */
+function firstObject(text: string): string | undefined {
+  let depth = 0;
+  for (const { 0: token, index } of text.matchAll(/"[^"\\]*(?:\\.[^"\\]*)*(?:"|$)|[{}[\]]/gs)) {
+    if (token === '{' || token === '[') depth++;
+    if ((token === '}' || token === ']') && --depth === 0) return text.slice(0, index + 1);
   }
+  return undefined;
 }
 
 // ── SMALL BUFFERS ────────────────────────────────────────────────────────────────────────────────
@@ -1299,11 +1308,11 @@ function bytesOf(writev: boolean, data: unknown, encoding: string): Buffer {
 
 // ── THE CLIENTS ──────────────────────────────────────────────────────────────────────────────────
 
-/** A response that is being read. */
-type Incoming = Response & { leftBytes: number; isChunked: boolean };
-
-/** A client's connection to the gateway. It reads responses strictly and gives each to its request. */
-class Wire {
+/**
+ * A client's connection to the gateway: it gives each response to its request, in order. It models a client that
+ * pipelines, and neither TLS nor one that gives up.
+ */
+class Wire extends MessageReader {
   readonly play: Play;
   readonly socket: net.Socket;
   readonly asked: Asked[] = [];
@@ -1312,19 +1321,18 @@ class Wire {
   isLast = false;
   /** Rubbish was written: the gateway may answer more than was asked. */
   hasRubbish = false;
-  #next = 0;
-  #rest: Buffer = Buffer.alloc(0);
-  #response: Incoming | undefined;
-  #isTunnel = false;
   /** What came behind a 101. */
   tunnel: Buffer = Buffer.alloc(0);
+  #next = 0;
+  #response: Response | undefined;
 
   constructor(play: Play) {
+    super();
     this.play = play;
     this.socket = net.connect({ port: play.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
     play.wires.add(this);
     this.socket.on('error', () => {});
-    this.socket.on('data', (chunk: Buffer) => this.#read(chunk));
+    this.socket.on('data', (chunk: Buffer) => this.read(chunk));
     this.socket.on('end', () => this.#end());
     this.socket.on('close', () => {
       this.#end();
@@ -1339,77 +1347,39 @@ class Wire {
       asked.every(({ response }) => response?.isComplete);
   }
 
-  #read(chunk: Buffer): void {
-    this.#rest = this.#rest.length > 0 ? Buffer.concat([this.#rest, chunk]) : chunk;
-    while (this.#rest.length > 0 && !this.#isTunnel) {
-      if (!(this.#response ? this.#readBody(this.#response) : this.#readHead())) return;
-    }
-    if (this.#isTunnel) this.tunnel = Buffer.concat([this.tunnel, this.#rest]);
-    if (this.#isTunnel) this.#rest = Buffer.alloc(0);
+  onMistake(what: string): void {
+    this.play.find(4, `a client got bytes that are no response: ${what} (${this.asked[this.#next]?.mark})`);
+    this.socket.destroy();
   }
 
-  #readHead(): boolean {
-    const end = this.#rest.indexOf('\r\n\r\n');
-    if (end < 0) return false;
-    const [first = '', ...lines] = this.#rest.toString('latin1', 0, end).split('\r\n');
-    this.#rest = this.#rest.subarray(end + 4);
+  onTunnel(bytes: Buffer): void {
+    this.tunnel = Buffer.concat([this.tunnel, bytes]);
+  }
+
+  onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined {
     const status = Number(/^HTTP\/1\.1 (\d{3}) /.exec(first)?.[1]);
-    const asked = this.asked[this.#next];
-    if (!status) {
-      const bytes = JSON.stringify(first.slice(0, 60));
-      this.play.find(4, `a client got bytes that are no response: ${bytes} ${asked?.mark}`);
-      this.socket.destroy();
-      return false;
-    }
-    if (status < 200 && status !== 101) return true;
-    const headers = new Map(lines.map((line) => {
-      const colon = line.indexOf(':');
-      return [line.slice(0, colon).toLowerCase(), line.slice(colon + 1).trim()] as const;
-    }));
-    const isChunked = headers.get('transfer-encoding') === 'chunked';
-    const length = headers.get('content-length');
-    const isBodiless = status === 204 || status === 304 || status === 101;
-    const leftBytes = isBodiless ? 0 : isChunked || length === undefined ? Infinity : Number(length);
-    const response = { status, headers, body: Buffer.alloc(0), isComplete: false, leftBytes, isChunked };
+    if (!status) return void this.fail(first);
+    if (status < 200 && status !== 101) return undefined;
+    const asked = this.asked[this.#next++];
     if (headers.get('connection') === 'close') this.isLast = true;
-    this.#next++;
+    const response = this.#response = { status, headers, body: Buffer.alloc(0), isComplete: false };
     if (asked) asked.response = response;
     else if (!this.hasRubbish) this.play.find(4, `a client got a response that it did not ask for: ${first}`);
     const answered = headers.get('x-answer');
     if (answered !== undefined && answered !== asked?.mark) {
       this.play.find(4, `a client got the answer to another request: ${answered} for ${asked?.mark}`);
     }
-    this.#response = response;
-    if (leftBytes === 0) this.#complete();
-    if (status === 101) this.#isTunnel = true;
-    return true;
+    if (status === 101) this.isOver = true;
+    if (status === 101 || status === 204 || status === 304) return 0;
+    if (headers.get('transfer-encoding') === 'chunked') return 'chunked';
+    return Number(headers.get('content-length') ?? Infinity);
   }
 
-  #readBody(response: Incoming): boolean {
-    if (response.isChunked && response.leftBytes === Infinity) {
-      const end = this.#rest.indexOf('\r\n');
-      if (end < 0) return false;
-      const bytes = parseInt(this.#rest.toString('latin1', 0, end), 16);
-      if (bytes === 0 && this.#rest.length < end + 4) return false;
-      this.#rest = this.#rest.subarray(end + (bytes === 0 ? 4 : 2));
-      response.leftBytes = bytes + 2;
-      if (bytes === 0) this.#complete();
-      return true;
-    }
-    const part = this.#rest.subarray(0, response.leftBytes);
-    this.#rest = this.#rest.subarray(part.length);
-    response.leftBytes -= part.length;
-    response.body = Buffer.concat([response.body, part]);
-    if (response.leftBytes > 0) return true;
-    if (!response.isChunked) this.#complete();
-    else {
-      response.body = response.body.subarray(0, -2);
-      response.leftBytes = Infinity;
-    }
-    return true;
+  onPart(part: Buffer): void {
+    this.#response!.body = Buffer.concat([this.#response!.body, part]);
   }
 
-  #complete(): void {
+  onWhole(): void {
     this.#response!.isComplete = true;
     this.#response = undefined;
     const asked = this.asked[this.#next - 1];
@@ -1417,9 +1387,9 @@ class Wire {
   }
 
   #end(): void {
-    if (this.#response?.leftBytes === Infinity && !this.#response.isChunked && this.socket.readableEnded) {
-      this.#complete();
-    }
+    const headers = this.#response?.headers;
+    const isOpen = headers && !headers.has('content-length') && !headers.has('transfer-encoding');
+    if (isOpen && this.socket.readableEnded) this.onWhole();
     this.isLast = true;
     for (const asked of this.asked) end(asked);
   }
