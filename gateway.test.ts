@@ -136,10 +136,21 @@ net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, 
 
 /** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template } =
-  await import(
-    FILE.href
-  ) as typeof import('./gateway.ts');
+const {
+  BodyScan,
+  ConfigError,
+  createGateway,
+  FORMS,
+  loadSettings,
+  Metrics,
+  parseTarget,
+  RateLimiter,
+  ROUTES: KNOWN_ROUTES,
+  run,
+  Template,
+} = await import(
+  FILE.href
+) as typeof import('./gateway.ts');
 
 /** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
 type Assert = Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value };
@@ -500,7 +511,13 @@ const PATIENT_MS = 3_600_000;
 const START_MS = Date.now() - performance.now();
 
 /** A gateway with one token, on a port of its own. It waits for no backend that is down, unless a test says so. */
-async function startGateway(t: TestContext, to: { url: string }, config: GatewayConfig = {}, options?: GatewayOptions) {
+async function startGateway(
+  t: TestContext,
+  to: { url: string },
+  config: GatewayConfig = {},
+  options?: GatewayOptions,
+  make = createGateway,
+) {
   const log: string[] = [];
 
   const tokens = { test: { secret: SECRET } };
@@ -514,7 +531,7 @@ async function startGateway(t: TestContext, to: { url: string }, config: Gateway
   const now = (): number => START_MS + performance.now();
   const patient = { stallTimeoutMs: PATIENT_MS, headersTimeoutMs: PATIENT_MS, lingerMs: 2000 };
   const own: GatewayOptions = { log: (line) => void log.push(line), now, ...patient, ...options };
-  const gateway = createGateway({ ...base, ...config }, own);
+  const gateway = make({ ...base, ...config }, own);
   const { server } = gateway;
   // node:http keeps this timeout by itself, and asks for it whenever it looks at its connections.
   const { headersTimeout } = server;
@@ -603,8 +620,8 @@ async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Prom
 }
 
 /** A send of which the test writes the body itself. */
-const beginSend = ({ port }: Address, headers: http.OutgoingHttpHeaders): http.ClientRequest =>
-  http.request({ host: '127.0.0.1', port, method: 'POST', path: '/v2/send', agent: false, headers });
+const beginSend = ({ port }: Address, headers: http.OutgoingHttpHeaders, path = '/v2/send'): http.ClientRequest =>
+  http.request({ host: '127.0.0.1', port, method: 'POST', path, agent: false, headers });
 
 type Connection = ReturnType<typeof connect>;
 
@@ -3002,7 +3019,7 @@ const ROUTES = Object.entries({
     POST,DELETE /v1/accounts/N/username; POST,DELETE /v1/accounts/N/pin; GET,POST /v1/devices/N;
     DELETE /v1/devices/N/2; DELETE /v1/devices/N/local-data; PUT /v1/profiles/N; GET /v1/identities/N;
     PUT /v1/identities/N/trust/+15550100009; GET,PUT /v1/contacts/N; GET /v1/contacts/N/some-uuid;
-    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,DELETE /v1/plugins/anything;
+    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,PATCH,DELETE /v1/plugins/anything;
     GET /swagger/index.html; GET /swagger/doc.json`,
 }).flatMap(([group, routes]) =>
   routes.replace(/N/g, FROM).replace(/\/G/g, `/${GROUP}`).split(';').flatMap((route) => {
@@ -3039,6 +3056,86 @@ for (const [allow, opened] of Object.entries(OPENED)) {
     }),
   ]);
 }
+
+test("the table of routes is the backend's, each in its group, and its rows say only facts that the code asks for", () => {
+  const found = ROUTES.map(({ group, method, path }) => {
+    const { route } = parseTarget(method, path);
+    assert.equal(route?.group, group, `${method} ${path}`);
+    return route;
+  });
+  const others = KNOWN_ROUTES.filter((route) => !found.includes(route));
+  assert.deepEqual(others.map(({ template }) => template), ['/metrics']);
+  const said = new Set(KNOWN_ROUTES.flatMap(({ facts }) => facts));
+  const asked = new Set(groupsOf(SOURCE, /\bsays\([^()]*, '([a-z-]+)'\)/g));
+  assert.deepEqual([...said].sort(), [...asked].sort());
+});
+
+/** Starts a gateway from a copy of gateway.ts whose table has more routes, as the pages say how to add them. */
+async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
+  const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
+  const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
+  const backend = await startBackend(t, handler);
+  return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
+}
+
+// POST …/:groupid/link, added as the pages said, gave a group's link to a token with `recipients`.
+test('a route that somebody adds is closed until its row opens it: it acts, changes groups, is for persons, shows all accounts, and takes no large body', async (t) => {
+  const group = `/v1/groups/${FROM}/${GROUP}`;
+  const large = `{"x":"${'x'.repeat(70_000)}"}`;
+  const [strict, open] = ['', ' reads any-body same-members to-groups no-account'];
+  const ofGroups = `@ ${JSON.stringify({ recipients: ['group.*'] })} | bearer`;
+  const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
+  for (const facts of [strict, open]) {
+    const result = (refusal: string): string => facts === strict ? `403 ${refusal}` : '200';
+    const rows = ['POST /v1/groups/:number/:groupid/link', 'GET,POST /v1/new-things'].map((row) => row + facts);
+    const both = await startWithRoutes(t, rows, { allow: ['messaging'] });
+    await checkRows(both, [
+      `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
+      `${ofSender} | GET /v1/new-things → ${result('endpoint_not_allowed | reason=route_without_account')}`,
+      `basic | GET /v1/new-things | ${CHROME} | Sec-Fetch-Site: none → ${result('cross_site')}`,
+      `bearer | GET /v1/new-things | Range: bytes=0- → ${result('cross_site | reason=range')}`,
+      `bearer | POST /v1/new-things | {"recipient":"${GROUP}"} → ${facts === strict ? '400 bad_field' : '200'}`,
+      `bearer | POST ${group}/link → 200 ;; bearer | POST /v1/new-things | {"a":1} → 200`,
+      `bearer | POST /v1/new-things | ${large} → ${facts === strict ? '413 body_too_large' : '200'}`,
+    ]);
+  }
+});
+
+test('a path without a row needs a slot, as a row does that does not say otherwise', async (t) => {
+  for (const path of ['/v1/new', '/v1/attachments']) {
+    const { backend, gateway } = await startHeld(t, 1, { allow: ['GET /v1/new', 'messaging'] });
+    const both = [path, path].map((path) => ask(gateway, { path, headers: BEARER }));
+    await until(() => backend.acting === 1);
+    await settled(gateway);
+    assert.equal(backend.seen.length, 1, `${path}: one of two has the only slot`);
+    backend.answer();
+    await until(() => backend.acting === 1);
+    backend.answer();
+    await Promise.all(both);
+    assert.equal(backend.most, 1);
+  }
+});
+
+table('a path without a row acts below the prefixes of setup, of /v2/send and of /v1/receive, and nowhere else', {
+  allow: ['GET /api/*', 'GET /v1/new', 'GET /v1/devices/*', 'GET /v2/send/*', 'GET /v1/receive/*', 'GET /swagger'],
+}, ANSWERING)`
+  * basic | ${CHROME} | Sec-Fetch-Site: none → 403 cross_site
+  * bearer | Range: bytes=0- → 403 cross_site | reason=range
+  GET /v1/devices/x/y/z ;; GET /v2/send/later ;; GET /v1/receive/${FROM}/x ;; GET /swagger
+  * basic | ${CHROME} | Sec-Fetch-Site: none → 200
+  * bearer | Range: bytes=0- → 200
+  GET /api/v1/events ;; GET /v1/new`;
+
+test('the body of a path without a row streams, and may name groups', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['POST /v1/new'] });
+  const body = JSON.stringify({ recipients: [GROUP], x: 'x'.repeat(100_000) });
+  const request = beginSend(gateway, BEARER, '/v1/new');
+  request.on('error', () => {}).write(body.slice(0, 90_000));
+  await until(() => backend.seen.length === 1, 'the backend to get the request before its end');
+  request.end(body.slice(90_000));
+  await until(() => backend.seen[0]!.complete);
+  assert.equal(String(backend.seen[0]!.body), body);
+});
 
 const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
 const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
@@ -9543,10 +9640,10 @@ test('docs/settings.md names every code of an error, with its status, and the se
 });
 
 test('docs/settings.md has the groups of allow with their routes as gateway.ts has them', () => {
-  const [table] = /^const ROUTES = Object\.entries\(\{\n([^]*?)^\}\)/m.exec(SOURCE)!;
-  const routes = Array.from(table.matchAll(/^ {2}(\w+): \[([^]*?)\]/gm), ([, group, lines]) => {
-    const listed = groupsOf(lines!, /'([A-Z{},]+ \S+)'/g).map((route) => route.replace('{}', ''));
-    return [group!, listed] as const;
+  const groups = [...new Set(KNOWN_ROUTES.map(({ group }) => group))];
+  const routes = groups.map((group) => {
+    const own = KNOWN_ROUTES.filter((route) => route.group === group);
+    return [group, own.map(({ method, template }) => `${method} ${template}`)] as const;
   });
   const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
     .filter(([group]) => routes.some(([known]) => known === group));
@@ -9757,8 +9854,9 @@ test('the pages say what each setting stops, and what each reason of a 401 means
 test('gateway.ts is one file of erasable TypeScript: only node: is imported, and little exported', () => {
   for (const from of groupsOf(SOURCE, /^import .* from '([^']+)';$/gm)) assert.match(from, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
-  assert.deepEqual(groupsOf(SOURCE, /^(export .*)$/gm), [
-    'export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };',
+  const exported = groupsOf(SOURCE, /^(export [^;]*;)/gm).map((text) => text.replace(/\s+/g, ' ').replace(', }', ' }'));
+  assert.deepEqual(exported, [
+    'export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
     'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
   ]);
 });

@@ -717,79 +717,117 @@ type Route = (typeof ROUTES)[number];
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
- * Every route of the backend, by group: its methods and its template. `{}` after a method means that the backend
- * refuses the request without a JSON body. A DELETE can need one too: its body names the recipient. The first match
- * wins, so a literal segment stands before a parameter, as in the backend's own router.
+ * What the row of a route can say. What it does not say is the stricter: without a word a row acts, may change who is in
+ * a group, has persons as recipients, takes no body beyond its head, needs a slot, and shows the data of all accounts
+ * unless its path names one. A path without a row says nothing either; where it is judged differently, the code says so.
+ *
+ *   body          the backend refuses the request without a JSON body, and a large one streams
+ *   any-body      there may be a body of any kind, and a large one streams
+ *   reads         a GET that does not act, so that a page of another site may ask for it: see `refusalOfOrigin`
+ *   same-members  leaves it as it is who is in a group and how one gets in, so that a token with `recipients` may use it
+ *   to-groups     its recipients may be groups
+ *   no-account    shows nothing of an account, or has its account in the body, so that a token with `senders` may use it
+ *   no-slot       does not queue behind others: a health check must not, and a poll would hold a slot for long
+ *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
+ */
+type Fact = 'body' | 'any-body' | 'reads' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
+
+/**
+ * Every route of the backend, by group: its methods, its template and its facts. The first match wins, so a literal
+ * segment stands before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
-  info: ['GET /v1/about', 'GET /v1/health'], // the backend answers both without signal-cli
-  send: ['POST{} /v2/send', 'POST{} /v1/send'],
-  receive: ['GET /v1/receive/:number'], // removes the messages that it returns; a WebSocket in json-rpc mode
+  // The backend answers both without signal-cli.
+  info: [
+    'GET /v1/about                                         reads no-slot no-account waits',
+    'GET /v1/health                                        reads no-slot no-account',
+  ],
+  // By the second, signal-cli would read the digits in a group's id as a number.
+  send: [
+    'POST /v2/send                                         body to-groups same-members no-account waits',
+    'POST /v1/send                                         body same-members no-account waits',
+  ],
+  // Removes the messages that it returns. A WebSocket in json-rpc mode.
+  receive: [
+    'GET /v1/receive/:number                               no-slot',
+  ],
   messaging: [
-    'PUT{},DELETE{} /v1/typing-indicator/:number',
-    'POST{},DELETE{} /v1/reactions/:number',
-    'POST{} /v1/receipts/:number',
-    'DELETE{} /v1/remote-delete/:number',
-    'POST{},DELETE{} /v1/polls/:number',
-    'POST{} /v1/polls/:number/vote',
-    // The attachments of all accounts: `refusalOfEndpoint` closes these routes, and a search without an account, to tokens
-    // with `senders`.
-    'GET /v1/attachments',
-    'GET,DELETE /v1/attachments/:attachment',
-    'GET,POST{} /v1/sticker-packs/:number',
-    'GET /v1/search',
-    'GET /v1/search/:number',
-    'GET,POST{} /v1/groups/:number',
-    'GET,DELETE,PUT{} /v1/groups/:number/:groupid',
-    'GET /v1/groups/:number/:groupid/avatar',
-    'POST /v1/groups/:number/:groupid/block',
-    'POST /v1/groups/:number/:groupid/join',
-    'POST /v1/groups/:number/:groupid/quit',
-    'POST{},DELETE{} /v1/groups/:number/:groupid/members',
-    'POST{},DELETE{} /v1/groups/:number/:groupid/admins',
-    'POST{},DELETE{} /v1/groups/:number/:groupid/pin-message',
+    'PUT,DELETE /v1/typing-indicator/:number               body to-groups same-members',
+    'POST,DELETE /v1/reactions/:number                     body to-groups same-members',
+    'POST /v1/receipts/:number                             body same-members',
+    'DELETE /v1/remote-delete/:number                      body to-groups same-members',
+    'POST,DELETE /v1/polls/:number                         body to-groups same-members',
+    'POST /v1/polls/:number/vote                           body to-groups same-members',
+    'GET /v1/attachments                                   reads', // those of all accounts, as the next two
+    'GET /v1/attachments/:attachment                       reads',
+    'DELETE /v1/attachments/:attachment                    same-members',
+    'GET /v1/sticker-packs/:number                         reads',
+    'POST /v1/sticker-packs/:number                        body same-members',
+    'GET /v1/search                                        reads',
+    'GET /v1/search/:number                                reads',
+    'GET /v1/groups/:number                                reads',
+    'POST /v1/groups/:number                               body',
+    'GET /v1/groups/:number/:groupid                       reads',
+    'DELETE /v1/groups/:number/:groupid                    same-members', // quits the group
+    'PUT /v1/groups/:number/:groupid                       body', // can make a link by which anybody joins
+    'GET /v1/groups/:number/:groupid/avatar                reads',
+    'POST /v1/groups/:number/:groupid/block                same-members',
+    'POST /v1/groups/:number/:groupid/join                 same-members',
+    'POST /v1/groups/:number/:groupid/quit                 same-members',
+    'POST,DELETE /v1/groups/:number/:groupid/members       body',
+    'POST,DELETE /v1/groups/:number/:groupid/admins        body',
+    'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
-  // sender (profiles, contacts), or run what the owner has installed (plugins).
+  // sender (profiles, contacts), or run what the owner has installed (plugins). None says that it reads, because no page
+  // of another site needs one.
   setup: [
-    'GET,POST{} /v1/configuration',
-    'GET,POST{} /v1/configuration/:number/settings',
-    'POST /v1/register/:number',
-    'POST /v1/register/:number/verify/:token',
-    'POST /v1/unregister/:number',
+    'GET /v1/configuration',
+    'POST /v1/configuration                                body same-members',
+    'GET /v1/configuration/:number/settings',
+    'POST /v1/configuration/:number/settings               body same-members',
+    'POST /v1/register/:number                             same-members',
+    'POST /v1/register/:number/verify/:token               same-members',
+    'POST /v1/unregister/:number                           same-members',
     'GET /v1/qrcodelink',
     'GET /v1/qrcodelink/raw',
     'GET /v1/accounts',
-    'POST{} /v1/accounts/:number/rate-limit-challenge',
-    'PUT{} /v1/accounts/:number/settings',
-    'POST{},DELETE /v1/accounts/:number/username',
-    'POST{},DELETE /v1/accounts/:number/pin',
-    'GET,POST{} /v1/devices/:number',
-    'DELETE /v1/devices/:number/local-data', // deletes all that the backend has of the account
-    'DELETE /v1/devices/:number/:deviceId',
-    'PUT{} /v1/profiles/:number',
+    'POST /v1/accounts/:number/rate-limit-challenge        body same-members',
+    'PUT /v1/accounts/:number/settings                     body same-members',
+    'POST /v1/accounts/:number/username                    body same-members',
+    'DELETE /v1/accounts/:number/username                  same-members',
+    'POST /v1/accounts/:number/pin                         body same-members',
+    'DELETE /v1/accounts/:number/pin                       same-members',
+    'GET /v1/devices/:number',
+    'POST /v1/devices/:number                              body same-members',
+    'DELETE /v1/devices/:number/local-data                 same-members', // deletes all data of the account
+    'DELETE /v1/devices/:number/:deviceId                  same-members',
+    'PUT /v1/profiles/:number                              body same-members',
     'GET /v1/identities/:number',
-    'PUT{} /v1/identities/:number/trust/:numbertotrust',
-    'GET,PUT{} /v1/contacts/:number',
+    'PUT /v1/identities/:number/trust/:numbertotrust       body same-members',
+    'GET /v1/contacts/:number',
+    'PUT /v1/contacts/:number                              body same-members',
     'GET /v1/contacts/:number/:uuid',
     'GET /v1/contacts/:number/:uuid/avatar',
-    'POST /v1/contacts/:number/sync',
-    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*',
+    'POST /v1/contacts/:number/sync                        same-members',
+    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*               any-body to-groups',
     'GET /swagger/*',
   ],
-  metrics: ['GET /metrics'], // the gateway's own: it is never relayed
-}).flatMap(([group, lines]) =>
-  lines.flatMap((line) => {
-    const [methods = '', template = ''] = line.split(' ');
-    return methods.split(',').map((method) => ({
-      group,
-      method: method.replace('{}', ''),
-      template,
-      parts: template.slice(1).split('/'),
-      needsBody: method.endsWith('{}'),
-    }));
+  metrics: [
+    'GET /metrics                                          reads no-slot', // the gateway's own: it is never relayed
+  ],
+}).flatMap(([group, rows]) =>
+  rows.flatMap((row) => {
+    const [methods = '', template = '', ...facts] = row.split(/ +/);
+    const parts = template.slice(1).split('/');
+    return methods.split(',').map((method) => ({ group, method, template, parts, facts }));
   })
 );
+
+/** Whether the row of a route says this. A path without a row says nothing. */
+function says(route: Route | undefined, fact: Fact) {
+  return route !== undefined && route.facts.includes(fact);
+}
 
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
@@ -1969,7 +2007,7 @@ function respondToPreflight(exchange: Exchange) {
   return true;
 }
 
-/** The paths where a GET acts: it sends, removes messages, or is setup (such as a code that links a phone). */
+/** Where a GET of a path without a row acts: it could send, remove messages, or be setup. */
 const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 
 /**
@@ -1978,7 +2016,9 @@ const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   const { headers } = req;
-  const isActing = req.method === 'GET' && ACTING_PREFIXES.has(prefixOf(target!.segments));
+  const { route, segments } = target!;
+  const acts = route ? !says(route, 'reads') : ACTING_PREFIXES.has(prefixOf(segments));
+  const isActing = req.method === 'GET' && acts;
   // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
   // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
   // Range here. So this refusal comes first, and holds for every form.
@@ -2067,13 +2107,15 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name the
-  // route. (A send has its account in the body.)
-  const showsAll = account === undefined && route?.group !== 'send' && route?.group !== 'info';
+  // route.
+  const showsAll = account === undefined && !says(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
   // name the route.
-  const isGroupChange = recipients && GROUP_CHANGE.test(`${method} ${route?.template}`);
-  if (isGroupChange && grant !== 'named') return new Problem('endpoint_not_allowed', 'group_change_not_named');
+  const isGroupChange = method !== 'GET' && !says(route, 'same-members');
+  if (recipients && isGroupChange && grant !== 'named') {
+    return new Problem('endpoint_not_allowed', 'group_change_not_named');
+  }
 
   // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
   for (const [name, value] of target.parameters) {
@@ -2084,9 +2126,6 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const group = segments[route?.parts.indexOf(':groupid') ?? -1];
   return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
-
-/** The routes that make a group, or change its members or how one joins it. */
-const GROUP_CHANGE = /^(?:POST|PUT) \/v1\/groups\/:number(?:\/:groupid)?$|\/(?:members|admins)$/;
 
 /**
  * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
@@ -2347,7 +2386,7 @@ class RequestBody {
     scan.defers = false;
     scan.takeFields().forEach(check);
     if (this.#exchange.bytesIn === 0) {
-      if (!target.route?.needsBody) return undefined;
+      if (!says(target.route, 'body')) return undefined;
       throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin reads
@@ -3134,9 +3173,6 @@ interface Field {
 /** Checks a field of a body. @throws {Problem} if the field may not pass. */
 type FieldCheck = (field: Field) => void;
 
-/** The routes whose recipients are persons. signal-cli would read the digits in a group's id as a number. */
-const PERSONS_ONLY = ['/v1/send', '/v1/receipts/:number'];
-
 /**
  * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
@@ -3150,7 +3186,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
   // The backend ignores an empty `recipient`.
   if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
   const isRecipient = role === 'recipient' || role === 'member';
-  const isPerson = role === 'member' || PERSONS_ONLY.includes(route?.template ?? '');
+  const isPerson = role === 'member' || (route !== undefined && !says(route, 'to-groups'));
   const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
   const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
@@ -3792,7 +3828,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
   const timeoutMs = rules['backend.timeout'];
   exchange.readyMs = performance.now();
   exchange.slotWaitMs = timeoutMs;
-  exchange.gateWaitMs = waitsForBackend(exchange) ? Math.min(rules['backend.wait'], timeoutMs) : 0;
+  exchange.gateWaitMs = says(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
@@ -4003,15 +4039,9 @@ class Upstream {
   readonly slots = new Slots();
 }
 
-/** Whether a request needs a slot. A health check must not queue behind sends, and a poll would hold one for long. */
+/** Whether a request needs a slot. */
 function needsSlot({ target }: Exchange) {
-  const group = target?.route?.group;
-  return group !== 'info' && group !== 'receive';
-}
-
-/** Whether a request waits for a backend that is down. Home Assistant's library asks /v1/about before each send. */
-function waitsForBackend({ target }: Exchange) {
-  return target?.route?.group === 'send' || target?.route?.template === '/v1/about';
+  return !says(target?.route, 'no-slot');
 }
 
 /** Failures of this machine, such as no more files or ports. They say nothing of the backend. */
@@ -5830,7 +5860,19 @@ function isEntryPoint() {
 // #region EXPORTS
 
 // For embedding: createGateway and ConfigError, with the types. The others are for the tests.
-export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, run, Template };
+export {
+  BodyScan,
+  ConfigError,
+  createGateway,
+  FORMS,
+  loadSettings,
+  Metrics,
+  parseTarget,
+  RateLimiter,
+  ROUTES,
+  run,
+  Template,
+};
 export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };
 
 if (isEntryPoint()) main();
