@@ -2391,10 +2391,10 @@ class RequestBody {
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin reads
     // what its owner wants. The body of a GET is read just to find a credential, and is not relayed.
-    const isPlugin = target.route?.parts.at(-1) === '*';
-    const isHeadOnly = target.method === 'GET' || (target.route?.needsBody === false && !isPlugin);
-    if (isHeadOnly && !this.#isComplete) throw tooLarge(HEAD_LIMIT_BYTES);
-    if (target.method === 'GET') return undefined;
+    const { method, route } = target;
+    const streams = route === undefined || says(route, 'body') || says(route, 'any-body');
+    if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
+    if (method === 'GET') return undefined;
     // A small body is sent in one piece, and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
     // The backend is told the length now. From here on the scanner replaces what it cuts with spaces.
