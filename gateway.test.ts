@@ -9897,8 +9897,8 @@ const LEXICAL = {
 };
 
 /**
- * The lexical tokens of a TypeScript text. A string, a pattern and a piece of a template are one token each; comments do
- * not count. Their number differs from TypeScript's own by less than one in a thousand.
+ * The lexical tokens of a TypeScript text. A string, a pattern and a piece of a template are one token each; comments
+ * do not count. Their number differs from TypeScript's own by less than one in a thousand.
  */
 function tokensIn(text: string): string[] {
   const templates: number[] = []; // for each open template, how many braces are open around its `${`

@@ -58,9 +58,10 @@ const VERSION = '3.0.0';
 // #region PUBLIC TYPES
 
 /**
- * The credential forms, and where a client can put its token. Before a request goes on, the gateway takes out what stands
- * at each of these places, whichever forms it accepts: a row is enough for another header or parameter of the query.
- * There is one segment, which `parseTarget` takes off the path, and one member, which BodyScan cuts out of a body.
+ * The credential forms, and where a client can put its token. Before a request goes on, the gateway takes out what
+ * stands at each of these places, whichever forms it accepts: a row is enough for another header or parameter of the
+ * query. There is one segment, which `parseTarget` takes off the path, and one member, which BodyScan cuts out of a
+ * body.
  */
 const FORMS = {
   bearer: 'header authorization',
@@ -227,8 +228,8 @@ interface TokenConfig {
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /**
-   * A Mustache template for the message, filled from the body; a list holds the template's lines. The template overrides
-   * a `message` in the body. One line feed at the end of the rendered text is dropped.
+   * A Mustache template for the message, filled from the body; a list holds the template's lines. The template
+   * overrides a `message` in the body. One line feed at the end of the rendered text is dropped.
    */
   message?: string | string[];
 }
@@ -717,16 +718,17 @@ type Route = (typeof ROUTES)[number];
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
- * What the row of a route can say. What it does not say is the stricter: without a word a row acts, may change who is in
- * a group, has persons as recipients, takes no body beyond its head, needs a slot, and shows the data of all accounts
- * unless its path names one. A path without a row says nothing either; where it is judged differently, the code says so.
+ * What the row of a route can say. What it does not say is the stricter: without a word a row acts, may change who is
+ * in a group, has persons as recipients, takes no body beyond its head, needs a slot, and shows the data of all
+ * accounts unless its path names one. A path without a row says nothing either; where it is judged differently, the
+ * code says so.
  *
  *   body          the backend refuses the request without a JSON body, and a large one streams
  *   any-body      there may be a body of any kind, and a large one streams
- *   reads         a GET that does not act, so that a page of another site may ask for it: see `refusalOfOrigin`
- *   same-members  leaves it as it is who is in a group and how one gets in, so that a token with `recipients` may use it
+ *   reads         a GET that does not act, so that a browser may send it for a typed address: see `refusalOfOrigin`
+ *   same-members  lets nobody into a group, so that a token with `recipients` may use it
  *   to-groups     its recipients may be groups
- *   no-account    shows nothing of an account, or has its account in the body, so that a token with `senders` may use it
+ *   no-account    shows nothing of an account, or has it in the body, so that a token with `senders` may use it
  *   no-slot       does not queue behind others: a health check must not, and a poll would hold a slot for long
  *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
  */
@@ -779,8 +781,8 @@ const ROUTES = Object.entries({
     'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
-  // sender (profiles, contacts), or run what the owner has installed (plugins). None says that it reads, because no page
-  // of another site needs one.
+  // sender (profiles, contacts), or run what the owner has installed (plugins). None says that it reads, because no
+  // page of another site needs one.
   setup: [
     'GET /v1/configuration',
     'POST /v1/configuration                                body same-members',
@@ -957,7 +959,9 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     rateLimiter: new RateLimiter(),
     /** Counts wrong credentials, by address. */
     failureLimiter: new RateLimiter(),
-    /** Counts log lines: by address those of unauthenticated requests, and by name what a token is told to send later. */
+    /**
+     * Counts log lines: by address those of unauthenticated requests, and by name what a token is told to send later.
+     */
     lineLimiter: new RateLimiter(),
     /**
      * All connections, by transport socket. The map's order decides which connection is closed at the limit: the first
@@ -1008,9 +1012,9 @@ function makeServer(core: Core, server: http.Server | https.Server) {
   server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
   server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
   const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor may
-    // this response, which is written past node:http's order of responses, get into an unfinished earlier one. No client
-    // sends an upgrade then.
+    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor
+    // may this response, which is written past node:http's order of responses, get into an unfinished earlier one. No
+    // client sends an upgrade then.
     if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
     onRequest(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
   };
@@ -1757,8 +1761,8 @@ function checkHead(req: IncomingMessage) {
  * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string) {
-  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it. The pattern's set is
-  // the printable characters of ASCII, "!" to "~", without "#" and "\\".
+  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it. The pattern's set
+  // is the printable characters of ASCII, "!" to "~", without "#" and "\\".
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const [path, query] = splitAt(raw, '?');
@@ -1973,8 +1977,8 @@ function failureKey(address: string) {
 
 /**
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
- * `cors`. Undefined for a value that no browser sends, because that may be a secret. Behind "://", the pattern's set is the
- * printable characters of ASCII without "/", "?" and "@".
+ * `cors`. Undefined for a value that no browser sends, because that may be a secret. Behind "://", the pattern's set is
+ * the printable characters of ASCII without "/", "?" and "@".
  */
 function unlistedOrigin({ req, rules }: Exchange) {
   const { origin = '' } = req.headers;
@@ -2049,8 +2053,8 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   }
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
   // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
-  // acts is refused. With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there an
-  // Origin that equals Host proves nothing. No page can set Upgrade.
+  // acts is refused. With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there
+  // an Origin that equals Host proves nothing. No page can set Upgrade.
   const proof = headers.upgrade === undefined ? headers['sec-fetch-site'] : site;
   return proof === 'same-origin' ? undefined : new Problem('cross_site');
 }
@@ -3665,8 +3669,9 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
 }
 
 /**
- * The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. The pattern
- * matches the first byte of any character, the first two of a character of three or four, or the first three of four.
+ * The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. The
+ * pattern matches the first byte of any character, the first two of a character of three or four, or the first three of
+ * four.
  */
 function wholeCharacters(bytes: Buffer) {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
