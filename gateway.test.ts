@@ -4312,7 +4312,7 @@ table("attack: lose the recipients in a form's JSON that is not its only field",
   -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} -- x = y
   -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} -- payload = x
   -- payload = {"message":"x","base64_attachments":["QUJD"]} -- file; filename="snap.png"\r\n${PNG}
-  -- payload = {"to":"${THIRD}"} -- message = x ;; -- payload = {"recipents":["${THIRD}"]} -- message = x
+  -- payload = {"recipients":15550100003} -- message = x ;; -- payload = {"to":"${THIRD}"} -- message = x ;; -- payload = {"recipents":["${THIRD}"]} -- message = x
   -- message = x -- payload = {"recipients":["${THIRD}"]} -- payload = y ;; -- message = x -- payload = y -- payload = {"recipients":["${THIRD}"]}
   -- message = x -- payload = y -- data = {"recipients":["${THIRD}"]} ;; -- payload = {"recipients":["${THIRD}"]} -- payload = y
   -- payload = {"Recipients":["${THIRD}"]} -- message = x ;; -- data = {"number":"${THIRD}"} -- message = x
@@ -4334,6 +4334,7 @@ table(
   ${COMMON_FORM_TYPES}
   # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
   ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{'
+  '“{"message":"x","recipients":["+15550100003"]}”' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}'
   # A credential.
   'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
   # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
@@ -4383,14 +4384,14 @@ table(
 
 const CONTACTS = listed`
   "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "destinations":["X"] ;; "group":"X"
-  "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"] ;; "receivers":["X"] ;; "to[]":"X" ;; "@to":"X"`;
+  "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"] ;; "receivers":["X"] ;; "to[]":"X" ;; "@to":"X" ;; "groupId":"X" ;; "group_ids":["X"] ;; "chatId":"X" ;; "recipient_number":"X" ;; "recipientList":["X"]`;
 const ADDRESSES = [THIRD, '0015550100003', '+1 555 010-0003', '(+1) 555 010 0003', 'tel:+15550100003', GROUP];
 table('attack: name somebody where a send does not, and have it go to the default recipients', hook())`
   * bearer → 400 bad_field
   ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
   ${ADDRESSES.map((address) => `{"message":"x","to":"${address}","recipients":null}`)}
   {"message":"x","receipients":["a.01"]} ;; {"message":"x","recipents":"a.01"} ;; {"message":"x","Recepients":["a.01"]}
-  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
+  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipients​":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
   'message=x&to=%2B15550100003' ;; 'message=x&to=+15550100003' ;; 'receipients=%2B15550100003&message=x' ;; 'message=x&to[]=+15550100003'
   -- message = x -- to = +15550100003 ;; -- message = x -- reciepients = a.01
   {"message":"x","base64_attachment":"QUJD"} ;; 'message=x&base64_attachment=QUJD' ;; -- message = x -- base64_attachment = QUJD

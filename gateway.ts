@@ -2609,7 +2609,7 @@ const SEND_FIELDS =
 const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
 
 /** Plain names by which other programs say whom a message is for. A value that is no address makes them data. */
-const ADDRESSING = /^(?:to|targets?|destinations?|groups?|group_id|chat_id|numbers|receivers)$/;
+const ADDRESSING = /^(?:to|targets?|destinations?|groups?(?:_?ids?)?|chat_?ids?|numbers|receivers|recipient.*)$/;
 
 /**
  * Matches a phone number or a group's id where a value, in JSON, or an element of it begins. A space is the "+" of a
@@ -2635,10 +2635,10 @@ const BEGINS_OBJECT = /^\s*\{/;
  * garbled. A pair that names somebody, such as `x=a b&recipients=…`, is another such doubt.
  */
 const DOUBTS: Hints = [
-  [/^['"[\s]+\{/, 'begins like JSON, but within a quote or a bracket'],
+  [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
   [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'holds a credential, but is no form: encode each value'],
-  // YAML, or a header, whose value is a phone number or a group's id: "recipients: +4915112345678".
-  [/(?:^|[&;\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i, NAMED_UNENCODED],
+  // YAML, a header, or JSON without its braces: "recipients: +4915112345678".
+  [/(?:^|[&;,\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
 ];
 
@@ -2838,8 +2838,9 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
   const payloads: JsonObject[] = [];
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
-    if (plainName(name) === CREDENTIAL_NAME || (value === '' && !/^recipients/i.test(name))) continue;
-    if (plainName(name) === 'send_at') throw badField(name, NEVER_LATER);
+    const plain = plainName(name);
+    if (plain === CREDENTIAL_NAME || (value === '' && !/^recipients/i.test(name))) continue;
+    if (plain === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
     // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
@@ -2861,11 +2862,8 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
   // Beside other fields this JSON is no field of a send, and its recipients would get lost with it.
-  for (const [key, value] of payloads.flatMap(Object.entries)) {
-    const isField = value !== null && typeof value !== 'number'; // see `sendFields`
-    const isLost = isField && (isNeverDropped(key) || namesSomebody(key, value, template));
-    if (isLost) throw badField(key, 'is in a field of JSON that stands beside other fields, and would be lost');
-  }
+  const lost = payloads.flatMap((json) => Object.keys(sendFields(json, template))).find(isNeverDropped);
+  if (lost) throw badField(lost, 'is in a field of JSON that stands beside other fields, and would be lost');
   return fields;
 }
 
@@ -2922,7 +2920,7 @@ function sendFields(payload: JsonObject, template: Template | undefined) {
  * "recipients.0". secured-signal-api reads "@recipients". "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
-  return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{Cc}@]/gsu, '');
+  return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
 }
 
 /** Whether a field may not be dropped. If the gateway cannot use it, it refuses the payload. */
