@@ -2678,7 +2678,7 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
     }
   }
   result.failures.push(...await closeHouses());
-  const isFlat = await until(() => activeResources().length <= before.length, 3000);
+  const isFlat = await until(() => activeResources().length <= before.length, 60_000);
   if (!isFlat) {
     const left = [...activeResources(), ...openSockets()];
     const what = `what was there before the worlds: ${before}; what is left after them: ${left}`;

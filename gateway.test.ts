@@ -1465,7 +1465,7 @@ test('rubbish behind a refusal, byte by byte, does not touch the requests of oth
       }
     };
     const rubbish = Array.from({ length: 12 }, drip);
-    for (let i = 0; i < 60 || refused < 12; i++) {
+    for (let i = 0; i < 20 || refused < 12; i++) {
       const answers = Array.from({ length: 4 }, (_, n) => send(gateway, `${i} ${n}`, OTHER));
       assert.deepEqual((await Promise.all(answers)).map(outcomeOf), Array(4).fill('201'), begun);
       sent += 4;
@@ -2163,10 +2163,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
           { ...request, headers: { authorization: `Bearer ${OTHER}` } },
         ];
         // node's own client refuses to send the others; raw ones follow
-        for (const variant of variants.filter((variant) => !/["\\]/.test(variant.path))) {
-          const answer = await ask(to, variant);
-          emitted.push(answer.text, answer.rawHeaders.join('\n'));
-        }
+        const sent = variants.filter((variant) => !/["\\]/.test(variant.path)).map((variant) => ask(to, variant));
+        for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));
       }
     }
     const targets = `/@auth=${canary}"/v2/send /@auth=${canary}\\/v2/send http://x/@auth=${canary}/v1/about
@@ -2314,11 +2312,6 @@ test('every response has a new X-Request-Id, which is in the log and in the requ
 
 randomTest('random targets and headers: only allowed routes ever arrive at the backend', async (random, t) => {
   const pick = <V>(values: readonly V[]): V => values[random(values.length)]!;
-  const { backend, gateway } = await startBoth(t, {
-    auth: { methods: ['bearer', 'basic', 'path', 'query'] },
-    allow: ['send', 'info', '* /v1/groups/*', 'GET /*'],
-    tokens: { a: { secret: SECRET, senders: [FROM] } },
-  });
   const methods = ['GET', 'POST', 'PUT', 'DELETE', 'PATCH', 'HEAD', 'OPTIONS'];
   const parts = literal`v1 v2 V1 send about health register accounts groups devices receive configuration swagger
     plugins qrcodelink ${FROM} ${STRANGER} %2B15550100001 %2B15559999999 %252B15559999999 .. . %2e%2e ..; %2f %5c \ ''
@@ -2341,23 +2334,35 @@ randomTest('random targets and headers: only allowed routes ever arrive at the b
       : pick(['/', '/', '/', '//', '', 'http://evil.example/']) +
         Array.from({ length: 1 + random(5) }, () => pick(parts)).join('/') +
         pick(['', '', '?', '?x=/v2/send', `?@auth=${SECRET}`, '?a=%zz']);
-  for (let round = 0; round < 1000; round++) {
+  const requests = Array.from({ length: 1000 }, (_, round) => {
     const isGood = round % 10 === 0;
     const method = isGood ? pick(['GET', 'POST']) : pick(methods);
     const target = !isGood ? anyTarget() : method === 'GET' ? pick(goodPaths) : '/v2/send';
     const credentials = pick(isGood ? [[bearer], [password]] : [[bearer], [bearer], [password], ...wrong]);
     const headers = [...credentials, ...isGood ? [] : [pick(others)]].filter(Boolean);
     const body = /GET|HEAD/.test(method) ? '' : isGood ? HELLO : pick(bodies);
-    const before = backend.seen.length;
-    await rawRequest(gateway, target, { method, headers, body });
-    if (isGood) assert.equal(backend.seen.length, before + 1, `${method} ${target} did not arrive`);
-    for (const seen of backend.seen.slice(before)) {
-      const line = `${seen.method} ${seen.url.split('?')[0]}`;
-      assert.match(line, allowed, `${method} ${target} arrived`);
-      assert.doesNotMatch(JSON.stringify([seen.url, seen.rawHeaders]), SECRETS);
-      if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
+    return { isGood, method, target, headers, body };
+  });
+  const play = async (): Promise<void> => {
+    const { backend, gateway } = await startBoth(t, {
+      auth: { methods: ['bearer', 'basic', 'path', 'query'] },
+      allow: ['send', 'info', '* /v1/groups/*', 'GET /*'],
+      tokens: { a: { secret: SECRET, senders: [FROM] } },
+    });
+    for (let request = requests.pop(); request; request = requests.pop()) {
+      const { isGood, method, target, headers, body } = request;
+      const before = backend.seen.length;
+      await rawRequest(gateway, target, { method, headers, body });
+      if (isGood) assert.equal(backend.seen.length, before + 1, `${method} ${target} did not arrive`);
+      for (const seen of backend.seen.slice(before)) {
+        const line = `${seen.method} ${seen.url.split('?')[0]}`;
+        assert.match(line, allowed, `${method} ${target} arrived`);
+        assert.doesNotMatch(JSON.stringify([seen.url, seen.rawHeaders]), SECRETS);
+        if (/send$/.test(seen.url) && seen.body.length > 2) assert.equal(JSON.parse(seen.body.toString()).number, FROM);
+      }
     }
-  }
+  };
+  await Promise.all(Array.from({ length: 8 }, play));
 });
 
 section('TARGET'); // ──────────────────────────────────────────────────────────────────────────────
@@ -3360,10 +3365,12 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
       await asks(`X-Forwarded-For: ${client.replace('#', i.toString(16))}`, row);
     }
   };
-  for (const [i, row] of rows.entries()) await flood(`203.0.113.${i + 1}`, row);
-  await flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed');
-  await flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`);
-  await flood('2001:db8::#', rows[0]!); // one household is one IPv6 /64
+  await Promise.all([
+    ...rows.map((row, i) => flood(`203.0.113.${i + 1}`, row)),
+    flood('198.51.100.1', 'GET /v1/about → 403 client_not_allowed'),
+    flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`),
+    flood('2001:db8::#', rows[0]!), // one household is one IPv6 /64
+  ]);
   for (let i = 0; i < 40; i++) {
     await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
   }
@@ -3387,12 +3394,12 @@ test('10,100 addresses with wrong credentials do not give a token its rate back'
   const { socket } = open(t, gateway);
   let answers = 0;
   socket.on('data', (chunk) => void (answers += String(chunk).split('HTTP/1.1 401 ').length - 1));
-  for (let i = 0; i < 10_100; i += 4) {
-    for (let j = i; j < i + 4; j++) {
+  for (let i = 0; i < 10_100; i += 5) {
+    for (let j = i; j < i + 5; j++) {
       const from = `Host: x\r\nX-Forwarded-For: 2001:db8:${j.toString(16)}::1`;
       socket.write(ABOUT.replace(SECRET, 'wrong').replace('Host: x', from));
     }
-    while (answers < i + 4) await within(once(socket, 'data'), 'the refusals');
+    while (answers < i + 5) await within(once(socket, 'data'), 'the refusals');
   }
   assert.equal(new Set(requests(gateway).map(({ client }) => client)).size, 10_101);
   await asks('bearer', '429 rate_limited');
@@ -6210,12 +6217,12 @@ test('without slots, a client that leaves takes its request to the backend with 
 
 test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
-  const total = 64 * MIB;
+  const total = 40 * MIB;
   const backend = await startBackend(t, async (req, res) => {
     // Takes a chunk, lets everything else run for a while, and takes the next.
     for await (const chunk of req) {
       taken += (chunk as Buffer).length;
-      for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+      await new Promise((resolve) => setImmediate(resolve));
       // Most of it is in the system's socket buffers.
       assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
     }
@@ -6292,8 +6299,8 @@ test('nothing is sent twice, where a connection that was used before ends by FIN
     DELETE /v1/attachments/abc`.split(/ ;;\s+/).map((row) => parseRow(`bearer | ${row}`));
   for (way of ['end', 'resetAndDestroy'] as const) {
     for (const [i, row] of rows.entries()) {
-      // Every third byte for each method, another third for the next.
-      for (cut = i % 3; cut < SENT.indexOf('\r\n\r\n') + 4; cut += 3) {
+      // Every sixth byte for each method, another sixth for the next.
+      for (cut = i; cut < SENT.indexOf('\r\n\r\n') + 4; cut += rows.length) {
         for (let time = 0; time < 2; time++) await sendRow(gateway, row);
       }
     }
@@ -7866,11 +7873,11 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   t.after(() => agent.destroy());
   const total = 3600;
   const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
-  const askMany = () =>
+  const askMany = (count: number) =>
     Promise.all(Array.from({ length: 8 }, async () => {
-      for (let i = 0; i < total / 8; i++) assert.equal((await ask(gateway, { path, agent })).status, 401);
+      for (let i = 0; i < count / 8; i++) assert.equal((await ask(gateway, { path, agent })).status, 401);
     }));
-  await askMany();
+  await askMany(total);
   gateway.child.stdout!.resume();
   await until(() => /log lines were dropped.*\n$/.test(gateway.output()));
   gateway.child.stdout!.pause();
@@ -7880,7 +7887,7 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   assert.equal(logLines(gateway.log).at(-1)!.lines, total - logged);
   const { log_lines_dropped_total: dropped } = await scrape(gateway, { path: '/metrics', headers: BEARER });
   assert.equal(dropped, total - logged);
-  await askMany();
+  await askMany(800); // several times what the pipe takes
   await gateway.close();
 });
 
@@ -9035,9 +9042,9 @@ test('a gateway whose backend.url is its own address is told so, with and withou
 });
 
 test('a port that cannot be opened is told with what to do', { isAlone: true }, async (t) => {
-  const { port } = await startBackend(t);
+  const { host, port } = await startBackend(t);
   const rows: [listen: string, message: RegExp][] = [
-    [`127.0.0.1:${port}`, /; --listen HOST:PORT takes another port\n$/],
+    [`${host}:${port}`, /; --listen HOST:PORT takes another port\n$/],
     ['192.0.2.1:0', /; --listen takes an address of this machine; :PORT is each that it has\n$/],
   ];
   if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name
