@@ -41,7 +41,7 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, readFileSync, statSync, watchFile } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import http, { type IncomingHttpHeaders, IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -3875,7 +3875,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     onHead(message);
   });
   outgoing.on('upgrade', (message, socket, head) => {
-    // node:http has let go of the socket: on Node 26 `outgoing` neither destroys it nor listens for its errors.
+    // node:http has let go of the socket: it need not destroy it with `outgoing`, nor listen for its errors.
     exchange.underway = socket.on('error', destroyThis);
     socket.unshift(head); // openTunnel reads it
     onHead(message);
@@ -4713,6 +4713,7 @@ type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags
  */
 function loadSettings({ file, env = {}, flags = {} }: ConfigSources) {
   const sources = new Sources();
+  FILES_READ.clear();
   if (file !== undefined) noteFile(sources, file);
   noteEnv(sources, env);
   sources.note('listen', flags.listen, '--listen');
@@ -5215,7 +5216,21 @@ function readFile(path: unknown) {
     if (shown === path) return `${resolve(path)} does not exist`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
+  FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
+}
+
+/** The files that the settings of the command line were read from last, and what each of them was then. */
+const FILES_READ = new Map<string, string>();
+
+/** What changes when a file changes, or is replaced, or can no longer be read. */
+function stampOf(path: string) {
+  try {
+    const { ino, ctimeMs, size } = statSync(path);
+    return `${ino} ${ctimeMs} ${size}`;
+  } catch (error) {
+    return reasonOf(error);
+  }
 }
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
@@ -5537,7 +5552,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (isRender) return renderSend(settings, rest[0]!, stdin());
   const gateway = startGateway(settings, {});
   stopOnSignal(gateway);
-  reloadOnChange(gateway, load, [file, env.API_TOKENS_FILE, ...settingsFiles(settings)]);
+  reloadOnChange(gateway, load);
   await gateway.listen();
   // The last resort: no client may end the process, whatever throws and wherever. Not before: a taken port ends it.
   // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs a listener of its own.
@@ -5800,35 +5815,33 @@ function stopOnSignal(gateway: Gateway) {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
     // Log lines that nobody reads would keep the process running.
-    // UNTIL runtimes end with the server: watched files keep Deno 2.9 running, a connection without a byte Bun 1.4.
+    // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
   });
 }
 
 /**
- * Reloads on SIGHUP, and when a file that the settings came from has changed and stayed the same for a while. Files are
- * watched by name, because editors and secret mounts replace them. Files that only a new configuration names are
- * watched once it is in force.
+ * Reloads on SIGHUP, and when a file that the settings were read from has changed and stayed the same for a while. Files
+ * are watched by name, because editors and secret mounts replace them. Each is compared with what it was when it was
+ * read, so that no change is missed, however soon after the start it comes.
  */
-function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (string | undefined)[]) {
+function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
   let settleTimer: NodeJS.Timeout | undefined;
-  const watched = new Set<string>();
-  const watch = (file?: string) => {
-    if (file === undefined || watched.has(file)) return;
-    watched.add(file);
-    watchFile(file, { interval: WATCH_MS, persistent: false }, (now, before) => {
-      if (now.ctimeMs === before.ctimeMs && now.ino === before.ino) return; // the file was only read
-      clearTimeout(settleTimer);
-      settleTimer = setTimeout(reload, SETTLE_MS).unref();
-    });
+  let lastLook = '';
+  const look = () => {
+    const stamps = [...FILES_READ.keys()].map(stampOf).join();
+    if (stamps === lastLook) return;
+    lastLook = stamps;
+    clearTimeout(settleTimer);
+    if (stamps !== [...FILES_READ.values()].join()) settleTimer = setTimeout(reload, SETTLE_MS).unref();
   };
   const reload = () => {
+    clearTimeout(settleTimer);
     // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
     try {
       const settings = load();
       if (gateway.apply(settings)) void askBackend(gateway, settings);
-      settingsFiles(settings).forEach(watch);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
       gateway.log('error', 'not reloaded, the old configuration stays in force', { problems });
@@ -5836,14 +5849,9 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings, files: (s
   };
   // The log says that the gateway listens after this: a SIGHUP without a listener would end the process.
   gateway.server.once('listening', () => {
-    files.forEach(watch);
+    setInterval(look, WATCH_MS).unref();
     process.on('SIGHUP', reload);
   });
-}
-
-/** The files that the settings name. */
-function settingsFiles(settings: Settings) {
-  return [settings['tls.cert']?.path, settings['tls.key']?.path, ...settings.tokens.map((token) => token.secretFile)];
 }
 
 /** Whether this file was started, not imported. */
