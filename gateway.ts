@@ -411,8 +411,8 @@ const PIPELINE_LIMIT = 8;
 
 /**
  * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
- * poller makes more. Also how many unauthenticated requests of an address, and how many `rate_limited` and `busy` of a
- * token, are logged above debug level.
+ * poller makes more. Also how many unauthenticated requests of an address, and how many refusals of a token with one
+ * code, are logged above debug level.
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
@@ -486,6 +486,10 @@ const SLOT_TIMEOUT_MS = 30_000;
 
 /** How long the backend may take to tell its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
+/** The first pause before it is asked again. Each further pause is twice as long. */
+const ASK_PAUSE_MS = 1000;
+/** The longest such pause. */
+const ASK_PAUSE_LIMIT_MS = 60_000;
 
 /** The first pause between two tries to reach a backend that is down. Each further pause is twice as long. */
 const RETRY_PAUSE_MS = 100;
@@ -513,8 +517,13 @@ const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 const EARLY_LIMIT = 16;
 /** How often open WebSockets are checked for tokens that have expired. */
 const TUNNEL_SWEEP_MS = 30_000;
-/** How long a WebSocket may be silent before TCP checks that its peer is still there. */
+/** How long a WebSocket, or a connection to the backend, may be silent before TCP checks that its peer is there. */
 const SILENCE_MS = 30_000;
+
+/** How long before its end the gateway warns of its own certificate. */
+const RENEWAL_MS = 14 * 24 * 3600 * 1000;
+/** How often it does. */
+const DAY_MS = 24 * 3600 * 1000;
 
 /** How long a browser may remember a preflight. The requests that follow it are checked all the same. */
 const PREFLIGHT_MS = 60_000;
@@ -592,11 +601,12 @@ const PROBLEMS = {
 type ProblemCode = keyof typeof PROBLEMS;
 
 /**
- * `detail` replaces the sentence in the response. `allow` lists the methods for a 405. `syntax` is a mistake in JSON:
- * what is wrong, and at which byte.
+ * `detail` replaces the sentence in the response. `hint` says in the log what this machine lacks. `allow` lists the
+ * methods for a 405. `syntax` is a mistake in JSON: what is wrong, and at which byte.
  */
 type ProblemDetails = {
   detail?: string;
+  hint?: string | undefined;
   retryAfterMs?: number;
   allow?: string[];
   syntax?: { why: string; atByte: number };
@@ -922,8 +932,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   const server = makeServer(core, createServer(settings, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS));
   return {
     server,
-    log: core.log,
-    logInternalError: (error: unknown) => logInternalError(core, error),
+    core,
     listen: () => startListening(server, core),
     close: () => closeGateway(server, core),
     apply: (next: Settings) => applySettings(core, server, next),
@@ -959,9 +968,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     rateLimiter: new RateLimiter(),
     /** Counts wrong credentials, by address. */
     failureLimiter: new RateLimiter(),
-    /**
-     * Counts log lines: by address those of unauthenticated requests, and by name what a token is told to send later.
-     */
+    /** Counts log lines: unauthenticated requests by address, the refusals of a token by its name and their code. */
     lineLimiter: new RateLimiter(),
     /**
      * All connections, by transport socket. The map's order decides which connection is closed at the limit: the first
@@ -1289,7 +1296,8 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
 }
 
 /** What is wrong, or may be unintended. Logged at every start and reload, and printed by `--check`. */
-function warningsOf({ anonymous, all, warnings }: Rules, { listen }: AtStart, nowMs: number) {
+function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
+  const { anonymous, all, warnings } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
   const open = `no tokens are configured: every request is let in without a credential${others}`;
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
@@ -1306,7 +1314,18 @@ function warningsOf({ anonymous, all, warnings }: Rules, { listen }: AtStart, no
       `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`,
       ({ message }) => message?.hasForeignNames,
     ),
+    ...certificateWarnings(rules, nowMs),
   ];
+}
+
+/** Warns of the gateway's own certificate, if it is not valid, or not for long. */
+function certificateWarnings({ certificate }: Rules, nowMs: number) {
+  if (certificate === undefined) return [];
+  const { validFrom, validTo } = certificate;
+  const endMs = Date.parse(validTo);
+  if (nowMs >= Date.parse(validFrom) && nowMs <= endMs - RENEWAL_MS) return [];
+  const state = nowMs > endMs ? 'has expired' : 'is not valid for long, or not yet';
+  return [`the certificate in tls.cert ${state}: ${validFrom} to ${validTo}`];
 }
 
 /** Joins words for a line of the log. Beyond the first twenty, it says only how many there are. */
@@ -1342,8 +1361,12 @@ async function openPort(server: http.Server, settings: AtStart) {
 /** Opens the port, and begins what runs as long as it is open. @returns and rejects as openPort. */
 async function startListening(server: http.Server, core: Core) {
   const url = await openPort(server, core.atStart);
-  const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
-  server.once('close', () => clearInterval(sweep));
+  const warnOfCertificate = () => {
+    for (const warning of certificateWarnings(core.rules, core.now())) core.log('warn', warning, {});
+  };
+  const timers = [setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core), setInterval(warnOfCertificate, DAY_MS)];
+  for (const timer of timers) timer.unref();
+  server.once('close', () => timers.forEach(clearInterval));
   logRules(core, 'listening', { listen: url });
   return url;
 }
@@ -1590,7 +1613,7 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     const refusal = refusalOfOrigin(rules, exchange) ?? refusalOfEndpoint(token, target, client);
     if (refusal) throw refusal;
     takeRate(core, token);
-    if (target.route === METRICS_ROUTE) return respondMetrics(exchange);
+    if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send from the body, that send is checked.
@@ -1654,7 +1677,18 @@ function transportSocket(socket: Socket & { _parent?: Socket | null }) {
 /** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
 function respondHealth(exchange: Exchange) {
   exchange.route = '/healthz';
-  exchange.respond(200, { 'Content-Type': 'text/plain', 'Content-Length': 3, ...ownHeaders(exchange) }, 'ok\n');
+  respondText(exchange, 'ok\n', 'text/plain');
+}
+
+/** Responds with a text of the gateway's own. */
+function respondText(exchange: Exchange, text: string, type: string) {
+  exchange.respond(200, {
+    'Content-Type': type,
+    'Content-Length': Buffer.byteLength(text),
+    'X-Content-Type-Options': 'nosniff',
+    'Cache-Control': 'no-store',
+    ...ownHeaders(exchange),
+  }, text);
 }
 
 /**
@@ -1686,20 +1720,36 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  */
 function logExchange(exchange: Exchange) {
   const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
-  const { code, reason: given, status: worst = status } = problem ?? {};
+  const { code, reason: given, status: worst = status, details: { hint } = {} } = problem ?? {};
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
   const ms = Math.round(core.now() - exchange.startedMs);
-  // A flood must not fill a small computer's disk. Health checks and preflights are logged at debug level. So are,
-  // beyond 30 a minute, the unauthenticated requests of an address, and what a token is told to send later. No address
-  // has a space, so that the keys cannot collide. Prometheus reads the metrics four times a minute.
-  const limited = code === 'rate_limited' || code === 'busy' ? `token ${token}` : undefined;
-  const lineKey = token === undefined ? failureKey(client) : limited;
+  // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
+  // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token, by their codes:
+  // harmless ones must not hide what a stolen token tries. No address has a space, so that the keys cannot collide.
+  const refusal = code !== undefined && (worst < 500 || code === 'busy') ? `token ${token} ${code}` : undefined;
+  const lineKey = token === undefined ? failureKey(client) : refusal;
   const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
   const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
+  if (isFlood && token) warnRarely(core, 'further refusals of a token are logged at debug level', { token, code });
   const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
-  const fields = { requestId, client, method, route, token, form, status, code, reason, origin, bytesIn, bytesOut, ms };
+  const fields = {
+    requestId,
+    client,
+    method,
+    route,
+    token,
+    form,
+    status,
+    code,
+    reason,
+    hint,
+    origin,
+    bytesIn,
+    bytesOut,
+    ms,
+  };
   core.log(level, 'request', fields);
   core.metrics.countRequest(exchange);
 }
@@ -2218,6 +2268,9 @@ function takeRate(core: Core, token: Token) {
 // series without a bound: a route is one of the table or `other`, a token is one of the configuration. So no label has
 // a phone number, a secret, or a character that needs an escape.
 
+/** The Content-Type of Prometheus' text format. */
+const METRICS_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
+
 /** What is counted for `GET /metrics`. A reload keeps it. */
 class Metrics {
   internalErrors = 0;
@@ -2249,7 +2302,7 @@ class Metrics {
   }
 
   /** Writes all series. A test compares their names with docs/operating.md. */
-  render({ startedMs, connections, running, upstream: { gate } }: Core) {
+  render({ startedMs, connections, running, upstream: { gate, answers } }: Core) {
     const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
     const isAtGate = (exchange: Exchange) => exchange.upstream.gate.holds(exchange);
@@ -2276,7 +2329,7 @@ signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
 signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
 # HELP signal_gateway_backend_up 0 while the backend cannot be connected to, and at start until it has answered.
 # TYPE signal_gateway_backend_up gauge
-signal_gateway_backend_up ${Number(!gate.isShut)}
+signal_gateway_backend_up ${Number(!gate.isShut && !answers.isAwaited)}
 # HELP signal_gateway_connections Open connections of clients.
 # TYPE signal_gateway_connections gauge
 signal_gateway_connections ${connections.size}
@@ -2304,18 +2357,6 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
   const seriesOf = (owner: string) => `signal_gateway_${name}{token="${owner}"${labels}}`;
   const own = seriesOf(token?.name ?? '');
   return map.size < SERIES_LIMIT || map.has(own) ? own : seriesOf('_other');
-}
-
-/** Responds with the metrics. A scrape is counted for the next one. */
-function respondMetrics(exchange: Exchange) {
-  const text = exchange.core.metrics.render(exchange.core);
-  exchange.respond(200, {
-    'Content-Type': 'text/plain; version=0.0.4; charset=utf-8',
-    'Content-Length': Buffer.byteLength(text),
-    'X-Content-Type-Options': 'nosniff',
-    'Cache-Control': 'no-store',
-    ...ownHeaders(exchange),
-  }, text);
 }
 
 // #endregion
@@ -3848,6 +3889,10 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
     } catch (error) {
       // If the client leaves while the connection is made, the error looks like a refused connection.
       if (exchange.endedBy) throw exchange.endedBy;
+      if (!(error instanceof Problem)) {
+        const { code, name, message } = error as NodeJS.ErrnoException;
+        throw unreachable(code ?? name, message);
+      }
       if (!gate.shut(exchange, error, openings)) throw error;
     }
   }
@@ -3859,14 +3904,17 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
  * @throws {Problem} bad_backend_answer, backend_timeout, busy, and what else ended the exchange.
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
+  const { core, rules, target, upstream: { answers } } = exchange;
   let incoming: IncomingMessage | undefined;
+  let watch: NodeJS.Timeout | undefined;
   const onHead = (message: IncomingMessage) => {
     incoming = message;
     if (isLarge(content)) exchange.earlyResponse = new EarlyResponse();
     // Nobody needs the body; the log says what became of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
-    if (exchange.target!.route?.group === 'send') exchange.core.metrics.countSend(exchange, message.statusCode!);
+    if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
+    answers.note(exchange);
     exchange.wake();
   };
   outgoing.on('response', (message) => {
@@ -3888,13 +3936,16 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   // UNTIL Bun reports an error for each request that ends without a response: Bun 1.4.5 only closes some (test "a
   // backend that takes a connection and closes it").
   outgoing.on('error', onFailure).on('close', onFailure);
-  const timeoutMs = exchange.rules['backend.timeout'];
+  const timeoutMs = rules['backend.timeout'];
   try {
     if (isLarge(content)) await writeUpload(exchange, outgoing, content);
     else {
       exchange.stage = 'sent';
       outgoing.end(content);
     }
+    // A slot has a timer of its own. A poll waits for as long as its client says.
+    const isWatched = !exchange.slot && target!.route?.group !== 'receive';
+    if (isWatched) watch = setTimeout(() => answers.miss(exchange), core.slotTimeoutMs);
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
     // Every other request may act once it is sent, even if it asks for a WebSocket.
@@ -3903,6 +3954,8 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   } catch (error) {
     if (!(error instanceof EarlyResponse)) throw error;
     exchange.earlyResponse = undefined;
+  } finally {
+    clearTimeout(watch);
   }
   return incoming!;
 }
@@ -4036,10 +4089,53 @@ function collectSoon(chunk: Uint8Array) {
 //
 // A large body acquires its slot within `transmit`, before its last byte.
 
-/** The gate and the slots of one `backend.url`. */
+/** The gate and the slots of one `backend.url`, and what is known of its answers. */
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
+  readonly answers = new Answers();
+}
+
+/**
+ * Whether the backend answers. One that hangs would leave no line in the log before `backend.timeout`. So one line says
+ * that it has been silent for `slotTimeoutMs`, and one that it answers again. What needs no slot says little of
+ * signal-cli: such an answer does not end the silence of other requests.
+ */
+class Answers {
+  /** Whether `askBackend` waits for a first answer. */
+  isAwaited = false;
+  /** When the last one came, by performance.now(): to any request, and to one that needs a slot. */
+  readonly #lastMs = [-Infinity, -Infinity];
+  /** The index of the one that is missing, while the backend is silent. */
+  #missing: number | undefined;
+
+  /** Notes an answer to a request. */
+  note(exchange: Exchange) {
+    const weight = Number(needsSlot(exchange));
+    this.#lastMs.fill(performance.now(), 0, weight + 1);
+    this.isAwaited = false;
+    if (this.#missing === undefined || weight < this.#missing) return;
+    this.#missing = undefined;
+    this.#log(exchange, 'the backend answers again');
+  }
+
+  /**
+   * Notes that a request has had no answer for `slotTimeoutMs`. The backend is silent if it has answered no other in
+   * that time. Otherwise a client that mixes slow requests with fast ones could repeat the two lines.
+   */
+  miss(exchange: Exchange) {
+    if (exchange.stage !== 'sent' || exchange.endedBy) return;
+    const weight = Number(needsSlot(exchange));
+    const restMs = this.#lastMs[weight]! + exchange.core.slotTimeoutMs - performance.now();
+    if (restMs > 1) return void setTimeout(() => this.miss(exchange), restMs).unref(); // a timer may be 1 ms early
+    if (this.#missing === undefined) this.#log(exchange, 'the backend has not answered for 30 s');
+    this.#missing = Math.max(weight, this.#missing ?? 0);
+  }
+
+  #log({ core, rules }: Exchange, message: string) {
+    const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, waiting });
+  }
 }
 
 /** Whether a request needs a slot. */
@@ -4128,7 +4224,7 @@ class Gate {
         (await connect(this, request, core.connectTimeoutMs)).destroy();
         this.#open(core, rules);
       } catch (error) {
-        this.#failure = error as Problem;
+        if (error instanceof Problem) this.#failure = error;
       }
     }
     this.#isProbing = false;
@@ -4242,6 +4338,7 @@ class Slots {
 
   /** A request without a client ends when its slot is overdue. */
   #expire(exchange: Exchange) {
+    exchange.upstream.answers.miss(exchange);
     if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
     exchange.slot!.state = 'overdue';
     this.serve(exchange.core);
@@ -4266,7 +4363,8 @@ function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
  * Makes a connection to the backend, or takes a kept one. With TLS the handshake is done. Writes nothing.
  * @param owner can end the connection by `underway`, which is set before this function returns.
  * @returns the request, to be written by `transmit`.
- * @throws {Problem} backend_unreachable. No other code makes this problem of an error: nothing was sent.
+ * @throws {Problem} backend_unreachable. Nothing was sent.
+ * @throws {Error} of the runtime, if a connection cannot even be tried. It says nothing of the backend.
  */
 function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
   const isTls = request.protocol === 'https:';
@@ -4278,7 +4376,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     const timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
     const onFailure = (error?: Error) => {
       clearTimeout(timer);
-      reject(new Problem('backend_unreachable', reasonOf(error)));
+      reject(unreachable(reasonOf(error)));
     };
     const onConnect = () => {
       clearTimeout(timer);
@@ -4292,6 +4390,11 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
       else socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
+}
+
+/** @param hint what to do, if a connection cannot even be tried. */
+function unreachable(reason: string, hint?: string) {
+  return new Problem('backend_unreachable', reason, { hint });
 }
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
@@ -4902,7 +5005,7 @@ type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
-  const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const { 'auth.methods': methods, 'tls.cert': cert, allow, rate, clients } = settings;
   // A token's own value replaces the top-level one whole: merged, a list could only become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
@@ -4917,6 +5020,8 @@ function makeRules(settings: Settings) {
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
+    /** The gateway's own certificate. */
+    certificate: cert && new X509Certificate(pemParts(cert.text, 'CERTIFICATE')[0]!),
     // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
     'backend.timeout': settings['backend.timeout'] || Infinity,
     'backend.parallel': settings['backend.parallel'] || Infinity,
@@ -5164,7 +5269,11 @@ function readBackend(value: unknown) {
   // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
   // sends it again, POST too (test "nothing is sent twice").
   const keepAlive = !('Deno' in globalThis);
-  const agent = new (protocol === 'https:' ? https : http).Agent({ keepAlive, timeout: IDLE_TIMEOUT_MS });
+  const agent = new (protocol === 'https:' ? https : http).Agent({
+    keepAlive,
+    keepAliveMsecs: SILENCE_MS,
+    timeout: IDLE_TIMEOUT_MS,
+  });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
@@ -5243,6 +5352,11 @@ function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
   return cert && key && { cert: cert.text, key: key.text };
 }
 
+/** The parts of a text in PEM that are of a kind. */
+function pemParts(text: string, kind: string) {
+  return text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
+}
+
 // UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
 /**
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
@@ -5252,12 +5366,13 @@ function checkTls(settings: Settings) {
   ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
   const files = tlsFiles(settings);
   if (files === undefined) return;
-  const parts = (text: string, kind: string) =>
-    text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // Each certificate by itself: X509Certificate reads only the first of a chain.
-  const [cert] = attempt(() => parts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
-  const key = attempt(() => createPrivateKey(parts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  const [cert] = attempt(
+    () => pemParts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)),
+    broken('cert'),
+  );
+  const key = attempt(() => createPrivateKey(pemParts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
   ensure(cert !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
   ensure(cert.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
   attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
@@ -5556,7 +5671,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   await gateway.listen();
   // The last resort: no client may end the process, whatever throws and wherever. Not before: a taken port ends it.
   // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs a listener of its own.
-  for (const event of ['uncaughtException', 'unhandledRejection']) process.on(event, gateway.logInternalError);
+  for (const event of ['uncaughtException', 'unhandledRejection']) {
+    process.on(event, (error) => logInternalError(gateway.core, error));
+  }
   void askBackend(gateway, settings);
   return '';
 }
@@ -5769,14 +5886,28 @@ const ASK_HINTS: Hints = [
 ];
 
 /**
- * Asks the backend once for its version and logs it: a wrong address should be seen when the gateway starts, not when
- * the first alert is lost. The response decides nothing. The request carries no userinfo, so where `backend.url` has
- * one, 401 is a good response. If the request arrives at this gateway itself, its id says so.
+ * Asks the backend for its version and logs it: a wrong address should be seen when the gateway starts, not when the
+ * first alert is lost. Its words decide nothing. The request carries no userinfo, so where `backend.url` has one, 401
+ * is a good response. If the request arrives at this gateway itself, its id says so.
+ *
+ * At a boot the backend often comes up later. So without an answer it is asked again, until it has answered this or a
+ * client's request, or a reload names another one. Only the first failure and the success are logged.
+ * @param pauseMs until it is asked again.
+ * @param upstream what was asked the first time.
  */
 async function askBackend(
-  { log, server }: RunningGateway,
-  { 'backend.url': { name: backend, authorization } }: Settings,
+  gateway: RunningGateway,
+  settings: Settings,
+  pauseMs = ASK_PAUSE_MS,
+  upstream = gateway.core.upstream,
 ) {
+  const { core, core: { log }, server } = gateway;
+  const { answers } = upstream;
+  const { name: backend, authorization } = settings['backend.url'];
+  const isFirst = pauseMs === ASK_PAUSE_MS;
+  answers.isAwaited ||= isFirst;
+  if (core.upstream !== upstream || core.draining) return;
+  if (!answers.isAwaited) return log('info', 'the backend answers', { backend });
   const asking = new AbortController();
   const requestId = randomUUID();
   const stopIfOwn = ({ headers }: IncomingMessage) => {
@@ -5787,6 +5918,7 @@ async function askBackend(
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    answers.isAwaited = false;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
@@ -5797,7 +5929,10 @@ async function askBackend(
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
-    log('warn', 'the backend does not answer as it should', { backend, reason, hint });
+    const isOver = !answers.isAwaited || reason === 'own_address';
+    if (isFirst || isOver) log('warn', 'the backend does not answer as it should', { backend, reason, hint });
+    const nextMs = Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS);
+    if (!isOver) setTimeout(askBackend, pauseMs, gateway, settings, nextMs, upstream).unref();
   } finally {
     clearTimeout(timer);
     server.off('request', stopIfOwn);
@@ -5844,7 +5979,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
       if (gateway.apply(settings)) void askBackend(gateway, settings);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
-      gateway.log('error', 'not reloaded, the old configuration stays in force', { problems });
+      gateway.core.log('error', 'not reloaded, the old configuration stays in force', { problems });
     }
   };
   // The log says that the gateway listens after this: a SIGHUP without a listener would end the process.
