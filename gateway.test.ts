@@ -4745,6 +4745,7 @@ table(
   # Beside a space that is not encoded, a plus is a plus.
   'message=C++ build failed' → {"message":"C++ build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
   'message=+5 °C&recipients=+15550100003' → {"message":"+5 °C","recipients":["${THIRD}"]}
+  'message=a%0Ab&n=5' → {"message":"a\nb"} ;; GET /v2/send?message=a%0Arecipients%21&n=5 → {"message":"a\nrecipients!"}
   -- message = a & b; recipients=x → {"message":"a & b; recipients=x"}`;
 
 const CONTACTS = listed`
@@ -4762,7 +4763,7 @@ table('attack: name somebody where a send does not, and have it go to the defaul
   {"message":"x","base64_attachment":"QUJD"} ;; 'message=x&base64_attachment=QUJD' ;; -- message = x -- base64_attachment = QUJD
   'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
   * 'x' | bearer → 400 bad_field
-  POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
+  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
   POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
   @ {"message":"{{message}}"} | POST /v2/send?to=%2B15550100003
   * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
@@ -4778,7 +4779,15 @@ table('attack: name somebody where a send does not, and have it go to the defaul
   @ {"message":"{{to}} {{receipients}}"} | {"to":"${THIRD}","receipients":["a.01"]} → {"message":"${THIRD} [\"a.01\"]"}
   @ {"message":"{{to}} {{message}}"} | 'to=%2B15550100003&message=x' → {"message":"${THIRD} x"}
   {"message":"x","to":"${THIRD}","recipients":["x.01"]} → {"message":"x","recipients":["x.01"]}
-  POST /v2/send?to=Bob&text=y | 'x' → {"message":"x"}`;
+  POST /v2/send?to=Bob&text=y | 'x' → {"message":"x"}
+  -- message = x -- base64_attachment; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}`;
+
+table('a recipient that begins with a space has lost its plus, and is refused for every token', {
+  allow: ['messaging'],
+})`
+  * bearer → 400 bad_field | "may not begin with a space"
+  {"message":"x","number":"${FROM}","recipients":[" 15550100003"]} ;; {"message":"x","number":"${FROM}","recipients":["${TO}","  1 555"]}
+  POST /v1/groups/${FROM} | {"name":"x","members":[" 15550100003"]} ;; POST /v1/reactions/${FROM} | {"recipient":" 15550100003","reaction":"x"}`;
 
 table(
   'a template finds nothing beside a picture, or a time beside a message: 400; no credential gets into a text',
@@ -8649,7 +8658,14 @@ test('attack: let a remark, a name or a digest that was pasted with its surround
       .map(([env, problem]): [NodeJS.ProcessEnv, string] => [env as NodeJS.ProcessEnv, problem as string]),
     [inFile(`the-phone-of-my-wife ${SECRET}\n`), twoWords],
     [inFile(`//the-phone-of-my-wife\n${SECRET}\n`), remark],
-    ...[`${digest}  -`, `${digest} *-`, `SHA2-256(stdin)= ${digest}`, `digest  sha256:${digest}`, `a: sha256:${digest}`]
+    ...[
+      `${digest}  -`,
+      `${digest} *-`,
+      `SHA2-256(stdin)= ${digest}`,
+      `digest  sha256:${digest}`,
+      `a: sha256:${digest}`,
+      `x ,${digest}, y`,
+    ]
       .flatMap((text): [NodeJS.ProcessEnv, string][] => [
         [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: text } } }) }, pasted],
         [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secretFile: fileWith(t, `${text}\n`) } } }) }, pasted],

@@ -2661,9 +2661,9 @@ const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,
 /** A message is not held back: secured-signal-api schedules by `send_at`, the gateway does not. */
 const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; leave the field out to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
-const NAMED_UNENCODED = 'names somebody where it is not encoded as a form: encode each value (curl --data-urlencode)';
+const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
 const NAMED_ELSEWHERE =
-  'names somebody, and a send does that in "recipients"; for a token with a "message" template it would be data';
+  'names a recipient, which a send does in "recipients"; for a token with a "message" template it is data';
 
 /** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = 'auth';
@@ -5518,7 +5518,7 @@ function readSecret(secret: unknown, isBare = false) {
   ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
   const isQuoted = isBare && QUOTING.test(secret);
   ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
-  const isPasted = /sha256:|\s[0-9a-f]{64}\b|\b[0-9a-f]{64}\s/i.test(secret);
+  const isPasted = /sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret);
   ensure(!isPasted, 'holds a digest and more; write "sha256:" and its 64 digits, and nothing else');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
