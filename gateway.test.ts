@@ -3630,12 +3630,16 @@ test('docs/operating.md has every series with its type and labels, and its alert
     },
   );
   const page = PAGES['docs/operating.md']!;
-  const rows = Array.from(page.matchAll(/^\| `(\w+)(?:\{([\w,]+)\})?` \| (counter|gauge|histogram) \|/gm));
-  assert.deepEqual(rows.map(([, name, labels = '', type]) => `${name}{${labels}} ${type}`), series);
+  const cells = /^\| `(\w+)`<br>(counter|gauge|histogram)(?: by ([`\w, ]+))? \|/gm;
+  const rows = Array.from(page.matchAll(cells), ([, name, type, labels = '']) => {
+    const whole = name!.startsWith('process_') ? name! : `signal_gateway_${name}`;
+    return { name: whole, as: `${whole}{${labels.replace(/[` ]/g, '')}} ${type}` };
+  });
+  assert.deepEqual(rows.map((row) => row.as), series);
   const [, alerts = ''] = /\n- name: signal-gateway\n([^]*?)\n```\n/.exec(page.replace(/^ {2}(?=- name)/gm, '')) ?? [];
   const used = groupsOf(alerts, /((?:signal_gateway|process)_\w+)/g);
   assert.equal(groupsOf(alerts, /- alert: (\w+)/g).length, 4);
-  assert.deepEqual(used.filter((name) => !rows.some(([, known]) => known === name)), []);
+  assert.deepEqual(used.filter((name) => !rows.some((row) => row.name === name)), []);
 });
 
 test('beyond 10,000 series the rest is counted for all tokens together', () => {
@@ -10149,6 +10153,30 @@ test('the contents of the pages are their headings, and every link leads somewhe
   assert.equal(new Set(anchors).size, anchors.length);
   const lines = README.split('\n').length;
   assert.ok(lines <= 401, `${lines}: README.md is for a first try; the other questions have pages of their own`);
+});
+
+/** Words of a translation, and how often the pages may have them where a fact needs one. */
+const FOREIGN_WORDS: [words: RegExp, most: number][] = [
+  ...'whoever|anew|in the place of|is told|are told|may need your hand|mended|told to others|nobody asks|reads along'
+    .split('|').map((word): [RegExp, number] => [new RegExp(`\\b${word}\\b`, 'gi'), 2]),
+  [/\bholes?\b/gi, 0],
+  [/\bby itself\b/gi, 3],
+  [/\b(?:every|no|some)body\b/gi, 8],
+];
+
+test('the pages have no words of a translation', () => {
+  const pages = Object.entries(PAGES).map(([name, page]) =>
+    name === 'CHANGELOG.md' ? page.split('\n## 2.0.0')[0]! : page
+  );
+  // Without code, which has words of its own, and without anchors, which stay when a heading changes.
+  const prose = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '').replace(
+    /\s+/g,
+    ' ',
+  );
+  for (const [words, most] of FOREIGN_WORDS) {
+    const found = Array.from(prose.matchAll(words), ({ index }) => prose.slice(Math.max(0, index - 60), index + 40));
+    assert.ok(found.length <= most, `${words}: ${found.length}\n${found.join('\n')}`);
+  }
 });
 
 test('the pages name only variables, options, commands and scripts that there are', () => {
