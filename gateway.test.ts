@@ -4708,7 +4708,7 @@ table(
   'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
   # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
   'title=Back up&message=ok&recipients=%2B15550100003' ;; 'sensor=Door 1&message=open&recipients=+15550100003'
-  'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x\nrecipients=a'
+  'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
   'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
   'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
   'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1&receipients=a'
@@ -4738,6 +4738,7 @@ table(
   'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
   'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=x y;to=%2B15550100003'
   'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;number=+15550100003&message=x' ;; 'message=x;recipients[]=a'
+  'message={"message":"x","recipients":["+15550100003"]}' ;; 'message={"recipients":["+15550100003"]}' ;; 'message=x\nrecipients: +15550100003'
   'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
   GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
   'message=x&amp;y' → "%26 (curl --data-urlencode)"

@@ -2671,6 +2671,9 @@ const CREDENTIAL_NAME = 'auth';
 /** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
+/** Matches a recipient in YAML, a header, or JSON without its braces: "recipients: +4915112345678". */
+const NAMED_BY_COLON = /(?:^|[&;,=\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i;
+
 /**
  * What is no text, though it is neither JSON nor a form: as a text it would go to the default recipients, or arrive
  * garbled. A pair that names somebody, such as `x=a b&recipients=…`, is another such doubt.
@@ -2678,8 +2681,7 @@ const BEGINS_OBJECT = /^\s*\{/;
 const DOUBTS: Hints = [
   [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
   [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'holds a credential, but is no form: encode each value'],
-  // YAML, a header, or JSON without its braces: "recipients: +4915112345678".
-  [/(?:^|[&;,\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i, NAMED_UNENCODED],
+  [NAMED_BY_COLON, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
 ];
 
@@ -2846,7 +2848,7 @@ function readPairs(form: string, token: Token) {
   }
   // In a value that was not encoded. In a query its line feed was, because no URL has one.
   const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
-  if (isNamed) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
+  if (isNamed || NAMED_BY_COLON.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
   try {
     pairs.forEach(decodeURIComponent);
   } catch {
