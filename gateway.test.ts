@@ -10180,6 +10180,13 @@ test('the pages have no words of a translation', () => {
   }
 });
 
+test('the pages have at most three code lines that are wider than 160 characters, and a diagram that fits a phone', () => {
+  const wide = blocks('\\w*').flatMap((block) => block.split('\n').filter((line) => line.length > 160));
+  assert.ok(wide.length <= 3, wide.join('\n'));
+  const [diagram = ''] = blocks('text', README);
+  assert.ok(diagram.includes('gateway') && diagram.split('\n').every((line) => line.length <= 42), diagram);
+});
+
 test('the pages name only variables, options, commands and scripts that there are', () => {
   // The backend's, the tests', the shell's, another gateway's, a reader's of the backend's WebSocket.
   const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
