@@ -135,7 +135,7 @@ interface Phase {
   forMs: number;
 }
 
-const FORMS = ['bearer', 'basic', 'query', 'path', 'body'] as const;
+const FORMS = words('bearer basic query path body');
 
 /** What a body is. All of those from `twice` on try to get past the lists of a token. */
 const SHAPES = words('plain twice folded escaped late doubled');
@@ -524,7 +524,7 @@ class Play {
       },
       tokens: tokensWith(this.versions.at(-1)!.changes),
       allow: ['messaging', 'info'],
-      auth: { methods: [...FORMS] },
+      auth: { methods: FORMS },
       limits: bodyMiB ? { body: `${bodyMiB}MiB` } : {},
       shutdown: '2s',
       log: { level: 'debug', format: 'json' },
@@ -1761,18 +1761,19 @@ interface WireClient {
   isDeaf?: boolean;
 }
 
-interface WireWorld {
-  kind: 'wire';
+/** A world that is a list of things to do; `tls` is the gateway's own. */
+interface Batch<Kind extends string, Part> {
+  kind: Kind;
   seed: number;
-  /** The gateway's own TLS. */
-  tls: boolean;
-  clients: WireClient[];
+  tls?: boolean;
+  parts: Part[];
 }
+
+type WireWorld = Batch<'wire', WireClient>;
 
 function genWires(seed: number): WireWorld {
   const draw = generator(seed, 'wire');
-  const clients = Array.from({ length: 40 }, () => genWireClient(draw));
-  return { kind: 'wire', seed, tls: draw.chance(0.4), clients };
+  return { kind: 'wire', seed, tls: draw.chance(0.4), parts: Array.from({ length: 40 }, () => genWireClient(draw)) };
 }
 
 function genWireClient(draw: Draw): WireClient {
@@ -1935,14 +1936,15 @@ async function closeHouses(): Promise<Failure[]> {
   HOUSES.clear();
   await Promise.all(houses.map((house) => house.close()));
   return houses.flatMap(({ isTls, play }) =>
-    play.finds.map((find) => ({ world: { kind: 'wire', seed: 0, tls: isTls, clients: [] }, find }))
+    play.finds.map((find) => ({ world: { kind: 'wire', seed: 0, tls: isTls, parts: [] }, find }))
   );
 }
 
 /** Plays a world in the process that serves its kind, after the worlds before it. */
 async function playWires(world: WireWorld): Promise<Find[]> {
-  const opening = HOUSES.get(world.tls) ?? new House(world.tls).open();
-  HOUSES.set(world.tls, opening);
+  const { tls: isTls = false } = world;
+  const opening = HOUSES.get(isTls) ?? new House(isTls).open();
+  HOUSES.set(isTls, opening);
   const house = await opening;
   const playing = house.turn.then(() => house.isOver ? [] : playIn(house, world));
   house.turn = playing;
@@ -1952,7 +1954,7 @@ async function playWires(world: WireWorld): Promise<Find[]> {
 async function playIn(house: House, world: WireWorld): Promise<Find[]> {
   PLAYS.add(house.play);
   watch();
-  const marks = world.clients.map((client, i) => {
+  const marks = world.parts.map((client, i) => {
     const requests = client.requests.map((request, j) => [request, `w${wires++}-${world.seed}-${i}-${j}`] as const);
     for (const [{ line, wrong, form, answer, upgrade }, mark] of requests) {
       const route = upgrade === undefined ? routeOf(line) : 'socket';
@@ -1965,7 +1967,7 @@ async function playIn(house: House, world: WireWorld): Promise<Find[]> {
     }
     return requests.map(([, mark]) => mark);
   });
-  await Promise.all(world.clients.map((client, i) => runWireClient(house, client, marks[i]!)));
+  await Promise.all(world.parts.map((client, i) => runWireClient(house, client, marks[i]!)));
   await sleep(60); // what was just reset is on its way through the process
   PLAYS.delete(house.play);
   watch();
@@ -1974,7 +1976,7 @@ async function playIn(house: House, world: WireWorld): Promise<Find[]> {
   }
   const finds = house.takeFinds();
   if (house.isOver) {
-    HOUSES.delete(world.tls);
+    HOUSES.delete(house.isTls);
     await house.close();
   }
   return finds;
@@ -2022,28 +2024,12 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
 // second, one after the other, to a gateway in this process. The desk's backend answers all with 201 and keeps what it
 // got. It models nothing of the real backend but that.
 
-/** What a request became at the backend. */
-interface Seen {
-  method: string;
-  url: string;
-  headers: string[];
-  body: string;
-}
-
 /** A request as a program makes it; `headers` may hold a name twice. */
-interface Letter {
-  method: string;
-  path: string;
-  headers: Record<string, string | string[]>;
-  body?: Buffer | string | undefined;
-}
-
+type Letter = { method: string; path: string; headers: Record<string, string | string[]>; body?: string | undefined };
+/** What a request became at the backend. */
+type Seen = { url: string; headers: string[]; body: string };
 /** What the client was told; status 0 if the connection broke. */
-interface Told {
-  status: number;
-  code: string | undefined;
-  retryAfter: string | undefined;
-}
+type Told = { status: number; code?: string | undefined; retryAfter?: string | undefined };
 
 class Desk {
   readonly finds: Find[] = [];
@@ -2057,22 +2043,20 @@ class Desk {
     req.on('error', () => {});
     req.on('data', (chunk: Buffer) => chunks.push(chunk)).on('end', () => {
       const [mark, body] = [String(req.headers['x-mark']), Buffer.concat(chunks).toString()];
-      const { method = '', url = '', rawHeaders: headers } = req;
-      this.seen.set(mark, [...this.seen.get(mark) ?? [], { method, url, headers, body }]);
+      const { url = '', rawHeaders: headers } = req;
+      this.seen.set(mark, [...this.seen.get(mark) ?? [], { url, headers, body }]);
       res.writeHead(201, { 'Content-Type': 'application/json' }).end('{}');
     });
   });
 
-  async open(config: GatewayConfig, backendPath = '', userinfo = ''): Promise<void> {
+  /** @param tokens their settings without secrets. @param config other settings; the backend has a path and userinfo. */
+  async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
     await once(this.#backend.listen(0, '127.0.0.1'), 'listening');
-    const url = `http://${userinfo}127.0.0.1:${(this.#backend.address() as AddressInfo).port}${backendPath}`;
+    const url = `http://user:word@127.0.0.1:${(this.#backend.address() as AddressInfo).port}/base`;
+    const secrets = Object.entries(tokens).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
     this.#gateway = createGateway({
-      listen: '127.0.0.1:0',
-      backend: { url, wait: '0' },
-      auth: { methods: [...FORMS] },
-      shutdown: '1s',
-      log: { level: 'debug', format: 'json' },
-      ...config,
+      ...{ listen: '127.0.0.1:0', backend: { url, wait: '0' }, auth: { methods: FORMS }, shutdown: '1s' },
+      ...{ log: { level: 'debug', format: 'json' }, tokens: Object.fromEntries(secrets), ...config },
     }, { now: () => this.clockMs, log: (line) => this.#readLine(line) });
     this.#port = Number(new URL(await this.#gateway.listen()).port);
   }
@@ -2097,7 +2081,7 @@ class Desk {
           resolve({ status: res.statusCode!, code, retryAfter: res.headers['retry-after'] });
         });
       });
-      req.on('error', () => resolve({ status: 0, code: undefined, retryAfter: undefined }));
+      req.on('error', () => resolve({ status: 0 }));
       req.end(body);
     });
   }
@@ -2114,7 +2098,7 @@ class Desk {
 // writes: a text, a wanted recipient or none, and a client's way of encoding. It writes no raw text that is itself a
 // well-encoded form, and no unencoded value that another client would have meant encoded.
 
-const ENCODINGS = ['json', 'shell', 'form', 'bare', 'lines', 'multipart', 'text', 'query', 'get', 'payload'] as const;
+const ENCODINGS = words('json shell form bare lines multipart text query get payload');
 /** How somebody is named where only a send's own field counts, and where other spellings are refused. */
 const OWN_NAMES = ['recipients', 'recipients', 'recipients', 'recipient', 'recipients[]', 'recipients[0]'];
 const OTHER_NAMES = ['to', 'group', 'target', 'receipients', 'recipents', 'Recipients', 'group_id', 'destination'];
@@ -2137,29 +2121,23 @@ interface Meaning {
   order: number;
 }
 
-interface MeaningWorld {
-  kind: 'meaning';
-  seed: number;
-  meanings: Meaning[];
-}
+type MeaningWorld = Batch<'meaning', Meaning>;
 
 const THIRD = '+15550100003';
-const MAKING = { number: FROM, recipients: [TO] };
+const defaults = { number: FROM, recipients: [TO] };
 const MEANING_TOKENS = {
-  plain: { defaults: MAKING },
-  templated: { defaults: MAKING, message: '{{text}}{{message}}' },
-  whole: { defaults: MAKING, message: '{{.}}{{payload}}{{data}}{{message}}' },
+  plain: { defaults },
+  templated: { defaults, message: '{{text}}{{message}}' },
+  whole: { defaults, message: '{{.}}{{payload}}{{data}}{{message}}' },
 };
 
 /** Pieces of texts, with all that encodings stumble over. None begins a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
-  'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|ß|auth=failed|disk: 98 %|@home').split(
-    '|',
-  );
+  'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|auth=failed|98 %|@home').split('|');
 
 function genMeanings(seed: number): MeaningWorld {
   const draw = generator(seed, 'meaning');
-  return { kind: 'meaning', seed, meanings: Array.from({ length: 60 }, () => genMeaning(draw)) };
+  return { kind: 'meaning', seed, parts: Array.from({ length: 60 }, () => genMeaning(draw)) };
 }
 
 function genMeaning(draw: Draw): Meaning {
@@ -2212,13 +2190,9 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
     ...(wanted !== undefined && !inQuery ? [[name, wanted]] : []),
     ...(way === 'query' ? [] : others),
   ] as [string, string][]);
+  const isList = (key: string, value: string): boolean => value === wanted && /^recipients/i.test(key);
   const object = (list: [string, string][]): string =>
-    `{${
-      list.map(([key, value]) => {
-        const isList = key === name && value === wanted && /^recipients/i.test(key);
-        return `${JSON.stringify(key)}:${JSON.stringify(isList ? [value] : value)}`;
-      })
-    }}`;
+    JSON.stringify(Object.fromEntries(list.map(([key, value]) => [key, isList(key, value) ? [value] : value])));
   const encoded = pairs.map((pair) => pair.map(draw.chance(0.5) ? FORM_SAFE : encodeURIComponent).join('=')).join('&');
   const bare = pairs.map(([key, value]) => `${key}=${value === wanted ? draw.pick([value, FORM_SAFE(value)]) : value}`);
   const isMultipart = way === 'multipart' || (way === 'payload' && hasFile);
@@ -2239,10 +2213,8 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
   const type = isMultipart ? 'multipart/form-data; boundary=b' : declared;
   const query = way === 'get' ? `?${encoded}` : inQuery ? `?${FORM_SAFE(name)}=${encodeURIComponent(wanted)}` : '';
   const body = bodies[way]();
-  const headers = {
-    Authorization: `Bearer ${secretOf(token)}`,
-    ...(type !== '' && way !== 'get' && { 'Content-Type': type }),
-  };
+  const declares = type !== '' && way !== 'get' && { 'Content-Type': type };
+  const headers = { Authorization: `Bearer ${secretOf(token)}`, ...declares };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
   // A text names nobody, whatever it says, and a foreign name is data to a template. Unencoded pairs are a form only
   // if the first name is a field: elsewhere a foreign name is a piece of the text.
@@ -2262,11 +2234,10 @@ function multipart(pairs: [string, string][], hasFile = false): string {
 }
 
 /** Posts what is meant, and compares it with what arrives (invariants 8 and 11). */
-async function playMeanings({ meanings }: MeaningWorld): Promise<Find[]> {
+async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
   const desk = new Desk();
-  const tokens = Object.entries(MEANING_TOKENS).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
-  await desk.open({ tokens: Object.fromEntries(tokens), allow: ['send', 'GET /v2/send'] });
-  for (const [i, meaning] of meanings.entries()) {
+  await desk.open(MEANING_TOKENS, { allow: ['send', 'GET /v2/send'] });
+  for (const [i, meaning] of parts.entries()) {
     const { letter, isNamed, texts } = writeMeaning(meaning);
     const { status } = await desk.ask(`m${i}`, letter);
     const about = { sent: letter.body ?? letter.path, ...meaning };
@@ -2319,25 +2290,19 @@ interface Case {
   waitMs: number;
 }
 
-interface RuleWorld {
-  kind: 'rules';
-  seed: number;
-  cases: Case[];
-}
+type RuleWorld = Batch<'rules', Case>;
 
-/** The routes of `messaging` that need a token's lists, from the code if it still has them in this form. */
+/** The routes of `messaging`, from the code if it still has them in this form. */
 const MESSAGING = readMessaging();
 function readMessaging(): string[] {
   const [, block = ''] = /\n {2}messaging: \[([^]*?)\n {2}\]/.exec(readFileSync(FILE, 'utf8')) ?? [];
-  const lines = Array.from(block.matchAll(/'([A-Z{},]+) (\/v\d\/[^ ']+)/g), ([, methods, path]) => [methods!, path!]);
-  const found = lines.flatMap(([methods, path]) => methods!.split(',').map((method) => `${method} ${path}`));
-  return found.length > 20 ? found : [
-    ...'GET /v1/attachments|DELETE /v1/attachments/:attachment|GET /v1/search/:number|GET /v1/groups/:number'.split(
-      '|',
-    ),
-    ...'PUT{} /v1/typing-indicator/:number|POST{} /v1/reactions/:number|POST{} /v1/groups/:number'.split('|'),
-    ...'DELETE /v1/groups/:number/:groupid|POST{} /v1/groups/:number/:groupid/members'.split('|'),
-  ];
+  const found = Array.from(block.matchAll(/'([A-Z{},]+) (\/v\d\/[^ ']+)/g), ([, methods, path]) => {
+    return methods!.split(',').map((method) => `${method} ${path}`);
+  });
+  const known =
+    'GET /v1/attachments|GET /v1/search/:number|PUT{} /v1/typing-indicator/:number|POST{} /v1/groups/:number|' +
+    'DELETE /v1/groups/:number/:groupid|POST{} /v1/groups/:number/:groupid/members|POST{} /v1/reactions/:number';
+  return found.length > 9 ? found.flat() : known.split('|');
 }
 
 function genRules(seed: number): RuleWorld {
@@ -2359,7 +2324,7 @@ function genRules(seed: number): RuleWorld {
     ...(draw.chance(0.2) && { attachment: draw.pick(['', 'data:image/png;filename=a.png;base64,', EVIL_FILE]) }),
     waitMs: draw.pick([0, 0, 1000, 5000, 20_000, 61_000]),
   });
-  return { kind: 'rules', seed, cases: Array.from({ length: 60 }, genCase) };
+  return { kind: 'rules', seed, parts: Array.from({ length: 60 }, genCase) };
 }
 
 const EVIL_FILE = 'data:image/png;filename=../a.png;base64,';
@@ -2370,11 +2335,7 @@ const ORDER = ['bearer', 'basic', 'path', 'query', 'body'];
 function writeCase({ route, credentials, spelling, from, origin, hasRange, ...sent }: Case): Letter {
   const [methods = '', template = ''] = route.split(' ');
   const method = methods.replace('{}', '');
-  const values: Record<string, string> = {
-    ':number': sent.account,
-    ':groupid': GROUP,
-    ':attachment': 'one.jpg',
-  };
+  const values: Record<string, string> = { ':number': sent.account, ':groupid': GROUP, ':attachment': 'one.jpg' };
   let path = template.replace(/:\w+/g, (name) => values[name]!);
   if (/^\/v1\/search/.test(path)) path += `?numbers=${encodeURIComponent(sent.recipient)}`;
   const document: Record<string, unknown> = {
@@ -2414,14 +2375,7 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   const isTwice = places.length === 2 && places[0] === places[1] && places[0] !== 'body';
   const client = from.split(', ').at(-1)!;
   if (isTwice) {
-    return {
-      codes: [
-        'bad_credential',
-        'bad_target',
-        'bad_request',
-        ...(client.startsWith('10.') ? [] : ['client_not_allowed']),
-      ],
-    };
+    return { codes: ['bad_credential', 'bad_target', ...(client.startsWith('10.') ? [] : ['client_not_allowed'])] };
   }
   if (!client.startsWith('10.')) return { codes: ['client_not_allowed'] };
   const given = credentials.filter(({ form }) => form !== 'body' || hasBody);
@@ -2462,22 +2416,12 @@ function confinedCodes(methods: string, template: string, account: string, recip
 }
 
 /** Sends cases one after the other, and compares what the gateway decides with the model (invariants 2, 8 and 9). */
-async function playRules({ cases }: RuleWorld): Promise<Find[]> {
+async function playRules({ parts }: RuleWorld): Promise<Find[]> {
   const desk = new Desk();
-  const tokens = Object.entries(RULE_TOKENS).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
-  await desk.open(
-    {
-      tokens: Object.fromEntries(tokens),
-      allow: ['messaging', 'info'],
-      clients: ['10.0.0.0/8'],
-      trustedProxies: ['127.0.0.1'],
-      cors: ['https://dash.example'],
-    },
-    '/base',
-    'user:word@',
-  );
+  const addresses = { clients: ['10.0.0.0/8'], trustedProxies: ['127.0.0.1'] };
+  await desk.open(RULE_TOKENS, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses });
   const credit = { ms: 60_000 };
-  for (const [i, each] of cases.entries()) {
+  for (const [i, each] of parts.entries()) {
     desk.clockMs += each.waitMs;
     credit.ms = Math.min(60_000, credit.ms + each.waitMs);
     const { codes, retryAfterS } = judge(each, credit);
