@@ -929,7 +929,8 @@ type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
   const core = makeCore(settings, options);
-  const server = makeServer(core, createServer(settings, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS));
+  const server = createServer(settings, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
+  attachListeners(core, server);
   return {
     server,
     core,
@@ -942,7 +943,6 @@ function startGateway(settings: Settings, options: GatewayOptions) {
 
 /** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
-  const [atStart, rules]: [AtStart, Rules] = [settings, makeRules(settings)];
   const {
     now = Date.now,
     stallTimeoutMs = STALL_TIMEOUT_MS,
@@ -952,12 +952,12 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   } = options;
   const metrics = new Metrics();
   return {
-    atStart,
-    rules,
+    atStart: settings as AtStart,
+    rules: makeRules(settings) as Rules,
     now,
     startedMs: now(),
     metrics,
-    log: makeLog(atStart, now, metrics, options.log),
+    log: makeLog(settings, now, metrics, options.log),
     stallTimeoutMs,
     slotTimeoutMs,
     connectTimeoutMs,
@@ -1008,37 +1008,11 @@ function createServer(settings: AtStart, headersTimeout: number) {
   return server;
 }
 
-function makeServer(core: Core, server: http.Server | https.Server) {
-  const onRequest = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
-    handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
-    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
-    // `handleInTurn`, after whose own listener this response is not due any more.
-    res.on('close', () => core.draining && server.closeIdleConnections());
-  };
-  server.on('request', onRequest);
-  server.on('checkContinue', onRequest); // RequestBody sends "100 Continue" before it reads
-  server.on('checkExpectation', onRequest); // RFC 9110 10.1.1: an unknown expectation may be ignored
-  const onUpgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor
-    // may this response, which is written past node:http's order of responses, get into an unfinished earlier one. No
-    // client sends an upgrade then.
-    if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
-    onRequest(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
-  };
-  server.on('upgrade', onUpgrade);
-  server.on('connect', onUpgrade);
-  // Drops a client that does not read its response, or is idle between requests. Keeps one that waits for the gateway.
-  server.setTimeout(core.stallTimeoutMs, (socket: Socket) => {
-    if (socket.writableLength > 0 || connectionOf(core, socket).due.length === 0) socket.destroy();
-  });
-  server.on('clientError', (error, socket: Socket) => respondUnparsed(core, error, socket));
-  // Runs after respondUnparsed, which cannot write to a socket whose handshake failed, and would leave it open for
-  // ever.
-  server.on('tlsClientError', (_: Error, socket: Socket) => socket.destroy());
-  // An error without a listener would end the process. Before `listening`, openPort reports it.
-  server.on('error', ({ code }: NodeJS.ErrnoException) => {
-    if (server.listening) warnRarely(core, 'a connection cannot be accepted', { reason: code });
-  });
+function attachListeners(core: Core, server: http.Server) {
+  const { timeout, ...others } = listenersOf(core, server);
+  server.setTimeout(core.stallTimeoutMs, timeout);
+  for (const [event, listener] of Object.entries(others)) server.on(event, listener);
+  guardListeners(core, server);
   // For node:http, whose `close` calls this too, a connection is idle as soon as its response has ended, although the
   // response may not have gone out. So all wait for such a response.
   const closeIdle = server.closeIdleConnections.bind(server);
@@ -1046,9 +1020,44 @@ function makeServer(core: Core, server: http.Server | https.Server) {
     const isOut = ({ due }: Connection) => !due.some((res) => res.writableEnded);
     if ([...core.connections.values()].every(isOut)) closeIdle();
   };
-  watchConnections(core, server);
-  guardListeners(core, server);
-  return server;
+}
+
+/** What each event of the server does, by the name of the event. Through `guardListeners`, none can end the process. */
+function listenersOf(core: Core, server: http.Server) {
+  const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
+    handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
+    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
+    // `handleInTurn`, after whose own listener this response is not due any more.
+    res.on('close', () => core.draining && server.closeIdleConnections());
+  };
+  const upgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
+    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor
+    // may this response, which is written past node:http's order of responses, get into an unfinished earlier one. No
+    // client sends an upgrade then.
+    if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
+    request(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
+  };
+  return {
+    request,
+    checkContinue: request, // RequestBody sends "100 Continue" before it reads
+    checkExpectation: request, // RFC 9110 10.1.1: an unknown expectation may be ignored
+    upgrade,
+    connect: upgrade,
+    connection: (socket: Socket) => watchConnection(core, socket, 'setSecureContext' in server),
+    /** With https, the socket that speaks HTTP: it comes when the handshake is done. */
+    secureConnection: (speaker: Socket) => void (connectionOf(core, speaker).speaker = speaker),
+    /** Drops a client that does not read its response, or is idle between requests. Keeps one that waits. */
+    timeout: (socket: Socket) => {
+      if (socket.writableLength > 0 || connectionOf(core, socket).due.length === 0) socket.destroy();
+    },
+    clientError: (error: Error, socket: Socket) => respondUnparsed(core, error, socket),
+    /** Runs after `clientError`, which cannot write to a socket whose handshake failed, and would leave it open. */
+    tlsClientError: (_: Error, socket: Socket) => void socket.destroy(),
+    /** An error without a listener would end the process. Before `listening`, openPort reports it. */
+    error: ({ code }: NodeJS.ErrnoException) => {
+      if (server.listening) warnRarely(core, 'a connection cannot be accepted', { reason: code });
+    },
+  };
 }
 
 /** Catches what a listener of the server throws, which would end the process. */
@@ -1112,8 +1121,8 @@ function responseOn(socket: Duplex, req: IncomingMessage) {
 /**
  * A client's connection. Everything that outlives one of its requests is here.
  *
- * `decideKeepAlive` alone decides whether the connection is kept, when the head of a response is written. Once
- * `isClosing` is true, it stays true, and no further request of the connection is acted on (RFC 9112 9.6).
+ * `decideKeepAlive` alone decides whether the connection is kept, when the head of a response is written. Once it is
+ * `closing`, that stays so, and no further request of the connection is acted on (RFC 9112 9.6).
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
@@ -1122,39 +1131,40 @@ class Connection {
   token: string | undefined;
   /** The responses that are not finished yet, in the order of their requests. */
   readonly due: ServerResponse[] = [];
-  #isClosing = false;
+  #closing: string | undefined;
 
   constructor(speaker: Socket | undefined) {
     this.speaker = speaker;
   }
 
-  get isClosing() {
-    return this.#isClosing;
+  /** Why the connection is not kept: the first reason, for the log. Undefined while there is none. */
+  get closing() {
+    return this.#closing;
   }
 
   /** From now on, no further request is acted on. */
-  beginClosing() {
-    this.#isClosing = true;
+  beginClosing(reason: string) {
+    this.#closing ??= reason;
   }
 
-  /**
-   * Decides whether the connection is kept after a response, whose head is about to be written. `shouldKeepAlive` is
-   * the wish of the client, as node:http reads it.
-   */
+  /** Decides whether the connection is kept after a response, whose head is about to be written. */
   decideKeepAlive({ core, req, res, isMadeSend }: Exchange) {
-    const hasArrived = req.complete || !hasBody(req);
-    // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
-    const isSendByGet = isMadeSend && req.method === 'GET';
-    // node:http closes behind a response to HTTP/1.0 whose length is not known.
-    const isOld = req.httpVersion === '1.0';
-    // UNTIL Node keeps the bytes behind a declined upgrade: it loses them, and parses the next piece of the body as a
-    // request of its own (test "a request hidden in the body").
-    const isUpgrade = req.headers.upgrade !== undefined || req.method === 'CONNECT';
-    // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
-    const isKept = res.shouldKeepAlive && hasArrived && !isOld && !isSendByGet && !isUpgrade && !isTooLong(req) &&
-      !core.draining;
-    this.#isClosing ||= !isKept;
-    return !this.#isClosing;
+    const reasons = {
+      client: !res.shouldKeepAlive, // its wish, as node:http reads it
+      body_not_read: hasBody(req) && !req.complete,
+      // node:http closes behind a response to HTTP/1.0 whose length is not known.
+      http_1_0: req.httpVersion === '1.0',
+      // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
+      send_by_get: isMadeSend && req.method === 'GET',
+      // UNTIL Node keeps the bytes behind a declined upgrade: it loses them, and parses the next piece of the body as a
+      // request of its own (test "a request hidden in the body").
+      upgrade: req.headers.upgrade !== undefined || req.method === 'CONNECT',
+      // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
+      too_many_headers: isTooLong(req),
+      shutdown: core.draining,
+    };
+    for (const [reason, holds] of Object.entries(reasons)) if (holds) this.beginClosing(reason);
+    return this.#closing === undefined;
   }
 }
 
@@ -1172,22 +1182,18 @@ function connectionOf({ connections }: Core, speaker: Socket) {
 
 // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
 /**
- * Keeps the list of connections. At the limit a new connection is accepted, and an unauthenticated one is closed.
- * Otherwise idle connections, which cost an attacker nothing, would lock everybody out. There is always one to close,
- * because the new connection is unauthenticated itself.
+ * Puts a new connection on the list. At the limit it is accepted, and an unauthenticated one is closed. Otherwise idle
+ * connections, which cost an attacker nothing, would lock everybody out. There is always one to close, because the new
+ * connection is unauthenticated itself.
  */
-function watchConnections(core: Core, server: http.Server) {
+function watchConnection(core: Core, socket: Socket, isTls: boolean) {
   const { connections } = core;
-  server.on('connection', (socket: Socket) => {
-    // With https another socket speaks HTTP. "secureConnection" brings it when the handshake is done.
-    connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket;
-    if (connections.size <= core.atStart['limits.connections']) return;
-    const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
-    connections.delete(evicted);
-    evicted.destroy();
-    warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
-  });
-  server.on('secureConnection', (speaker: Socket) => (connectionOf(core, speaker).speaker = speaker));
+  connectionOf(core, socket).speaker = isTls ? undefined : socket; // see `secureConnection`
+  if (connections.size <= core.atStart['limits.connections']) return;
+  const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
+  connections.delete(evicted);
+  evicted.destroy();
+  warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
 }
 
 /**
@@ -1205,18 +1211,20 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => due.splice(due.indexOf(res), 1));
   if (previous !== undefined) await once(previous, 'close');
-  if (!socket.destroyed && !connection.isClosing) await handle(new Exchange(core, connection, req, res), upgrade);
+  if (!socket.destroyed && !connection.closing) await handle(new Exchange(core, connection, req, res), upgrade);
 }
 
+/** What node:http says of bytes that it cannot parse, or that do not arrive in time. */
+type ParserError = NodeJS.ErrnoException & { rawPacket?: Buffer };
+
 /**
- * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Warnings are
- * logged for TLS on a plain port, for plain HTTP on a TLS port, and for requests that the parser refuses, each once a
- * minute at most. The rest, such as a timeout, is logged at debug level. Further bytes on the connection are ignored.
+ * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
+ * on the connection are ignored.
  */
-function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
-  const { code: reason = '', rawPacket } = error;
+function respondUnparsed(core: Core, error: ParserError, socket: Socket) {
+  const { code: reason = '' } = error;
   const connection = connectionOf(core, socket);
-  const [current, next] = connection.due; // the response that is due, and the one behind it
+  const [current] = connection.due; // the response that is due
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
   // UNTIL Deno keeps the parser of a refused connection to itself: Deno 2.9 uses it again for another connection, also
   // after a timeout, and tells it the bytes and the end of this one (tests "rubbish behind a refusal" and "the end of a
@@ -1224,43 +1232,55 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
-  const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
-  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  let warning = reason.startsWith('HPE_') && `the HTTP parser refuses a request: ${code}`;
-  if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
-    warning = 'a client speaks plain HTTP or the like, and this port speaks TLS';
-  }
-  const isHandshake = rawPacket?.[0] === 0x16; // RFC 8446 5.1
-  if (isHandshake) warning = 'a client speaks TLS, and this port speaks plain HTTP';
-  if (warning) warnRarely(core, warning, fields);
-  else core.log('debug', 'client error', fields);
-
-  connection.beginClosing();
+  const problem = new Problem(/TIMEOUT/.test(reason) ? 'request_timeout' : refusal);
+  logUnparsed(core, error, socket, problem.code);
+  const wasKept = !connection.closing;
+  connection.beginClosing('not_parsed');
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
-  const problem = new Problem(code);
-  if (current === undefined) {
-    const { headers, body } = problemResponse(problem, randomUUID());
-    const pairs = Object.entries({ 'Connection': 'close', ...headers });
-    socket.write(responseHead(problem.status, pairs.flat().map(String)));
-    return void endSocket(core, socket, body);
-  }
-  // A response is due. The requests behind it get none, and are not acted on. The request of the due response is
-  //
-  //   sent                    relayed, whatever follows: the backend may act on it (of a send by GET no body is read)
-  //   incomplete              refused, unless its response has begun: the parser failed in its body
-  //   complete                relayed, and then the connection ends: the parser failed in the bytes behind it
-  //   a POST without length   refused: node:http took its body for a second request, because there is neither
-  //                           Content-Length nor chunked
-  const exchange = core.running.find(({ res }) => res === current);
-  const { req } = current;
-  const isWithoutLength = req.method === 'POST' && !hasBody(req) && next === undefined;
-  const isRefused = exchange?.stage !== 'sent' && !current.headersSent && (!req.complete || isWithoutLength);
-  if (isRefused) exchange?.end(problem);
-  // node:http ends a connection whose response says "close". This response may have said otherwise.
-  else if (current.headersSent && current.shouldKeepAlive) {
-    current.shouldKeepAlive = false; // once: each further packet is refused too
-    current.once('close', () => endSocket(core, socket));
-  }
+  if (current) return endDue(core, socket, problem, wasKept);
+  const { headers, body } = problemResponse(problem, randomUUID());
+  const pairs = Object.entries({ 'Connection': 'close', ...headers });
+  socket.write(responseHead(problem.status, pairs.flat().map(String)));
+  endSocket(core, socket, body);
+}
+
+/**
+ * Warns of TLS on a plain port, of plain HTTP on a TLS port, and of requests that the parser refuses, each once a
+ * minute at most. The rest, such as a timeout, is logged at debug level.
+ */
+function logUnparsed(core: Core, { code: reason = '', rawPacket }: ParserError, socket: Socket, code: ProblemCode) {
+  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
+  const isHandshake = rawPacket?.[0] === 0x16; // RFC 8446 5.1
+  if (isHandshake) warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
+    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+  else core.log('debug', 'client error', fields);
+}
+
+/**
+ * Decides what becomes of a response that is due when the bytes behind its request cannot be parsed. The requests
+ * behind it get no response, and are not acted on. The first row that fits decides:
+ *
+ *   its response has begun    relayed to its end, and then the connection ends
+ *   the backend has it        relayed, whatever follows: the backend may act on it (of a send by GET no body is read)
+ *   it is not complete        refused: the parser failed in its body
+ *   a POST without a length   refused: node:http took its body for a second request, because there is neither
+ *                             Content-Length nor chunked
+ *   any other                 relayed: the parser failed in the bytes behind it
+ *
+ * A response that has not begun says "close".
+ * @param wasKept whether one that has begun says otherwise. Then node:http would not end the connection.
+ */
+function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) {
+  const { due } = connectionOf(core, socket);
+  const res = due[0]!;
+  const { req, headersSent } = res;
+  const exchange = core.running.find((other) => other.res === res);
+  if (headersSent && wasKept) res.once('close', () => endSocket(core, socket));
+  if (headersSent || exchange?.stage === 'sent') return;
+  const isWithoutLength = req.method === 'POST' && !hasBody(req) && due.length === 1;
+  if (!req.complete || isWithoutLength) exchange?.end(problem);
 }
 
 /**
@@ -1423,7 +1443,26 @@ function endRunning(core: Core) {
  */
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 
-/** One request with its response. The functions of all stages get it as `exchange`. */
+/**
+ * One request with its response. The functions of all stages get it as `exchange`. Its life:
+ *
+ *   received ──► waiting ──► sending ──► sent ──► answered ──► the end of the response
+ *      │         ▲  │          │ │         │         │ │
+ *      │         └──│──────────┘ │         │         │ └────► tunnel, of which `core.tunnels` takes care
+ *      └────────────┴────────────┴────────┬┴─────────┘
+ *                                         ▼
+ *                               `end`: ended early, with a problem
+ *
+ * How it is over early, in seven words:
+ *
+ *   end(problem)     ends it, in any stage: notes the first problem, destroys `underway` and wakes what waits
+ *   endedBy          that problem
+ *   throwIfEnded()   throws it, before and after each wait, so that the steps stop and `refuse` responds
+ *   leave()          its client is gone: `end`, unless the backend acts on it
+ *   hasLeft          then it goes on without a client, for its slot, until the backend's head or its slot's time
+ *   underway         the request to the backend
+ *   earlyResponse    ends an upload alone: the backend has responded before it had the whole body
+ */
 class Exchange {
   readonly core;
   /** The client's connection. */
@@ -1457,11 +1496,9 @@ class Exchange {
 
   // How far the exchange has come, and what ended it.
   stage: Stage = 'received';
-  /** Whether the client has left, and the request goes on without a client: see `leave`. */
   hasLeft = false;
-  /** Why the exchange ended early: the first reason. */
   endedBy: Problem | undefined;
-  /** Ends the waits of an upload. Only `transmit` writes it. */
+  /** Only `transmit` writes it. */
   earlyResponse: EarlyResponse | undefined;
 
   // What the exchange holds. Only `connectInTurn`, Slots and Gate write the first four.
@@ -1504,7 +1541,7 @@ class Exchange {
     if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
     // writeHead takes the wish back if the client still awaits "100 Continue".
-    if (!this.res.shouldKeepAlive) this.connection.beginClosing();
+    if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
   }
 
   /**
@@ -1707,7 +1744,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   // Nobody sees this status. Of a response that has begun, the client has seen the status already.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
-  if (problem.code === 'bad_request') exchange.connection.beginClosing();
+  if (problem.code === 'bad_request') exchange.connection.beginClosing(problem.code);
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
@@ -1734,23 +1771,10 @@ function logExchange(exchange: Exchange) {
   const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
   if (isFlood && token) warnRarely(core, 'further refusals of a token are logged at debug level', { token, code });
   const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
-  const fields = {
-    requestId,
-    client,
-    method,
-    route,
-    token,
-    form,
-    status,
-    code,
-    reason,
-    hint,
-    origin,
-    bytesIn,
-    bytesOut,
-    ms,
-  };
-  core.log(level, 'request', fields);
+  // At debug level also why the connection is not kept.
+  const closing = core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined;
+  const told = { status, code, reason, hint, origin, closing, bytesIn, bytesOut, ms };
+  core.log(level, 'request', { requestId, client, method, route, token, form, ...told });
   core.metrics.countRequest(exchange);
 }
 
@@ -2109,11 +2133,6 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   return proof === 'same-origin' ? undefined : new Problem('cross_site');
 }
 
-/** Whether a path has a file that a stranger may have sent: an attachment, or the avatar of a contact or a group. */
-function isStrangersFile({ segments }: Target) {
-  return segments.at(-1) === 'avatar' || (segments.length > 2 && prefixOf(segments) === 'v1/attachments');
-}
-
 /**
  * Where a request comes from, in the words of Sec-Fetch-Site. Without that header, Origin decides: Chromium does not
  * send Sec-Fetch-Site over plain http, nor with a WebSocket handshake. With a GET over plain http it sends no Origin
@@ -2377,11 +2396,6 @@ interface Upload {
   readonly length: number | undefined;
 }
 
-/** Whether a request has a body (RFC 9112 6.3). */
-function hasBody({ headers }: IncomingMessage) {
-  return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
-}
-
 /** Reads a request's body: first the head, and the rest only after the credential was accepted. */
 class RequestBody {
   readonly #exchange;
@@ -2563,62 +2577,6 @@ class RequestBody {
       yield* scan.takePassed();
     }
   }
-}
-
-/**
- * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
- * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
- * What of the response has not gone out then, the client must take within `stallTimeoutMs`.
- */
-async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
-  if (stage === 'tunnel') return;
-  req.removeAllListeners('readable');
-  if (hasBody(req) && !req.complete && !res.destroyed) {
-    res.flushHeaders(); // of a response without a body too
-    if (rest !== undefined) res.write(rest);
-    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
-    res.end();
-  } else {
-    req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
-    res.end(rest);
-  }
-  // The time-out of the idle connection begins anew with each byte that the client sends.
-  if (req.socket.writableLength === 0) return;
-  const timer = setTimeout(() => req.socket.destroy(), core.stallTimeoutMs).unref();
-  res.once('close', () => clearTimeout(timer));
-}
-
-/** Ends a socket that node:http no longer serves. What its client still sends is read and dropped. */
-function endSocket(core: Core, socket: Socket, last = '') {
-  socket.end(last);
-  void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
-}
-
-/**
- * Reads and drops what a refused client still sends. Resolves at its end, after `lingerMs` of silence, or after
- * `stallTimeoutMs` in all.
- * @param limitBytes where the reading stops; the silence begins then.
- */
-function dropRest({ lingerMs, stallTimeoutMs }: Core, source: IncomingMessage | Socket, limitBytes: number) {
-  return new Promise<void>((resolve) => {
-    const deadlineMs = performance.now() + stallTimeoutMs;
-    let leftBytes = limitBytes;
-    let timer: NodeJS.Timeout | undefined;
-    const stop = () => {
-      clearTimeout(timer);
-      resolve();
-    };
-    const wait = () => {
-      clearTimeout(timer);
-      timer = setTimeout(stop, Math.max(0, Math.min(lingerMs, deadlineMs - performance.now())));
-    };
-    wait();
-    source.once('end', stop).once('close', stop).on('data', ({ length }: Buffer) => {
-      leftBytes -= length;
-      if (leftBytes < 0) source.pause();
-      wait();
-    }).resume();
-  });
 }
 
 // #endregion
@@ -4576,8 +4534,8 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
  * would not play them; they cannot run a script. A playlist is text here: Chromium plays one by itself, and fetches
- * what it names. An attachment or avatar that is neither sound nor film nor picture is a download: a person's click on a
- * link in it would use the token of the path form.
+ * what it names. An attachment or avatar that is neither sound nor film nor picture is a download: a person's click on
+ * a link in it would use the token of the path form.
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
@@ -4639,6 +4597,72 @@ function responseHead(status: number, fields: readonly string[]) {
   let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
   for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
   return Buffer.from(`${head}\r\n`, 'latin1');
+}
+
+/** Whether a path has a file that a stranger may have sent: an attachment, or the avatar of a contact or a group. */
+function isStrangersFile({ segments }: Target) {
+  return segments.at(-1) === 'avatar' || (segments.length > 2 && prefixOf(segments) === 'v1/attachments');
+}
+
+/** Whether a request has a body (RFC 9112 6.3). */
+function hasBody({ headers }: IncomingMessage) {
+  return headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0';
+}
+
+/**
+ * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
+ * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
+ * What of the response has not gone out then, the client must take within `stallTimeoutMs`.
+ */
+async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
+  if (stage === 'tunnel') return;
+  req.removeAllListeners('readable');
+  if (hasBody(req) && !req.complete && !res.destroyed) {
+    res.flushHeaders(); // of a response without a body too
+    if (rest !== undefined) res.write(rest);
+    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
+    res.end();
+  } else {
+    req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
+    res.end(rest);
+  }
+  // The time-out of the idle connection begins anew with each byte that the client sends.
+  if (req.socket.writableLength === 0) return;
+  const timer = setTimeout(() => req.socket.destroy(), core.stallTimeoutMs).unref();
+  res.once('close', () => clearTimeout(timer));
+}
+
+/** Ends a socket that node:http no longer serves. What its client still sends is read and dropped. */
+function endSocket(core: Core, socket: Socket, last = '') {
+  socket.end(last);
+  void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
+}
+
+/**
+ * Reads and drops what a refused client still sends. Resolves at its end, after `lingerMs` of silence, or after
+ * `stallTimeoutMs` in all.
+ * @param limitBytes where the reading stops; the silence begins then.
+ */
+function dropRest({ lingerMs, stallTimeoutMs }: Core, source: IncomingMessage | Socket, limitBytes: number) {
+  return new Promise<void>((resolve) => {
+    const deadlineMs = performance.now() + stallTimeoutMs;
+    let leftBytes = limitBytes;
+    let timer: NodeJS.Timeout | undefined;
+    const stop = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+    const wait = () => {
+      clearTimeout(timer);
+      timer = setTimeout(stop, Math.max(0, Math.min(lingerMs, deadlineMs - performance.now())));
+    };
+    wait();
+    source.once('end', stop).once('close', stop).on('data', ({ length }: Buffer) => {
+      leftBytes -= length;
+      if (leftBytes < 0) source.pause();
+      wait();
+    }).resume();
+  });
 }
 
 // #endregion
