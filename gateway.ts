@@ -836,9 +836,9 @@ const ROUTES = Object.entries({
   })
 );
 
-/** Whether the row of a route says this. A path without a row says nothing. */
+/** Whether the row of a route says this; undefined for a path without a row. */
 function says(route: Route | undefined, fact: Fact) {
-  return route !== undefined && route.facts.includes(fact);
+  return route?.facts.includes(fact);
 }
 
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
@@ -3189,7 +3189,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
   // The backend ignores an empty `recipient`.
   if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
   const isRecipient = role === 'recipient' || role === 'member';
-  const isPerson = role === 'member' || (route !== undefined && !says(route, 'to-groups'));
+  const isPerson = role === 'member' || says(route, 'to-groups') === false;
   const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
   const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
   if (mistake) throw badField(key, mistake);
@@ -4362,11 +4362,6 @@ function isLarge(content: Content): content is Upload {
   return content !== undefined && 'chunks' in content;
 }
 
-/** Why a connection or a request to the backend failed, for the log: without an address or a path. */
-function reasonOf(error: unknown) {
-  return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
-}
-
 // #endregion
 
 // #region WEBSOCKETS
@@ -5271,6 +5266,11 @@ function readDefaults(value: unknown) {
   const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
   const text_mode = wordOf(['normal', 'styled']);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
+}
+
+/** Why a connection or a request to the backend failed, for the log: without an address or a path. */
+function reasonOf(error: unknown) {
+  return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
 }
 
 function destroyThis(this: Duplex) {
