@@ -1363,7 +1363,7 @@ function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, ste
   const content = Buffer.from(form === 'body' ? `{"auth":"${secret}",${body.slice(1)}` : body);
   if (content.length > 0) lines.push('Content-Type: application/json');
   if (step.chunked && content.length > 0) lines.push('Transfer-Encoding: chunked');
-  else if (method === 'POST') lines.push(`Content-Length: ${content.length}`);
+  else if (method === 'POST' || content.length > 0) lines.push(`Content-Length: ${content.length}`);
   const head = Buffer.from(`${lines.join('\r\n')}\r\n\r\n`);
   const bytes = Buffer.concat([head, step.chunked && content.length > 0 ? chunked(content) : content]);
   const expected = Buffer.from(body);
