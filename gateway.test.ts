@@ -4621,8 +4621,8 @@ table('a text is the message as it stands, though it be declared a form', hook(R
   'number: 5' ;; 'to: Bob' ;; 'Recipients: 5 accepted' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
   'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
   '98%zz' ;; 'C++' ;; 'auth=failed' ;; 'auth=failed for somebody' ;; 'user;auth=no' ;; 'a+b'
-  '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--\n'
-  '\n\tBackup done\n\n' ;; 'Tür offen 🚪 \u202eabc'
+  '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--'
+  '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'
   # What looks like a credential.
   'auth=${T}'`;
 table('a form is a text where it is declared one, or as something else', hook(READS_NAMES))`
@@ -5370,9 +5370,9 @@ table('attack: send from the default number what names two, or to the default pe
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
 const READS_NOTE = hook(reading('{{note}}|{{message}}'));
 table('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', READS_NOTE)`
-  * ${MADE} | {"message":"a\nb\rc|one\ntwo\n\n"}
+  * ${MADE} | {"message":"a\nb\rc|one\ntwo\n"}
   'message=one%0D%0Atwo%0D%0A%0D%0A&note=a%0D%0Ab%0Dc' ;; -- message = one\r\ntwo\r\n\r\n -- note = a\r\nb\rc
-  * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n\r\n"}
+  * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n"}
   {"message":"one\r\ntwo\r\n\r\n","note":"a\r\nb\rc"}
   'payload={"message":"one\\r\\ntwo\\r\\n\\r\\n","note":"a\\r\\nb\\rc"}'`;
 
@@ -9158,7 +9158,7 @@ test('render prints the send that would be made of a payload, sends nothing, and
   for (const args of [['render', 'hook', '--config', file], ['--config', file, 'render', 'hook']]) {
     for (const input of [payload, `payload=${encodeURIComponent(payload)}`]) {
       const { code, stdout, stderr } = await cli(args, { input });
-      assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', { ...styled, message: 'ü\nb\n' }]);
+      assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', { ...styled, message: 'ü\nb' }]);
     }
   }
   const laid = (fields: object): string => JSON.stringify({ ...JSON.parse(payload), number: FROM, ...fields });
@@ -9189,12 +9189,12 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   const render = (input: string, config = file) => cli(['render', 'hook', '--config', config], { input });
   const rows = literal`
     {"message":"x"} → {"message":"x"}
-    'Backup done: \x1b[32m5\x1b[m files\r\n' → {"message":"Backup done: 5 files\n"}
+    'Backup done: \x1b[32m5\x1b[m files\r\n' → {"message":"Backup done: 5 files"}
     'temp=23' → {"message":"temp=23"}
     'message=a+b&view_once=true' → {"message":"a b","view_once":"true"}
     'who=me and you' → {"message":"me and you"}
     'data={"who":1}' → {"message":"1"}
-    '---\nfront: matter\n' → {"message":"---\nfront: matter\n"}
+    '---\nfront: matter\n' → {"message":"---\nfront: matter"}
     -- message = x -- f; filename="a/b.txt" = y → {"message":"x","base64_attachments":["data:text/plain;filename=b.txt;base64,eQ=="]}`;
   for (const row of rows.trim().split('\n')) {
     const { body, json } = parseRow(row.trim());

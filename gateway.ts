@@ -2875,7 +2875,7 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
 function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(payload, template) };
   // A template's last line may be a section, whose text ends with a line feed.
-  if (template) send.message = template.render(payload).replace(/\n$/, '');
+  if (template) send.message = template.render(payload).replace(/\r?\n$/, '');
   // A picture or a sticker needs no message. But what a template does not find must not get lost beside a picture.
   const isAlone = !template || Object.keys(payload).every((key) => SEND_FIELDS.includes(key));
   const isWordless = isAlone && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
