@@ -1260,6 +1260,63 @@ function linesOf(gateway: { log: string[] }, pattern: RegExp): LogLine[] {
   return logLines(gateway.log).filter(({ message }) => pattern.test(message));
 }
 
+test('the log line of a request says at debug level why its connection is not kept, for each reason there is', async (t) => {
+  const { gateway } = await startBoth(t, {
+    tokens: { test: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send', 'info'] } },
+  });
+  const many = Array.from({ length: 201 }, (_, i) => `X-${i}: y`).join('\r\n');
+  const about = (...lines: string[]): string => ABOUT.replace('Host: x', ['Host: x', ...lines].join('\r\n'));
+  const rows = {
+    client: about('Connection: close'),
+    body_not_read: post(OTHER, 70_000),
+    http_1_0: about('Connection: keep-alive').replace('HTTP/1.1', 'HTTP/1.0'),
+    send_by_get: about().replace('/v1/about', '/v2/send?message=x'),
+    upgrade: about('Connection: keep-alive, Upgrade', 'Upgrade: h2c'),
+    too_many_headers: about(many),
+    continue_awaited: about('Expect: 100-continue'),
+    bad_request: ABOUT.replace('Host: x\r\n', ''),
+  };
+  for (const [reason, bytes] of Object.entries(rows)) {
+    const before = requests(gateway).length;
+    const { socket } = open(t, gateway, bytes);
+    await until(() => requests(gateway).length > before, `the log line for ${reason}`);
+    assert.equal(requests(gateway).at(-1)!.closing, reason);
+    socket.destroy();
+  }
+  const before = requests(gateway).length;
+  open(t, gateway, ABOUT);
+  await until(() => requests(gateway).length > before);
+  const { status, closing } = requests(gateway).at(-1)!;
+  assert.deepEqual([status, closing], [200, undefined], 'one that is kept');
+  // Each reason in the code is one of these, but a shutdown, and bytes that cannot be parsed, which have no line.
+  const [, table] = /const reasons = \{\n([^]*?)\n {4}\};/.exec(SOURCE)!;
+  const known = groupsOf(table!, /^ {6}(\w+): /gm).concat(groupsOf(SOURCE, /beginClosing\('(\w+)'\)/g), 'bad_request');
+  assert.deepEqual(known.filter((reason) => !(reason in rows)), ['shutdown', 'not_parsed']);
+  const quiet = await startBoth(t, AT_INFO);
+  await raw(quiet.gateway, about('Connection: close'));
+  assert.equal('closing' in requests(quiet.gateway)[0], false, 'not at other levels');
+});
+
+test('each listener of the server stands in the one table, behind the guard', () => {
+  const [, events] = /function listenersOf[^]*?\n {2}return \{\n([^]*?)\n {2}\};/.exec(SOURCE)!;
+  const names = groupsOf(events!, /^ {4}(\w+)[:,]/gm);
+  assert.deepEqual([...names].sort(), [
+    'checkContinue',
+    'checkExpectation',
+    'clientError',
+    'connect',
+    'connection',
+    'error',
+    'request',
+    'secureConnection',
+    'timeout',
+    'tlsClientError',
+    'upgrade',
+  ]);
+  // The command line adds one for its question to the backend, and waits for the events of its life.
+  assert.deepEqual(groupsOf(SOURCE, /\bserver\.on\(([^,]*),/g), ['event', "'request'"]);
+});
+
 // node:http itself sent an empty 400 for a missing Host, and let the versions pass.
 test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is a CONNECT is refused in JSON, and its connection closes; what the parser refuses is logged once a minute for each kind', async (t) => {
   let now = Date.now();
