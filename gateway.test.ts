@@ -8079,6 +8079,20 @@ test('WebSocket: the backend is always drained; a client that does not read is d
   await until(() => gateway.log.some((line) => line.includes('too_far_behind')));
 });
 
+test('WebSocket: after its client has ended its half, the backend may send its last bytes, but not for ever', async (t) => {
+  const silent: UpgradeHandler = (socket) => void socket.write(ACCEPTED); // and never ends its half
+  const { backend, gateway } = await startReceiving(t, silent, {}, { lingerMs: 500 });
+  const { socket, text } = await accepted(t, gateway);
+  const ended = once(backend.sockets[0]!.resume(), 'end');
+  socket.end();
+  await within(ended, 'the end of the half at the backend');
+  backend.sockets[0]!.write('last bytes');
+  await until(() => text().endsWith('last bytes'));
+  await closed(socket);
+  await until(() => linesOf(gateway, /websocket closed/).length === 1);
+  assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'ended');
+});
+
 test('WebSocket: closing the gateway closes it, and a reload closes those whose token is gone or may no longer do this', async (t) => {
   const secretOf = (name: string): string => `secret-of-the-token-that-${name}`;
   const named = (tokens: Record<string, TokenConfig>): GatewayConfig => ({
