@@ -4670,6 +4670,7 @@ table('a webhook: a new send is made of its fields, and nothing else passes', ho
   * ${MADE}
   {"message":"hi","recipients":"${THIRD}"} → {"message":"hi","recipients":["${THIRD}"]}
   {"message":"hi","recipients":["${THIRD}"],"recipient":""} → {"message":"hi","recipients":["${THIRD}"]}
+  {"title":"t","base64_attachments":["QUJD"]} → {"base64_attachments":["QUJD"]} ;; {"title":"t","sticker":"a:1"} → {"sticker":"a:1"}
   {"message":"hi","base64_attachments":"aGk="} → {"message":"hi","base64_attachments":["aGk="]}
   @ {"defaults":{"number":"${FROM}","recipients":["${TO}"],"text_mode":"styled"}} | {"message":"hi"} → {"message":"hi","text_mode":"styled"}
   @ {"defaults":{},"message":"{{a.b}}!"} | {"a":{"b":"x"},"number":"${FROM}","recipients":["${TO}"]} → {"message":"x!"}
