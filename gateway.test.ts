@@ -4710,11 +4710,12 @@ const LOST = listed`
   " recipients":["+15550100003"] ;; "recipients":"${INTERNAL_ID}" ;; "number":"15550100003" ;; "number":"+15550100003 "
   "number":" " ;; "number":"x" ;; "Number":"+15550100003" ;; "NUMBER":2 ;; "number ":"+15550100003"
   "base64_attachments":[1] ;; "Base64_Attachments":["QUJD"] ;; "ba\u017fe64_attachments":"QUJD"
-  "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[]`;
+  "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[0]":"a.01"
+  "@recipients":["a.01"] ;; "amp;recipients":["a.01"] ;; "recipients\u200b":["a.01"] ;; "\u0000recipients":["a.01"]`;
 // Of two JSON.parse takes the last, and null is none: the message would go to the default.
 const LOST_TWICE = listed`
   "recipients":["+15550100003"],"recipients":null ;; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
-  "number":"+15550100003","\u006eumber":null ;; "base64_attachments":["QUJD"],"base64_attachments":null`;
+  "Recipients":["a.01"],"Recipients":null ;; "number":"+15550100003","\u006eumber":null ;; "base64_attachments":["QUJD"],"base64_attachments":null`;
 table("attack: lose a recipient, a sender or a picture on the way to a webhook's defaults", hook(READS_TEXT))`
   * bearer → 400 bad_field
   ${[...LOST, ...LOST_TWICE].map((fields) => `{"text":"x",${fields}}`)}
@@ -4844,10 +4845,10 @@ table(
 )`
   ${COMMON_FORM_TYPES}
   # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
-  ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{'
+  ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{' ;; '“{"message":"x"}”'
   '“{"message":"x","recipients":["+15550100003"]}”' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}'
   # A credential.
-  'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
+  'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
   # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
   'title=Back up&message=ok&recipients=%2B15550100003' ;; 'sensor=Door 1&message=open&recipients=+15550100003'
   'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
@@ -4898,19 +4899,29 @@ table(
 const CONTACTS = listed`
   "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "destinations":["X"] ;; "group":"X"
   "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"] ;; "receivers":["X"] ;; "to[]":"X" ;; "@to":"X" ;; "groupId":"X" ;; "group_ids":["X"] ;; "chatId":"X" ;; "recipient_number":"X" ;; "recipientList":["X"]`;
-const ADDRESSES = [THIRD, '0015550100003', '+1 555 010-0003', '(+1) 555 010 0003', 'tel:+15550100003', GROUP];
+const ADDRESSES = [
+  THIRD,
+  '0015550100003',
+  '+1 555 010-0003',
+  '(+1) 555 010 0003',
+  '+ 1 555 0100003',
+  '+(1)5550100003',
+  '+493012',
+  'tel:+15550100003',
+  GROUP,
+];
 table('attack: name somebody where a send does not, and have it go to the default recipients', hook())`
   * bearer → 400 bad_field
   ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
   ${ADDRESSES.map((address) => `{"message":"x","to":"${address}","recipients":null}`)}
   {"message":"x","receipients":["a.01"]} ;; {"message":"x","recipents":"a.01"} ;; {"message":"x","Recepients":["a.01"]}
-  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipients​":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
+  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipeints":"a.01"} ;; {"message":"x","recepiant":"a.01"} ;; {"message":"x","recipients​":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
   'message=x&to=%2B15550100003' ;; 'message=x&to=+15550100003' ;; 'receipients=%2B15550100003&message=x' ;; 'message=x&to[]=+15550100003'
   -- message = x -- to = +15550100003 ;; -- message = x -- reciepients = a.01
   {"message":"x","base64_attachment":"QUJD"} ;; 'message=x&base64_attachment=QUJD' ;; -- message = x -- base64_attachment = QUJD
   'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
   * 'x' | bearer → 400 bad_field
-  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
+  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
   POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
   @ {"message":"{{message}}"} | POST /v2/send?to=%2B15550100003
   * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
