@@ -4353,9 +4353,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 }
 
 /** @param hint what to do, if a connection cannot even be tried. */
-function unreachable(reason: string, hint?: string) {
-  return new Problem('backend_unreachable', reason, { hint });
-}
+const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
 function isLarge(content: Content): content is Upload {
