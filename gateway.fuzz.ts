@@ -187,15 +187,13 @@ const WAYS = {
   slow: (draw, { stallMs }, bytes) => ({
     ...{ pauses: [[bytes >> 1, draw.pick([100, stallMs + 200])]], deafMs: draw.between(0, 300) },
   }),
-  halfClosed: (draw) => ({ leave: [draw.between(0, 20), 'half'] }),
   leaver: (draw, _, bytes) => ({
     ...(draw.chance(0.4) && { stopAt: draw.between(10, bytes) }),
-    leave: [draw.between(0, 250), draw.pick(['close', 'reset'])],
+    leave: [draw.between(0, 250), draw.pick(['close', 'reset', 'half'])],
   }),
   downloader: (draw) => ({
     ...{ route: 'download', bodyBytes: draw.pick([1000, 400_000]), deafMs: draw.pick([0, 0, 200, 1500]) },
   }),
-  stranger: (draw) => ({ wrong: draw.chance(0.6), route: draw.pick(['send', 'unknown', 'health']), keptMs: 10 }),
   socket: (draw) => ({
     ...{ route: 'socket', form: draw.pick(['bearer', 'basic', 'query', 'path']), wrong: draw.chance(0.4) },
     ...{ keptMs: draw.pick([50, 50, 800]), ...(draw.chance(0.5) && { leave: [draw.below(4), 'reset'] }) },
@@ -282,6 +280,7 @@ const TOKENS = {
   hanger: {},
   guest: {},
   confined: LISTS,
+  maker: { defaults: { number: FROM, recipients: [TO] }, allow: ['send', 'GET /v2/send'] },
 };
 type TokenName = keyof typeof TOKENS;
 /** How a reload may change a token, and which requests the token cannot make then. */
@@ -556,7 +555,7 @@ class Play {
 }
 
 /** All worlds that are being played, for errors that belong to no world, and for the watch on the event loop. */
-const PLAYS = new Set<Play>();
+const PLAYS = new Set<Pick<Play, 'find' | 'lateMs'>>();
 
 /** Writes down an error that nobody caught. Which world it belongs to is not known. */
 function onUncaught(error: unknown): void {
@@ -1641,7 +1640,7 @@ async function checkEnd(play: Play): Promise<void> {
 const LINES = [
   ...[...Object.values(ROUTES), ROUTES.send],
   ...'CONNECT x:80|CONNECT x:80|OPTIONS *|OPTIONS /v2/send|HEAD /v1/about|GET http://x/v1/about'.split('|'),
-  ...'GET /v2/send?message=x|BREW /v1/about|PATCH /v2/send|GET  /v1/about|DELETE /healthz'.split('|'),
+  ...'GET /v2/send?message=…|GET /v2/send?message=…|BREW /v1/about|PATCH /v2/send|GET  /v1/about'.split('|'),
 ];
 const routeOf = (line: number): keyof typeof ROUTES =>
   (Object.keys(ROUTES) as (keyof typeof ROUTES)[]).find((name) => ROUTES[name] === LINES[line]) ?? 'unknown';
@@ -1712,10 +1711,11 @@ function genWireClient(draw: Draw): WireClient {
 
 /** The bytes of a request; its mark tells the stand-in how to answer. */
 function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRequest, mark: string): Buffer {
-  const secret = wrong ? `${WORD}-nobody-0123456789` : secretOf('free');
-  const [method, target = ''] = LINES[line]!.split(/ (?=\S)/);
+  const text = LINES[line]!.replace('…', mark);
+  const secret = wrong ? `${WORD}-nobody-0123456789` : secretOf(text.startsWith('GET /v2') ? 'maker' : 'free');
+  const [method, target = ''] = text.split(/ (?=\S)/);
   const before = form === 'path' ? `/@auth=${secret}` : '';
-  const path = `${before}${target}${form === 'query' ? `?@auth=${secret}` : ''}`;
+  const path = `${before}${target}${form === 'query' ? `${target.includes('?') ? '&' : '?'}@auth=${secret}` : ''}`;
   const filler = 'y'.repeat(/arge/.test(body) ? 70_000 : 9);
   const send = JSON.stringify({ number: FROM, recipients: [TO], message: `${mark} x`, filler });
   const content = Buffer.from(framing === 'none' ? '' : send.replace(/}$/, /broken/.test(body) ? ',}' : '}'));
@@ -1866,8 +1866,8 @@ async function playIn(house: House, world: WireWorld): Promise<Find[]> {
   const marks = world.parts.map((client, i) => {
     const requests = client.requests.map((request, j) => [request, `w${wires++}-${world.seed}-${i}-${j}`] as const);
     for (const [{ line, wrong, form, answer, upgrade }, mark] of requests) {
-      const route = upgrade === undefined ? routeOf(line) : 'socket';
-      const step: Step = { route, form: 'bearer', shape: 'plain', bodyBytes: 0, answer };
+      const route = upgrade?.startsWith('websocket') ? 'socket' : routeOf(line);
+      const step: Step = { route, form: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
       if (wrong || form === 'none') step.wrong = true;
       const own = { mark, actor: undefined, token: 'free', step, form: 'bearer', bytes: Buffer.alloc(0) } as const;
       const times = { startedMs: performance.now(), startedLoopMs: loopMs };
@@ -1941,6 +1941,7 @@ type Seen = { url: string; headers: string[]; body: string };
 type Told = { status: number; code?: string | undefined; retryAfter?: string | undefined };
 
 class Desk {
+  lateMs = 0;
   readonly finds: Find[] = [];
   readonly seen = new Map<string, Seen[]>();
   clockMs = Date.UTC(2026, 0, 1);
@@ -1960,6 +1961,8 @@ class Desk {
 
   /** @param tokens their settings without secrets. @param config other settings; the backend has a path and userinfo. */
   async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
+    PLAYS.add(this);
+    watch();
     await once(this.#backend.listen(0, '127.0.0.1'), 'listening');
     const url = `http://user:word@127.0.0.1:${(this.#backend.address() as AddressInfo).port}/base`;
     const secrets = Object.entries(tokens).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
@@ -1975,7 +1978,7 @@ class Desk {
     if (JSON.parse(line).message === 'internal error') this.find(7, 'internal error', line);
   }
 
-  find(invariant: Invariant, what: string, about: unknown): void {
+  find(invariant: Invariant, what: string, about: unknown = {}): void {
     this.finds.push({ invariant, what: `${what}: ${JSON.stringify(about)}`, isTimed: false });
   }
 
@@ -1996,6 +1999,8 @@ class Desk {
   }
 
   async close(): Promise<void> {
+    PLAYS.delete(this);
+    watch();
     this.#agent.destroy();
     await this.#gateway.close();
     this.#backend.close();
