@@ -2061,8 +2061,8 @@ function genMeaning(draw: Draw): Meaning {
   const usable = way === 'bare' ? PIECES.filter(isBare) : PIECES;
   const pieces = isLine ? ['Backup', 'done', 'Tür', '5'] : usable;
   const words = Array.from({ length: draw.between(1, 4) }, () => draw.pick(pieces));
-  const joined = words.join(draw.pick([' ', ' ', isLine ? ' ' : ''])).trim() || 'Backup done';
-  const text = way === 'bare' && !isBare(joined) ? words[0]! : joined;
+  const joined = words.join(draw.pick([' ', ' ', isLine ? ' ' : '']));
+  const text = (way === 'bare' && !isBare(joined) ? words[0]! : joined).trim() || 'Backup done';
   // A text that is declared one is sent as it stands, and lines are no form.
   const hasSecret = way !== 'lines' && way !== 'shell' && draw.chance(0.15);
   const others: Meaning['others'] = [
