@@ -2966,7 +2966,7 @@ table('a browser is challenged for a bearer token alone, so that it asks for no 
   ${CHROME} ;; Sec-Fetch-Mode: cors ;; Upgrade-Insecure-Requests: 1
   GET ${RECEIVE} | User-Agent: Mozilla/5.0 | Connection: Upgrade | Upgrade: websocket
   * GET /v1/about → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
-  Accept: */* ;; User-Agent: Wget/1.25.0 ;; User-Agent: like Mozilla/5.0`;
+  Accept: */* ;; User-Agent: Wget/1.25.0 ;; User-Agent: like Mozilla/5.0 ;; Sec-Fetch-Site: none`;
 
 const CORS = [DASHBOARD, 'https://plain.example'];
 /** No Origin, and the one on `cors` as it is not written there. */

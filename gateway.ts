@@ -4565,21 +4565,22 @@ function headerValues(fields: readonly string[], name: string) {
   return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
 }
 
-/**
- * Whether a browser sent a request. One without Sec-Fetch-Site is recognised by its User-Agent, which no page can
- * remove. Node's fetch sends Sec-Fetch-Mode, and is no browser.
- */
+/** Whether a request has the User-Agent of a browser. No page can remove it, and over plain http there is no more. */
+function hasBrowsersAgent(headers: IncomingHttpHeaders) {
+  return headers['user-agent']?.startsWith('Mozilla/');
+}
+
+/** Whether a browser sent a request. Node's fetch sends Sec-Fetch-Mode, and is no browser. */
 function isFromBrowser(headers: IncomingHttpHeaders) {
-  return headers['sec-fetch-site'] !== undefined || headers['user-agent']?.startsWith('Mozilla/') === true;
+  return headers['sec-fetch-site'] !== undefined || hasBrowsersAgent(headers);
 }
 
 /**
- * Whether a client may show a dialog for a password. That is wider than `isFromBrowser`, because a program loses only a
- * challenge: browsers send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on
- * localhost.
+ * Whether a client may show a dialog for a password. A program that is taken for one loses only a challenge. Browsers
+ * send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on localhost.
  */
 function mayAskForPassword({ headers }: IncomingMessage) {
-  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers || isFromBrowser(headers);
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers || hasBrowsersAgent(headers);
 }
 
 /**
