@@ -7553,6 +7553,14 @@ test('a backend that goes down in the middle of twenty sends: none is lost, none
   assert.deepEqual(lines, [1, 12].map((waiting) => ['warn', url, waiting]));
 });
 
+test('a probe takes no longer to connect than a request may: backend.timeout bounds both', async (t) => {
+  const { url, sockets: tries } = await startRawBackend(t, () => {}); // behind TLS no connection comes about
+  const backend = { url: url.replace('http', 'https'), wait: '0', timeout: '200ms' };
+  const gateway = await startGateway(t, backend, { backend }, { connectTimeoutMs: PATIENT_MS });
+  assert.equal(outcomeOf(await send(gateway, 'hi')), '502 backend_unreachable');
+  await until(() => tries.length >= 4);
+});
+
 test('a client that leaves while the connection for its request is made was not sent, though it has its slot', async (t) => {
   const backend = await startBackend(t);
   const url = `http://made-late.test:${backend.port}`;

@@ -4181,7 +4181,7 @@ class Gate {
       await new Promise((resolve) => setTimeout(resolve, pauseMs).unref());
       if (!this.#isNeeded(core)) break;
       try {
-        (await connect(this, request, core.connectTimeoutMs)).destroy();
+        (await connect(this, request, Math.min(core.connectTimeoutMs, rules['backend.timeout']))).destroy();
         this.#open(core, rules);
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
@@ -4247,7 +4247,8 @@ class Slots {
     try {
       exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
     } finally {
-      if (!exchange.slot) waiting.splice(waiting.indexOf(exchange), 1);
+      const place = waiting.indexOf(exchange); // `serve` has taken it off the line if it has its slot
+      if (place >= 0) waiting.splice(place, 1);
     }
   }
 
