@@ -9759,14 +9759,15 @@ test('a file is read when it no longer changes; one that only a reloaded configu
     change();
     await until(() => count(/^reloaded/) > before, 'the gateway to reload');
   };
-  // A file that is being written changes for 2.5 s. A gateway that a busy machine has halted for that long may read it
-  // too early; so it has four tries.
+  // A file that is being written changes for 2.5 s, by a process that waits for nobody. A gateway that a busy machine has
+  // halted for that long may read it too early; so it has four tries.
   const isReadTooEarly = async (): Promise<boolean> => {
     const before = count(/^not reloaded/);
-    for (const untilMs = performance.now() + 2500; performance.now() < untilMs;) {
-      writeFileSync(file, '{');
-      await new Promise((resolve) => setTimeout(resolve, 100));
-    }
+    const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
+    const ended = once(writer, 'exit');
+    await pass(2500);
+    writer.kill('SIGKILL');
+    await ended;
     await becomes(() => writeFileSync(file, configOf({ secretFile })));
     return count(/^not reloaded/) > before;
   };
