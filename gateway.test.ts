@@ -3965,13 +3965,15 @@ test('the warning at start is taken back when the backend comes up; until then b
 
 test('the question at start ends with a request that was answered, with a reload to another backend, and with the gateway', async (t) => {
   let asked = 0;
+  let held: net.Socket | undefined;
   const { url } = await startBackend(t, (_, res) => void res.end('{}'));
   const front = http.createServer((req, res) => {
     if (!req.headers['user-agent']?.startsWith('signal-gateway/')) {
       return void req.resume().on('end', () => res.end('[]'));
     }
     asked++;
-    req.socket.destroy();
+    if (asked === 2) held = req.socket;
+    else req.socket.destroy();
   });
   const mute = await serve(t, front);
   const configOf = (to: string) => ({
@@ -3989,12 +3991,14 @@ test('the question at start ends with a request that was answered, with a reload
     await until(() => linesOf(gateway, /^reloaded$/).length > count);
   };
   await until(() => said().length === 1);
-  assert.deepEqual([await up(), asked], [0, 1]);
+  await until(() => held !== undefined);
+  assert.equal(await up(), 0);
   assert.equal((await ask(gateway, { body: HELLO, headers: BEARER })).status, 200);
   assert.equal(await up(), 1);
+  held!.destroy(); // that this question is not answered any more is no news
   await until(() => said().length === 2);
   assert.deepEqual(said(), [`the backend does not answer as it should ${mute}`, `the backend answers ${mute}`]);
-  assert.equal(asked, 1);
+  assert.equal(asked, 2);
   // A reload to another begins anew.
   const other = await sparePort();
   await reload(`http://127.0.0.1:${other}`);

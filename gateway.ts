@@ -5935,6 +5935,7 @@ async function askBackend(
   if (core.upstream !== upstream || core.draining) return;
   if (!answers.isAwaited) return log('info', 'the backend answers', { backend });
   const asking = new AbortController();
+  let isOver = false;
   const requestId = randomUUID();
   const stopIfOwn = ({ headers }: IncomingMessage) => {
     if (headers['x-request-id'] === requestId) asking.abort(new Error('own_address'));
@@ -5945,6 +5946,7 @@ async function askBackend(
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
     answers.isAwaited = false;
+    isOver = true;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
@@ -5955,7 +5957,8 @@ async function askBackend(
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
-    const isOver = !answers.isAwaited || reason === 'own_address';
+    // A request that was answered meanwhile is told of by the next question, which is not sent then.
+    isOver ||= reason === 'own_address';
     if (isFirst || isOver) log('warn', 'the backend does not answer as it should', { backend, reason, hint });
     const nextMs = Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS);
     if (!isOver) setTimeout(askBackend, pauseMs, gateway, settings, nextMs, upstream).unref();
