@@ -10321,6 +10321,16 @@ test('every problem has been provoked by an earlier test', { skip: SECTION || ON
   assert.deepEqual(PROBLEMS.filter(([code]) => !PROVOKED.has(code)), []);
 });
 
+test('what createGateway returns is what its type has, and shows no secret where a program prints it', () => {
+  const backend = { url: `http://api:${OTHER}@127.0.0.1:1` };
+  const gateway = createGateway({ backend, tokens: { test: { secret: SECRET } } });
+  assert.deepEqual(Object.keys(gateway), ['server', 'listen', 'close', 'reload']);
+  const shown = inspect(gateway, { depth: 20, showHidden: true });
+  for (const secret of [SECRET, OTHER, createHash('sha256').update(SECRET).digest('hex')]) {
+    assert.ok(!shown.includes(secret), secret);
+  }
+});
+
 test('an import of gateway.ts does no work and prints nothing; the example of embedding runs', async (t) => {
   const rows = [["await import('./gateway.ts');", /^$/], [blocks('ts')[0]!, /^http:\/\/127\.0\.0\.1:\d+$/m]] as const;
   for (const [example, printed] of rows) {

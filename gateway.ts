@@ -921,7 +921,9 @@ type Core = ReturnType<typeof makeCore>;
  * @throws {ConfigError} with every mistake in the configuration, before anything is opened.
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
-  return startGateway(embeddedSettings(config), options);
+  // Without `core`, which has the secrets, and would be shown where a program prints its gateway.
+  const { server, listen, close, reload } = startGateway(embeddedSettings(config), options);
+  return { server, listen, close, reload };
 }
 
 /** The gateway of the command line, which reads its settings from several sources and applies them itself. */
