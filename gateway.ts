@@ -1383,11 +1383,12 @@ async function openPort(server: http.Server, settings: AtStart) {
 /** Opens the port, and begins what runs as long as it is open. @returns and rejects as openPort. */
 async function startListening(server: http.Server, core: Core) {
   const url = await openPort(server, core.atStart);
-  const warnOfCertificate = () => {
-    for (const warning of certificateWarnings(core.rules, core.now())) core.log('warn', warning, {});
-  };
-  const timers = [setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core), setInterval(warnOfCertificate, DAY_MS)];
-  for (const timer of timers) timer.unref();
+  const warnOfCertificate = () =>
+    certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning, {}));
+  const timers = [
+    setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref(),
+    setInterval(warnOfCertificate, DAY_MS).unref(),
+  ];
   server.once('close', () => timers.forEach(clearInterval));
   logRules(core, 'listening', { listen: url });
   return url;
@@ -1767,7 +1768,7 @@ function logExchange(exchange: Exchange) {
   // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
   // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token, by their codes:
   // harmless ones must not hide what a stolen token tries. No address has a space, so that the keys cannot collide.
-  const refusal = code !== undefined && (worst < 500 || code === 'busy') ? `token ${token} ${code}` : undefined;
+  const refusal = (worst < 500 || code === 'busy') && code && `token ${token} ${code}`;
   const lineKey = token === undefined ? failureKey(client) : refusal;
   const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
   const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
@@ -4066,18 +4067,18 @@ class Upstream {
 class Answers {
   /** Whether `askBackend` waits for a first answer. */
   isAwaited = false;
-  /** When the last one came, by performance.now(): to any request, and to one that needs a slot. */
+  /** When the last one came, by performance.now(): to a request that needs a slot, and to any. */
   readonly #lastMs = [-Infinity, -Infinity];
-  /** The index of the one that is missing, while the backend is silent. */
-  #missing: number | undefined;
+  /** The index of the one that is missing while the backend is silent, else -1. */
+  #missing = -1;
 
   /** Notes an answer to a request. */
   note(exchange: Exchange) {
-    const weight = Number(needsSlot(exchange));
-    this.#lastMs.fill(performance.now(), 0, weight + 1);
+    const kind = Number(!needsSlot(exchange));
+    this.#lastMs.fill(performance.now(), kind);
     this.isAwaited = false;
-    if (this.#missing === undefined || weight < this.#missing) return;
-    this.#missing = undefined;
+    if (kind > this.#missing) return;
+    this.#missing = -1;
     this.#log(exchange, 'the backend answers again');
   }
 
@@ -4087,11 +4088,11 @@ class Answers {
    */
   miss(exchange: Exchange) {
     if (exchange.stage !== 'sent' || exchange.endedBy) return;
-    const weight = Number(needsSlot(exchange));
-    const restMs = this.#lastMs[weight]! + exchange.core.slotTimeoutMs - performance.now();
+    const kind = Number(!needsSlot(exchange));
+    const restMs = this.#lastMs[kind]! + exchange.core.slotTimeoutMs - performance.now();
     if (restMs > 1) return void setTimeout(() => this.miss(exchange), restMs).unref(); // a timer may be 1 ms early
-    if (this.#missing === undefined) this.#log(exchange, 'the backend has not answered for 30 s');
-    this.#missing = Math.max(weight, this.#missing ?? 0);
+    if (this.#missing < 0) this.#log(exchange, 'the backend has not answered for 30 s');
+    if (this.#missing !== 0) this.#missing = kind;
   }
 
   #log({ core, rules }: Exchange, message: string) {
