@@ -3907,8 +3907,9 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
       outgoing.end(content);
     }
     // A slot has a timer of its own. A poll waits for as long as its client says.
-    const isWatched = !exchange.slot && target!.route?.group !== 'receive';
-    if (isWatched) watch = setTimeout(() => answers.miss(exchange), core.slotTimeoutMs);
+    if (!exchange.slot && target!.route?.group !== 'receive') {
+      watch = setTimeout(() => answers.miss(exchange), core.slotTimeoutMs);
+    }
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
     // Every other request may act once it is sent, even if it asks for a WebSocket.
@@ -5963,8 +5964,8 @@ async function askBackend(
     // A request that was answered meanwhile is told of by the next question, which is not sent then.
     isOver ||= reason === 'own_address';
     if (isFirst || isOver) log('warn', 'the backend does not answer as it should', { backend, reason, hint });
-    const nextMs = Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS);
-    if (!isOver) setTimeout(askBackend, pauseMs, gateway, settings, nextMs, upstream).unref();
+    if (isOver) return;
+    setTimeout(askBackend, pauseMs, gateway, settings, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
   } finally {
     clearTimeout(timer);
     server.off('request', stopIfOwn);
