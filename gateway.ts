@@ -1133,20 +1133,16 @@ class Connection {
   token: string | undefined;
   /** The responses that are not finished yet, in the order of their requests. */
   readonly due: ServerResponse[] = [];
-  #closing: string | undefined;
+  /** Why the connection is not kept: the first reason, for the log. Only `beginClosing` writes it. */
+  closing: string | undefined;
 
   constructor(speaker: Socket | undefined) {
     this.speaker = speaker;
   }
 
-  /** Why the connection is not kept: the first reason, for the log. Undefined while there is none. */
-  get closing() {
-    return this.#closing;
-  }
-
   /** From now on, no further request is acted on. */
   beginClosing(reason: string) {
-    this.#closing ??= reason;
+    this.closing ??= reason;
   }
 
   /** Decides whether the connection is kept after a response, whose head is about to be written. */
@@ -1166,7 +1162,7 @@ class Connection {
       shutdown: core.draining,
     };
     for (const [reason, holds] of Object.entries(reasons)) if (holds) this.beginClosing(reason);
-    return this.#closing === undefined;
+    return this.closing === undefined;
   }
 }
 
@@ -4570,14 +4566,12 @@ function headerValues(fields: readonly string[], name: string) {
   return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
 }
 
-/** Whether a request has the User-Agent of a browser. No page can remove it, and over plain http there is no more. */
-function hasBrowsersAgent(headers: IncomingHttpHeaders) {
-  return headers['user-agent']?.startsWith('Mozilla/');
-}
-
-/** Whether a browser sent a request. Node's fetch sends Sec-Fetch-Mode, and is no browser. */
+/**
+ * Whether a browser sent a request. One without Sec-Fetch-Site, over plain http, is recognised by its User-Agent, which
+ * no page can remove. Node's fetch sends Sec-Fetch-Mode, and is no browser.
+ */
 function isFromBrowser(headers: IncomingHttpHeaders) {
-  return headers['sec-fetch-site'] !== undefined || hasBrowsersAgent(headers);
+  return 'sec-fetch-site' in headers || headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
@@ -4585,7 +4579,8 @@ function isFromBrowser(headers: IncomingHttpHeaders) {
  * send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on localhost.
  */
 function mayAskForPassword({ headers }: IncomingMessage) {
-  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers || hasBrowsersAgent(headers);
+  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
+    headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
