@@ -1212,15 +1212,12 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   if (!socket.destroyed && !connection.closing) await handle(new Exchange(core, connection, req, res), upgrade);
 }
 
-/** What node:http says of bytes that it cannot parse, or that do not arrive in time. */
-type ParserError = NodeJS.ErrnoException & { rawPacket?: Buffer };
-
 /**
  * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
  * on the connection are ignored.
  */
-function respondUnparsed(core: Core, error: ParserError, socket: Socket) {
-  const { code: reason = '' } = error;
+function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
+  const { code: reason = '', rawPacket } = error;
   const connection = connectionOf(core, socket);
   const [current] = connection.due; // the response that is due
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
@@ -1231,7 +1228,7 @@ function respondUnparsed(core: Core, error: ParserError, socket: Socket) {
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const problem = new Problem(/TIMEOUT/.test(reason) ? 'request_timeout' : refusal);
-  logUnparsed(core, error, socket, problem.code);
+  logUnparsed(core, socket, reason, problem.code, rawPacket?.[0] === 0x16); // RFC 8446 5.1
   const wasKept = !connection.closing;
   connection.beginClosing('not_parsed');
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
@@ -1245,10 +1242,10 @@ function respondUnparsed(core: Core, error: ParserError, socket: Socket) {
 /**
  * Warns of TLS on a plain port, of plain HTTP on a TLS port, and of requests that the parser refuses, each once a
  * minute at most. The rest, such as a timeout, is logged at debug level.
+ * @param isHandshake whether the bytes begin a handshake of TLS.
  */
-function logUnparsed(core: Core, { code: reason = '', rawPacket }: ParserError, socket: Socket, code: ProblemCode) {
+function logUnparsed(core: Core, socket: Socket, reason: string, code: ProblemCode, isHandshake: boolean) {
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  const isHandshake = rawPacket?.[0] === 0x16; // RFC 8446 5.1
   if (isHandshake) warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
   else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
     warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
@@ -5845,7 +5842,7 @@ function canMatch(token: Token, pattern: string) {
     try {
       const path = segments.map((segment) => encodeURIComponent(segment)).join('/');
       const target = parseTarget(method === '*' ? route.method : method, `/${path}`);
-      return target.route !== undefined && findGrant(alone, target) !== undefined;
+      return Boolean(target.route && findGrant(alone, target));
     } catch { // the pattern spells what no target may have
       return false;
     }
