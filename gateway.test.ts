@@ -3150,7 +3150,7 @@ table('an OPTIONS that is no preflight of an origin on cors is a request like ot
   `POST /v2/send | none | Origin: ${DASHBOARD} | ${ASKED} → 401 unauthorized`,
 ]);
 
-section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
+section('ROUTES'); // ──────────────────────────────────────────────────────────────────────────────
 /** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
 const ROUTES = Object.entries({
   info: 'GET /v1/about; GET /v1/health',
@@ -3186,11 +3186,10 @@ const ALL_GROUPS = { allow: ['messaging', 'setup'] };
 
 /** Entries of allow, and the routes that they open: their group, method and path. */
 const OPENED = {
-  'send': /^send/,
-  'info': /^info/,
-  'receive': /^receive/,
+  ...Object.fromEntries(
+    KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
+  ),
   'messaging': /^(send|receive|messaging)/,
-  'setup': /^setup/,
   '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
   '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
   'GET /swagger/*': /GET \/swagger\//,
@@ -3295,6 +3294,7 @@ table('a new upstream route below a setup prefix is setup, although no table kno
   ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
   POST /v1/accounts | {}`;
 
+section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
 const NO_ENDPOINTS = `
   * bearer → 404 unknown_endpoint | Allow:
   POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/*/v2/send
@@ -6754,6 +6754,7 @@ test('without slots, a client that leaves takes its request to the backend with 
   assert.deepEqual(backend.seen.map(({ complete }) => complete), [true, true, true, false]);
 });
 
+section('READING'); // ─────────────────────────────────────────────────────────────────────────────
 test('no more of an upload is read than the backend takes', async (t) => {
   let taken = 0;
   const total = 40 * MIB;
@@ -6779,6 +6780,7 @@ test('no more of an upload is read than the backend takes', async (t) => {
   assert.deepEqual([statusOf(text()), taken], [201, total]);
 });
 
+section('RESPONSES'); // ───────────────────────────────────────────────────────────────────────────
 // The head waited for the end of the upload, for 2 s of silence, or for 30 s.
 test('a response without a body is written at once, though its request has not arrived whole', async (t) => {
   const backend = await startBackend(t, (_, res) => void res.writeHead(413, { 'Content-Length': 0 }).end());
@@ -6798,6 +6800,7 @@ test('a response without a body is written at once, though its request has not a
   }
 });
 
+section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 // The backend's time ran on while the client was the slow one, or began anew after its headers, and ended the response.
 test("the backend's time stands still while the client is waited for, and a response that begins before the upload ends is delivered", async (t) => {
   let [begins, reads, finish] = [false, true, (): void => {}];
@@ -6903,6 +6906,7 @@ test('a client that takes nothing of its response is dropped, and its request to
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
+section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
 test('connections to the backend are used again, by whoever sends next; not those on which it says what nobody asked for', async (t) => {
   // The gateway has noted the end of a large body when the response comes: otherwise it would drop the connection.
   const { backend, gateway } = await startRaw(t, (socket) => void setTimeout(() => socket.write(SENT), 20));
@@ -6939,6 +6943,7 @@ test('a connection to the backend that does not come about, TLS included, is 502
   await closed(silent.sockets[0]!);
 });
 
+section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 test('attack: smuggling a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const inner = `POST /v1/register/${FROM} HTTP/1.1 | Host: x | Content-Length: 0 | | `;
@@ -6963,6 +6968,7 @@ test('attack: smuggling a second request into the first', async (t) => {
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
 });
 
+section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
 test('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
@@ -6981,7 +6987,7 @@ test('a backend behind TLS is believed if its certificate is, and else nothing i
   assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
 });
 
-section('SLOTS'); // ───────────────────────────────────────────────────────────────────────────────
+section('GATE AND SLOTS'); // ──────────────────────────────────────────────────────────────────────
 /** So many slots at a backend that is not waited for while it is down. */
 function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
   return { backend: { url, wait: '0', parallel, timeout } };
@@ -8618,7 +8624,7 @@ test('a process with no file left to accept a connection serves on when there is
   await gateway.close();
 });
 
-section('LOADING AND READERS'); // ─────────────────────────────────────────────────────────────────
+section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
 
 /** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
@@ -8862,6 +8868,7 @@ test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, an
   assert.deepEqual([own, expires, ...methods!], [hashOf(SECRET), Date.parse('2027-06-30T23:59:59.999Z'), 'path']);
 });
 
+section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
 test('outside the JSON file a secret in the quotes, brackets or separators of another format is refused, and not shown; a digest of nothing is refused everywhere', (t) => {
   const inFile = (text: string): string => fileWith(t, `${text}\n`);
   const places: ((text: string) => unknown)[] = [
@@ -9036,6 +9043,7 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
   assert.doesNotMatch(output(), SECRETS);
 });
 
+section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
 test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
   const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
   const refused = (name: string, cure: string): void =>
@@ -9166,6 +9174,7 @@ test(
   },
 );
 
+section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
 test('cors takes origins as browsers write them, and nothing else', (t) => {
   const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
   assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
@@ -9235,7 +9244,7 @@ test("a certificate without its key, with another's, or that is none, is a mista
     {"tls":{"cert":"DIR/none","key":"${certificate(t).key}"}} → tls.cert: DIR/none ${MISSING}`;
 });
 
-section('DEMO AND COMMAND LINE'); // ───────────────────────────────────────────────────────────────
+section('COMMAND LINE'); // ────────────────────────────────────────────────────────────────────────
 
 /** The words of a command line, of which some may be in single quotes. */
 const wordsOf = (line: string): string[] =>
@@ -9529,6 +9538,7 @@ async function startDemo(t: TestContext, how: How = {}) {
   return Object.assign(gateway, { first, secret });
 }
 
+section('DEMO'); // ────────────────────────────────────────────────────────────────────────────────
 test('--demo: every curl line that it prints does what it says, the token does not reach its backend, and a client may leave in the middle', async (t) => {
   // The lines of requests, which the demonstration does not show by itself, tell this test what has happened.
   const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
@@ -10313,8 +10323,16 @@ test('docs/settings.md has the groups of allow with their routes as gateway.ts h
     const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
     // A route by itself, or the first segments of all routes below them.
     const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
-    const prefixes = listed.map((route) => /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)![1]!);
-    assert.deepEqual([...named].sort(), [...new Set(base ? prefixes : listed)].sort(), group);
+    const prefixes = listed.map((route) =>
+      /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)?.[1] ??
+        assert.fail(`${route} has a new shape: say here what the page calls it`)
+    );
+    const wanted = [...new Set(base ? prefixes : listed)].sort();
+    assert.deepEqual(
+      [...named].sort(),
+      wanted,
+      `the row of ${group} names each of its routes, or what they begin with`,
+    );
   }
   assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
 });
@@ -10682,6 +10700,18 @@ test('a function whose name begins with refusalOf returns a problem, one with mi
     /\breturn [^;]*?\b(?:new Problem|withDetail|bad[A-Z]\w+|tooLarge)\(/.test(text!)
   );
   assert.deepEqual(returning.map(([name]) => name!).filter((name) => !name.startsWith('refusalOf')), []);
+});
+
+/** Sections of tests whose subject is no section of gateway.ts. */
+const OTHER_SECTIONS = ['SILENCES', 'CLIENTS', 'RECIPES', 'MEMORY', 'SIMULATION', 'THE FILES THEMSELVES'];
+
+test('the tests stand in sections of the same names as those of gateway.ts', () => {
+  const own = new Set(groupsOf(read('gateway.test.ts'), /^section\('(.*?)'\)/gm));
+  const known = SECTIONS.map(({ name }) => name);
+  // The files themselves are tested by the pages' tests: types, numbers and exports.
+  const tested = known.filter((name) => !['PUBLIC TYPES', 'SETTINGS', 'FIXED LIMITS', 'EXPORTS'].includes(name));
+  assert.deepEqual([...own].filter((name) => ![...known, ...OTHER_SECTIONS].includes(name)), []);
+  assert.deepEqual(tested.filter((name) => !own.has(name)), []);
 });
 
 test('the sections of gateway.ts stand as its contents say, and use only what stands below', () => {
