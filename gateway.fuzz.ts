@@ -13,19 +13,19 @@
  *
  * A world is data: one JSON object, which a seed makes. A world that fails is made smaller: parts of its lists are left
  * out as long as the same invariant fails. What it shows becomes a test; a seed means another world as soon as a
- * generator changes. There are timed worlds, of small or large bodies (a gateway in this process, and a stand-in backend
- * that hangs, breaks off and lies), and those of the sections THE WIRE, MEANING and RULES.
+ * generator changes. There are timed worlds, of small or large bodies (a gateway in this process, and a stand-in
+ * backend that hangs, breaks off and lies), and those of the sections THE WIRE, MEANING and RULES.
  *
- * `INVARIANTS` below says what must hold. Most finds need no clock: one is red. Those that depend on time must come again
- * when the world is played alone, two times of two; otherwise the find is a warning. The worst kinds are rare races, so a
- * world that failed may hold when it is played again.
+ * `INVARIANTS` below says what must hold. Most finds need no clock: one is red. Those that depend on time must come
+ * again when the world is played alone, two times of two; otherwise the find is a warning. The worst kinds are rare
+ * races, so a world that failed may hold when it is played again.
  *
  * A kernel takes megabytes at once on loopback, so nobody would ever wait in the middle of a head. Where
  * `net.Socket.prototype._writeGeneric` exists, the simulation lets through only `windowBytes` more than the stand-in
  * has read. Bun has no such function: there torn requests are not looked for, and the run says so.
  *
- * GATEWAY_FILE names another file than gateway.ts. Worlds import only createGateway and use no setting that version 3.0.0
- * lacks, so that an older file can be played.
+ * GATEWAY_FILE names another file than gateway.ts. Worlds import only createGateway and use no setting that version
+ * 3.0.0 lacks, so that an older file can be played.
  */
 
 import { type ChildProcess, spawn } from 'node:child_process';
@@ -226,7 +226,9 @@ type Kind = keyof typeof WAYS;
 const KINDS = Object.keys(WAYS) as Kind[];
 const HONEST = KINDS.slice(0, 4);
 
-/** The kinds that have a token of their own, another number of steps than one to three, or take all at the same time. */
+/**
+ * The kinds that have a token of their own, another number of steps than one to three, or take all at the same time.
+ */
 const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number, most: number]; together?: true }>> = {
   crowd: { steps: [4, 6], together: true },
   confined: { token: 'confined' },
@@ -652,9 +654,10 @@ const PEMS = readFileSync(new URL('gateway.test.ts', import.meta.url), 'utf8').m
   .map((pem) => pem.replaceAll('\\n', '\n'));
 
 /**
- * A raw server in the place of the backend, which checks every byte that it gets. It models when the real one acts (on a
- * send at the end of its first JSON value, on all else with the head), how an answer breaks off, and how it is away. It
- * does not model what the routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo here.
+ * A raw server in the place of the backend, which checks every byte that it gets. It models when the real one acts (on
+ * a send at the end of its first JSON value, on all else with the head), how an answer breaks off, and how it is away.
+ * It does not model what the routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo
+ * here.
  */
 class StandIn {
   readonly play: Play;
@@ -825,7 +828,9 @@ abstract class MessageReader {
   /** The text before the size of the next chunk; undefined if the body has none. */
   #beforeSize: '' | '\r\n' | undefined;
 
-  /** @returns the body's length, Infinity if it ends with the connection; undefined if the head is to be passed over. */
+  /**
+   * @returns the body's length, Infinity if it ends with the connection; undefined if the head is to be passed over.
+   */
   protected abstract onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined;
   protected abstract onPart(part: Buffer): void;
   protected abstract onWhole(): void;
@@ -1959,7 +1964,9 @@ class Desk {
     });
   });
 
-  /** @param tokens their settings without secrets. @param config other settings; the backend has a path and userinfo. */
+  /**
+   * @param tokens their settings without secrets. @param config other settings; the backend has a path and userinfo.
+   */
   async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
     PLAYS.add(this);
     watch();
@@ -2088,8 +2095,8 @@ const isBare = (text: string): boolean => !/\+|%[0-9a-f]{2}|&[^&]*=|\n|;/i.test(
 const FORM_SAFE = (text: string): string => encodeURIComponent(text).replaceAll('%20', '+');
 
 /**
- * Writes a meaning as its way does. @returns the request; whether the default recipients would be wrong; and the texts of
- * which one is meant, undefined where a template shows more.
+ * Writes a meaning as its way does. @returns the request; whether the default recipients would be wrong; and the texts
+ * of which one is meant, undefined where a template shows more.
  */
 function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; texts: string[] | undefined } {
   const { token, way, text, wanted, name, declared, others, hasFile, order } = meaning;
@@ -2528,7 +2535,10 @@ function sayFailure(word: string, { world, find: { invariant, what }, afterMs }:
 
 // ── PLANTED FAULTS ───────────────────────────────────────────────────────────────────────────────
 
-/** Faults that no test of the suite catches. Each replaces a text that gateway.ts holds once: a test names those that do not fit. */
+/**
+ * Faults that no test of the suite catches. Each replaces a text that gateway.ts holds once: a test names those that do
+ * not fit.
+ */
 export const FAULTS: readonly { name: string; invariant: Invariant; text: string; becomes: string }[] = [
   {
     ...{ name: 'a credential left in ?%40auth=', invariant: 8 },

@@ -1664,7 +1664,8 @@ test('what a listener of the server throws ends its connection, and is one log l
     const { gateway } = await startBoth(t, { ...tls && { tls } });
     const { server } = gateway;
     const isHere = (event: string): boolean =>
-      event in EVENTS && (tls && !('Bun' in globalThis) ? true : !/^(?:tls|secure)/.test(event)); // Bun 1.4.5 emits neither
+      // Bun 1.4.5 emits neither
+      event in EVENTS && (tls && !('Bun' in globalThis) ? true : !/^(?:tls|secure)/.test(event));
     for (const event of server.eventNames().map(String).filter(isHere)) {
       const listeners = server.rawListeners(event) as ((...args: unknown[]) => void)[];
       for (const listener of listeners) {
@@ -4624,7 +4625,8 @@ test('a route that needs no body takes none beyond 64 KiB, and the backend sees 
   };
   for (const isChunked of [false, true]) {
     for (const row of rows.split(/;;|\n/)) {
-      for (const late of ['', ',"recipients":["-x"]', ',"a":']) { // one that is good, and two that are refused at their end
+      // one that is good, and two that are refused at their end
+      for (const late of ['', ',"recipients":["-x"]', ',"a":']) {
         const body = `{"x":"${'x'.repeat(100_000)}"${late}}`;
         assertDenied(await send(row, body, isChunked), 413, 'body_too_large', both);
       }
@@ -9780,8 +9782,8 @@ test('a file is read when it no longer changes; one that only a reloaded configu
     change();
     await until(() => count(/^reloaded/) > before, 'the gateway to reload');
   };
-  // A file that is being written changes for 2.5 s, by a process that waits for nobody. A gateway that a busy machine has
-  // halted for that long may read it too early; so it has four tries.
+  // A file that is being written changes for 2.5 s, by a process that waits for nobody. A gateway that a busy machine
+  // has halted for that long may read it too early; so it has four tries.
   const isReadTooEarly = async (): Promise<boolean> => {
     const before = count(/^not reloaded/);
     const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);

@@ -5982,9 +5982,9 @@ function stopOnSignal(gateway: Gateway) {
 }
 
 /**
- * Reloads on SIGHUP, and when a file that the settings were read from has changed and stayed the same for a while. Files
- * are watched by name, because editors and secret mounts replace them. Each is compared with what it was when it was
- * read, so that no change is missed, however soon after the start it comes.
+ * Reloads on SIGHUP, and when a file that the settings were read from has changed and stayed the same for a while.
+ * Files are watched by name, because editors and secret mounts replace them. Each is compared with what it was when it
+ * was read, so that no change is missed, however soon after the start it comes.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
   let settleTimer: NodeJS.Timeout | undefined;
