@@ -24,8 +24,7 @@
  * `net.Socket.prototype._writeGeneric` exists, the simulation lets through only `windowBytes` more than the stand-in
  * has read. Bun has no such function: there torn requests are not looked for, and the run says so.
  *
- * GATEWAY_FILE names another file than gateway.ts. Worlds import only createGateway and use no setting that version
- * 3.0.0 lacks, so that an older file can be played.
+ * GATEWAY_FILE names another file. Worlds import only createGateway, and use no setting that version 3.0.0 lacks.
  */
 
 import { type ChildProcess, spawn } from 'node:child_process';
@@ -226,9 +225,7 @@ type Kind = keyof typeof WAYS;
 const KINDS = Object.keys(WAYS) as Kind[];
 const HONEST = KINDS.slice(0, 4);
 
-/**
- * The kinds that have a token of their own, another number of steps than one to three, or take all at the same time.
- */
+/** The kinds that have their own token, do not take one to three steps, or take all of them at the same time. */
 const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number, most: number]; together?: true }>> = {
   crowd: { steps: [4, 6], together: true },
   confined: { token: 'confined' },
@@ -656,8 +653,7 @@ const PEMS = readFileSync(new URL('gateway.test.ts', import.meta.url), 'utf8').m
 /**
  * A raw server in the place of the backend, which checks every byte that it gets. It models when the real one acts (on
  * a send at the end of its first JSON value, on all else with the head), how an answer breaks off, and how it is away.
- * It does not model what the routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo
- * here.
+ * It does not model what routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo here.
  */
 class StandIn {
   readonly play: Play;
@@ -828,9 +824,7 @@ abstract class MessageReader {
   /** The text before the size of the next chunk; undefined if the body has none. */
   #beforeSize: '' | '\r\n' | undefined;
 
-  /**
-   * @returns the body's length, Infinity if it ends with the connection; undefined if the head is to be passed over.
-   */
+  /** @returns the body's length, Infinity if it ends with the connection; undefined to pass over the head. */
   protected abstract onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined;
   protected abstract onPart(part: Buffer): void;
   protected abstract onWhole(): void;
@@ -1964,9 +1958,7 @@ class Desk {
     });
   });
 
-  /**
-   * @param tokens their settings without secrets. @param config other settings; the backend has a path and userinfo.
-   */
+  /** Opens a gateway, whose backend has a path and userinfo. @param tokens their settings, without secrets. */
   async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
     PLAYS.add(this);
     watch();
