@@ -2201,6 +2201,36 @@ test('closing ends a connection on which no request has begun at once', async (t
   }
 });
 
+test('closing lets a request finish, over TLS too, and its response says that the connection closes', async (t) => {
+  for (const more of [{}, { tls: certificate(t) }]) {
+    const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h', ...more });
+    const { socket, text } = open(t, gateway, SEND);
+    await until(() => backend.acting === 1);
+    const closing = gateway.close();
+    backend.answer();
+    await Promise.all([closing, closed(socket)]);
+    assert.match(text(), /^HTTP\/1\.1 201 Created\r\n/);
+    if (isNode) assert.match(text(), /\r\nConnection: close\r\n/);
+  }
+});
+
+test('a client that ends in the middle of its head gets no response, and is no warning', async (t) => {
+  const { gateway } = await startBoth(t);
+  const { socket, text } = open(t, gateway, ABOUT.slice(0, -6));
+  socket.end();
+  await closed(socket);
+  assert.equal(text(), '');
+  assert.equal(linesOf(gateway, /parser|client error/).length, 0);
+});
+
+test('bytes that are no TLS end their connection on a port of TLS, though the client keeps it', {
+  skip: 'Bun' in globalThis && 'Bun 1.4.5 shows nothing of it',
+}, async (t) => {
+  const { gateway } = await startBoth(t, { tls: certificate(t) });
+  const { socket } = open(t, { port: gateway.port }, ABOUT);
+  await closed(socket.resume(), 'the gateway to close the connection');
+});
+
 // Linux delivers what a reset connection had sent, but not its address: the peer counted as loopback.
 test('a client that resets its connection has no address, and so is nobody', async (t) => {
   const own = { clients: ['127.0.0.1', '10.9.9.9'], trustedProxies: ['127.0.0.1'] };
