@@ -2446,9 +2446,7 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
 }
 
 /** The timers, sockets and the like that keep this process alive, where the runtime can tell. */
-function activeResources(): string[] {
-  return process.getActiveResourcesInfo?.() ?? [];
-}
+const activeResources = (): string[] => process.getActiveResourcesInfo?.() ?? [];
 
 /** Whether the same invariant fails in a world that is played alone. */
 async function failsAgain({ world, find }: Failure): Promise<boolean> {
