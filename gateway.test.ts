@@ -8709,11 +8709,13 @@ test('every mistake of a configuration is reported by its place, and no secret i
   checkProblems(t)`
     {"lisen":":1","zzz":1,"tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"? | zzz: is not a setting
     # A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
-    {"zz z":1,"z\n":1,"z\u001b":1,"a:b":1} → ${[0, 1, 2, 3].map((i) => `the file[${i}]: is not a setting`).join(' | ')}
+    {"zz z":1,"z\n":1,"z\u001b":1,"a:b":1} → ${
+    [0, 1, 2, 3].map((i) => `the configuration[${i}]: is not a setting`).join(' | ')
+  }
     {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
     {"backend":{"ulr":"x"}} → backend.ulr: is not a setting; did you mean "url"?
     {"backend":"http://x"} → backend: must be an object
-    X → the file: must be an object | for: [], null
+    X → the configuration: must be an object | for: [], null
     {"tokens":{}} → tokens: holds no token; leave it out to run without tokens
     {"tokens":[]} → tokens: must be an object, name to settings
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
@@ -9075,11 +9077,57 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
   writeFileSync(file, JSON.stringify({ [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('not reloaded'));
-  assert.match(output(), /the file\[0\]: is not a setting; tokens\[0\]: needs /);
+  assert.match(output(), /the configuration\[0\]: is not a setting; tokens\[0\]: needs /);
   assert.doesNotMatch(output(), SECRETS);
 });
 
 section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
+test('a program that embeds the gateway gets a ConfigError for an option that does not exist, and a key that is undefined counts as absent', () => {
+  const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
+  assert.ok(declared.includes('log') && declared.length > 5, String(declared));
+  const all = Object.fromEntries(declared.map((name) => [name, undefined]));
+  // As JavaScript calls it: the types admit no undefined.
+  const make = createGateway as (...given: unknown[]) => unknown;
+  const config = { listen: '127.0.0.1:0', backend: undefined, rate: undefined, typo: undefined };
+  make({ ...config, tokens: { a: { secret: SECRET, rate: undefined }, b: undefined } }, all);
+  const fail = (...given: unknown[]): InstanceType<typeof ConfigError> => {
+    try {
+      make(...given);
+    } catch (error) {
+      assert.ok(error instanceof ConfigError, String(error));
+      return error;
+    }
+    throw new Error('there was no error');
+  };
+  const { name, problems } = fail({ lisen: 1 }, { stallTimeout: 1, log: null, [SECRET]: 1, lingerMs: 1 });
+  assert.equal(name, 'ConfigError');
+  assert.deepEqual(problems, [
+    'lisen: is not a setting; did you mean "listen"?',
+    'options.stallTimeout: is not a setting; did you mean "stallTimeoutMs"?',
+    'options.log: null is no value; leave the line out',
+    'options[2]: is not a setting',
+  ]);
+  assert.match(fail({ tokens: { a: undefined } }).message, /tokens: holds no token/);
+  assert.match(fail({ tokens: { a: { secret: undefined } } }).message, /tokens\.a: needs /);
+  for (const wrong of [undefined, null, [], 'x']) assert.doesNotMatch(fail(wrong).message, /the file/);
+});
+
+test('on Deno, a file that the permissions hide is a mistake in the configuration, as any that cannot be read', {
+  skip: !('Deno' in globalThis) && 'only Deno has permissions',
+}, async (t) => {
+  const program = join(folder(t), 'embed.mjs');
+  writeFileSync(
+    program,
+    `import { createGateway } from ${JSON.stringify(FILE)};
+    for (const secretFile of ['/etc/hostname', '/${SECRET}/x', '${SECRET}']) {
+      try { createGateway({ tokens: { a: { secretFile } } }); } catch (error) { console.log(error.problems.join()); }
+    }`,
+  );
+  const { stdout } = await promisify(execFile)(process.execPath, ['run', '--allow-net', '--no-prompt', program]);
+  const problem = (shown: string): string => `tokens.a.secretFile: ${shown} cannot be read (NotCapable)\n`;
+  assert.equal(stdout, [problem('/etc/hostname'), problem('the file'), problem('the file')].join(''));
+});
+
 test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
   const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
   const refused = (name: string, cure: string): void =>

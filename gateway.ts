@@ -41,7 +41,7 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, readFileSync, statSync } from 'node:fs';
+import { readFileSync, statSync } from 'node:fs';
 import http, { type IncomingHttpHeaders, IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -672,6 +672,7 @@ function hintFor(hints: Hints, wrong: string) {
 
 /** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
 class ConfigError extends UsageError {
+  override readonly name = 'ConfigError';
   readonly problems;
 
   constructor(problems: readonly string[]) {
@@ -698,8 +699,8 @@ class Mistakes {
     } catch (error) {
       if (!(error instanceof UsageError)) throw error;
       const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
-      // A setting at the top of a file is named without the file.
-      this.found.push(...problems.map((problem) => (at + problem).replace(/^the file\./, '')));
+      // A setting at the top level has no place but its name.
+      this.found.push(...problems.map((problem) => (at + problem).replace(/^the configuration\./, '')));
       return undefined;
     }
   }
@@ -922,7 +923,7 @@ type Core = ReturnType<typeof makeCore>;
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
   // Without `core`, which has the secrets, and would be shown where a program prints its gateway.
-  const { server, listen, close, reload } = startGateway(embeddedSettings(config), options);
+  const { server, listen, close, reload } = startGateway(embeddedSettings(config, options), options);
   return { server, listen, close, reload };
 }
 
@@ -4841,10 +4842,15 @@ function loadSettings({ file, env = {}, flags = {} }: ConfigSources) {
   return readSettings(sources);
 }
 
+/** The fields of GatewayOptions. A test compares the two. */
+const OPTION_NAMES = 'now log headersTimeoutMs stallTimeoutMs slotTimeoutMs connectTimeoutMs lingerMs'.split(' ');
+
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
-function embeddedSettings(config: GatewayConfig) {
+function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   const sources = new Sources();
-  sources.collect('the file', () => noteObject(sources, config));
+  const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, (value: unknown) => value]));
+  sources.collect('the configuration', () => noteObject(sources, config));
+  sources.collect('options', () => readMembers(readers, options));
   return readSettings(sources);
 }
 
@@ -4859,7 +4865,7 @@ function noteFile(sources: Sources, file: string) {
   const at = showPath(file);
   const config = sources.collect(at, () => parseFile(text));
   if (config === undefined) return;
-  sources.collect('the file', () => noteObject(sources, config));
+  sources.collect('the configuration', () => noteObject(sources, config));
   for (const { key, index, isRepeated } of notableKeys(text)) {
     if (!isRepeated) continue;
     sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
@@ -4880,9 +4886,7 @@ function noteObject(sources: Sources, config: unknown, prefix = '') {
   for (const [path] of SETTING_ROWS) {
     if (!path.startsWith(prefix)) continue;
     const [key = '', inner] = path.slice(prefix.length).split('.');
-    // Only a program can give undefined, and it means that the member is absent.
-    const noteInner: Reader<void> = (value = {}) => noteObject(sources, value, `${key}.`);
-    readers[key] = inner ? noteInner : (value) => sources.note(path, value, path);
+    readers[key] = (value) => inner ? noteObject(sources, value, `${key}.`) : sources.note(path, value, path);
   }
   readMembers(readers, config);
 }
@@ -5133,11 +5137,16 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
-  const members = Object.entries(value).map(([key, inner], i) => {
+  const members = membersOf(value).map(([key, inner], i) => {
     const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
+}
+
+/** The members of an object. One that is undefined counts as absent: only a program can give it. */
+function membersOf(value: object): [string, unknown][] {
+  return Object.entries(value).filter(([, inner]) => inner !== undefined);
 }
 
 /** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
@@ -5341,9 +5350,9 @@ function readFile(path: unknown) {
   // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
-  const explain = ({ code }: NodeJS.ErrnoException) => {
+  const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code})`;
+    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
@@ -5366,7 +5375,7 @@ function stampOf(path: string) {
 
 /** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
 function showPath(path: string) {
-  return path.length < SECRET_MIN_LENGTH || existsSync(path.replace(/(?<=[^/])\/.*/s, '')) ? path : 'the file';
+  return path.length < SECRET_MIN_LENGTH || /^\d/.test(stampOf(path.replace(/(?<=[^/])\/.*/s, ''))) ? path : 'the file';
 }
 
 /** Certificate and key for node:https, if the settings have both. */
@@ -5495,7 +5504,7 @@ function readTokenWords(text: string, mistakes: Mistakes) {
 /** Reads the tokens of a file. A token whose secret is wrong has no digest. */
 function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object, name to settings');
-  return Object.entries(value).map(([name, config], i) => {
+  return membersOf(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     // In { "SECRET": "phone" } the secret stands as the name, so the message gives the position.
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
