@@ -10,12 +10,12 @@
  *                   SEEDS=500 ONLY='random targets' node …                       (once for each of 500 seeds)
  * A compiled file:  GATEWAY_FILE=dist/gateway.js node …
  *
- * The tests that must run alone are run by gateway.alone.test.ts. With SECTION or ONLY they run here, after the others.
+ * Tests that must run alone are run by gateway.alone.test.ts. With SECTION or ONLY they run here, after the others.
  *
- * The tests use real sockets on loopback ports that the system chooses, and a stand-in backend that reads
- * paths and JSON as signal-cli-rest-api does. Titles are claims. A denial is proved only by a backend that saw
- * nothing, so `assertDenied` always asks the backend. What needs no process of its own calls the gateway's functions,
- * `run` for a command line; a process that a test starts runs compiled code.
+ * The tests use real sockets on loopback ports that the system chooses, and a stand-in backend that reads paths and
+ * JSON as signal-cli-rest-api does. Titles are claims. A denial is proved only if the backend saw nothing, so
+ * `assertDenied` always checks the backend. A test that needs no separate process calls the gateway's functions, `run`
+ * for a command line; a process that a test starts runs compiled code.
  */
 
 import strict from 'node:assert/strict';
@@ -45,15 +45,15 @@ import type { GatewayConfig, GatewayOptions, TokenConfig } from './gateway.ts';
 
 /**
  * In this process, time passes as the event loop turns: a turn counts at most 20 ms, however long it took. So on a slow
- * machine, or beside a test that blocks, no timeout of a gateway or of a test ends before the loop has read what was
- * ready. On a fast machine it is the real time. `setTimeout` and `performance.now` are replaced before gateway.ts is
+ * machine, or next to a test that blocks, no timeout of a gateway or a test fires before the loop has read what was
+ * ready. On a fast machine it equals real time. `setTimeout` and `performance.now` are replaced before gateway.ts is
  * imported, so that there is one clock.
  */
 const TURN_MS = 20;
 const { setTimeout: beginTimer, clearTimeout: endTimer } = globalThis;
 const realMs = performance.now.bind(performance);
 let [turnedMs, loopMs] = [realMs(), 0];
-/** The turns that took longer: when they ended by the loop's time, and how much of them it does not count. */
+/** The turns that took longer: when they ended in loop time, and how much of each is not counted. */
 const lost: [endMs: number, ms: number][] = [];
 
 performance.now = () => loopMs + Math.min(TURN_MS, realMs() - turnedMs);
@@ -66,14 +66,14 @@ setInterval(() => {
   if (lost.length > 1000) lost.shift();
 }, TURN_MS / 4).unref();
 
-/** How much longer than so many milliseconds of the loop's time the last ones really took. */
+/** How much more real time than `withinMs` the last `withinMs` of loop time took. */
 function lostMs(withinMs: number): number {
   const sinceMs = performance.now() - withinMs;
   const ofThisTurn = Math.max(0, realMs() - turnedMs - TURN_MS);
   return lost.reduce((sum, [endMs, ms]) => endMs > sinceMs ? sum + ms : sum, ofThisTurn);
 }
 
-/** A timer by the loop's time, with what programs use of one. */
+/** A timer in loop time, with the methods that programs use. */
 class LoopTimer {
   readonly #run: () => void;
   readonly #ms: number;
@@ -121,7 +121,9 @@ globalThis.setTimeout =
     new LoopTimer(() => run(...args), ms)) as unknown as typeof setTimeout;
 globalThis.clearTimeout = (timer) => timer instanceof LoopTimer ? timer.end() : endTimer(timer);
 
-/** node:net keeps the idle time of a socket by itself. So its timeout waits for what the loop has lost meanwhile. */
+/**
+ * node:net times a socket's idleness itself, so its timeout is delayed by the time that the loop has lost meanwhile.
+ */
 const { emit } = net.Socket.prototype;
 net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, ...args: unknown[]): boolean {
   const graceMs = event === 'timeout' ? lostMs(this.timeout ?? 0) : 0;
@@ -134,7 +136,7 @@ net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, 
   return true;
 };
 
-/** What is tested; GATEWAY_FILE names another than the source, such as dist/gateway.js. */
+/** The file under test. GATEWAY_FILE names another one than the source, such as dist/gateway.js. */
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
 const {
   BodyScan,
@@ -152,10 +154,10 @@ const {
   FILE.href
 ) as typeof import('./gateway.ts');
 
-/** Node 20 looks a minute for the words of an `ok` that fails without a message: the type demands one. */
+/** Node 20 spends a minute on the message of an `ok` that fails without one, so the type requires it. */
 type Assert = Omit<typeof strict, 'ok'> & { ok(value: unknown, message: string): asserts value };
 
-/** As node:assert has them, but a message that a test gives stands beside the two values, not in their place. */
+/** Like node:assert, but a message that a test passes is shown next to the two values instead of replacing them. */
 const assert: Assert = {
   ...strict,
   equal: (actual: unknown, expected: unknown, what?: unknown) =>
@@ -170,7 +172,7 @@ function failWith(actual: unknown, expected: unknown, what: unknown, plain: type
   throw new strict.AssertionError({ message });
 }
 
-/** What an error says; for what is no failed assertion, its name too. */
+/** The message of an error, with its name unless it is a failed assertion. */
 const messageOf = (error: unknown): string => error instanceof strict.AssertionError ? error.message : String(error);
 
 /** A value in a message. */
@@ -183,26 +185,26 @@ function shown(value: unknown, limit = 2000): string {
 
 const SECRET = 'correct-horse-battery-staple';
 const OTHER = 'another-secret-that-is-long';
-/** For what must hold neither of them. */
+/** For text that must contain neither of them. */
 const SECRETS = new RegExp(`${SECRET}|${OTHER}`);
 const FROM = '+15550100001';
 const TO = '+15550100002';
-/** A group as signal-cli knows it (32 bytes), and as the backend names it: in base64 twice. */
+/** A group as signal-cli knows it (32 bytes), and as the backend names it, base64 encoded twice. */
 const INTERNAL_ID = Buffer.from('a group has an id of 32 bytes...').toString('base64');
 const GROUP = `group.${Buffer.from(INTERNAL_ID).toString('base64')}`;
-/** Base64 of the same bytes, with other bits where none count. */
+/** Base64 of the same bytes, with other values in its unused bits. */
 const otherBits = (id: string): string => id.replace(/.=$/, (end) => `${String.fromCharCode(end.charCodeAt(0) + 1)}=`);
 const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
-/** The same as JSON, and with a token in it. */
+/** The same as JSON, and with a token in its body. */
 const HELLO = JSON.stringify(MESSAGE);
 const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`;
-/** One of so many bytes. */
+/** A message of exactly this many bytes. */
 const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
 const SOURCE = read('gateway.ts');
-/** The pages, by their path. What they say is tested: each configuration, command, variable, table, link and anchor. */
+/** The pages, by path. Their content is tested: each configuration, command, variable, table, link and anchor. */
 const PAGES = Object.fromEntries(
   [...readdirSync(HERE), ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`)]
     .filter((name) => name.endsWith('.md')).map((name) => [name, read(name)]),
@@ -211,7 +213,7 @@ const README = PAGES['README.md']!;
 const MANUAL = PAGES['docs/settings.md']!;
 const COOKBOOK = PAGES['docs/recipes.md']!;
 const ALL_PAGES = Object.values(PAGES).join('\n');
-/** What a token may have in the file beside its secret. */
+/** What a token may have in the file in addition to its secret. */
 const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(' ');
 const PACKAGE = JSON.parse(read('package.json'));
 
@@ -226,7 +228,7 @@ interface Backend {
   url: string;
   host: string;
   port: number;
-  /** Every request that reached it, complete or not; but for the question of a process that starts. */
+  /** Every request that reached it, complete or not, except the query of a process that starts. */
   seen: Seen[];
   /** Every message that it would have sent. */
   sent: { number: string; recipients: string[]; message: string }[];
@@ -245,8 +247,8 @@ const showSeen = ({ method, url, body, complete }: Seen): string =>
 
 let hosts = 0;
 /**
- * A loopback address that no other server of this process has. A gateway that still tries to reach a backend that is
- * gone does not meet that of another test, which the system has given the same port. Linux has all of 127.0.0.0/8.
+ * A loopback address that no other server of this process has. A gateway that still tries to connect to a stopped
+ * backend cannot hit another test's backend that was given the same port. Linux has all of 127.0.0.0/8.
  */
 function ownHost(): string {
   if (process.platform !== 'linux') return '127.0.0.1';
@@ -281,7 +283,9 @@ async function startBackend(t: TestContext, handler?: Handler): Promise<Backend>
   return backend;
 }
 
-/** Routes and JSON as backend.md describes them: decoded paths, folded keys, text for what does not bind. */
+/**
+ * Routes and JSON as backend.md describes them: decoded paths, case-folded keys, and text for JSON that does not bind.
+ */
 function answerAsBackend(backend: Backend, seen: Seen, res: http.ServerResponse): void {
   const [rawPath = '', query = ''] = seen.url.split('?');
   if (rawPath.length > 1 && rawPath.endsWith('/')) {
@@ -307,7 +311,7 @@ function answerAsBackend(backend: Backend, seen: Seen, res: http.ServerResponse)
   res.writeHead(status, body === undefined ? {} : headers).end(isText ? body : JSON.stringify(body));
 }
 
-/** A send as encoding/json reads it: keys match whatever their case, and the last of several wins. */
+/** A send as encoding/json reads it: keys match in any case, and the last of several wins. */
 function sendAsBackend({ sent }: Backend, version: string, bytes: Buffer): [status: number, body: unknown] {
   const value = jsonIn(String(bytes));
   const bound: { number?: string; recipient?: string; recipients?: string[]; message?: string } = {};
@@ -324,11 +328,11 @@ function sendAsBackend({ sent }: Backend, version: string, bytes: Buffer): [stat
   return [201, version === 'v1' ? { timestamp: '1700000000000' } : [{ timestamp: '1700000000000' }]];
 }
 
-/** Where something listens: a port of a host, 127.0.0.1 if none is told. */
+/** Where something listens: a port on a host, by default 127.0.0.1. */
 interface Address {
   port: number;
   host?: string;
-  /** The certificates that a client trusts, where it speaks TLS. */
+  /** The certificates that a client trusts, if it speaks TLS. */
   ca?: string[];
 }
 
@@ -342,26 +346,28 @@ type Run = (t: TestContext) => void | Promise<void>;
 
 const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
 let inSection = '';
-/** A test that SECTION and ONLY leave in. */
+/** A test that SECTION and ONLY select. */
 type Chosen = { title: string; options: Options; run: Run };
 /** The tests that run side by side, and those that run after them, one by one. */
 const together: Chosen[] = [];
 const alone: Chosen[] = [];
 const last: Chosen[] = [];
 
-/** The tests from here on are those of this section. */
+/** Assigns the tests that follow to this section. */
 function section(name: string): void {
   inSection = name;
 }
 
 /**
- * `isAlone`: the test looks at memory or at processor time, or blocks for half a second. gateway.alone.test.ts runs
- * these one by one, beside no others.
- * `isLast`: it looks at what all other tests of this process did, or at the end.
+ * `isAlone`: the test measures memory or processor time, or blocks for half a second. gateway.alone.test.ts runs these
+ * one by one, with no other test running. `isLast`: it examines what all other tests of this process did, or the end.
  */
 type Options = { skip?: string | boolean; isAlone?: boolean; isLast?: boolean };
 
-/** What a failure of a test shows besides: the last of what its gateways logged and of what its backends saw. */
+/**
+ * What a failed test shows in addition: the last lines that its gateways logged and the last requests that its backends
+ * saw.
+ */
 type Evidence = () => [what: string, lines: string[]];
 const EVIDENCE = new WeakMap<TestContext, Evidence[]>();
 
@@ -369,7 +375,7 @@ function addEvidence(t: TestContext, evidence: Evidence): void {
   EVIDENCE.set(t, [...EVIDENCE.get(t) ?? [], evidence]);
 }
 
-/** How far a test has come: what it last waited for, since when, and where. */
+/** How far a test has got: what it last waited for, since when, and where. */
 interface Course {
   what: string;
   sinceMs: number;
@@ -379,17 +385,17 @@ interface Course {
 }
 const COURSE = new AsyncLocalStorage<Course>();
 
-/** A test that takes no step for so long is given up. A slow machine only makes the steps of a test come later. */
+/** A test that takes no step for this long is abandoned. A slow machine only delays the steps of a test. */
 const STEP_TIMEOUT_MS = 180_000;
 
-/** Notes what the running test waits for now. If the test was given up, it ends here. */
+/** Records what the running test waits for now. If the test was abandoned, it ends here. */
 function step(what: string): void {
   const course = COURSE.getStore();
   if (course?.isGivenUp) throw new Error('the test was given up');
   if (course) Object.assign(course, { what, sinceMs: performance.now(), at: new Error(), steps: course.steps + 1 });
 }
 
-/** Rejects when a test has taken no step for too long, and says how far it came and where it stands. */
+/** Rejects when a test has taken no step for too long, with how far it got and where it waits. */
 function givenUp(course: Course, ended: Promise<void>): Promise<void> {
   return new Promise((resolve, reject) => {
     const watch = setInterval(() => {
@@ -404,7 +410,7 @@ function givenUp(course: Course, ended: Promise<void>): Promise<void> {
   });
 }
 
-/** Runs a test. Its failure says what its gateways logged and what its backends saw. */
+/** Runs a test. Its failure includes what its gateways logged and what its backends saw. */
 async function runTest(t: TestContext, run: Run): Promise<void> {
   const sinceMs = performance.now();
   const course: Course = { what: 'the beginning', sinceMs, at: new Error(), steps: 0, isGivenUp: false };
@@ -419,11 +425,11 @@ async function runTest(t: TestContext, run: Run): Promise<void> {
     error.stack = stack.includes(message) ? stack.replace(message, () => error.message) : `${error.message}\n${stack}`;
     throw error;
   } finally {
-    if (--unended === 0 && isNode) setTimeout(() => process.exit(), 5000).unref(); // whatever a test has left open
+    if (--unended === 0 && isNode) setTimeout(() => process.exit(), 5000).unref(); // despite what a test left open
   }
 }
 
-/** Waits for a promise, and fails with these words if it is not fulfilled in time. */
+/** Waits for a promise, and fails with this description if it is not fulfilled in time. */
 async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT_MS): Promise<T> {
   step(what);
   let timer: NodeJS.Timeout | undefined;
@@ -433,7 +439,7 @@ async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT
   return await Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-/** Collects a test, unless SECTION or ONLY leaves it out. A test that waits in vain fails. */
+/** Collects a test, unless SECTION or ONLY excludes it. A test that waits in vain fails. */
 function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
   const [options, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
@@ -448,10 +454,10 @@ function register({ title, options: { skip = false }, run }: Chosen): void {
 /** How many tests have not ended. */
 let unended = 0;
 
-/** How many tests run side by side. Most wait most of their time, for a time-out or a process. */
+/** How many tests run side by side. Most of them spend most of their time waiting, for a time-out or a process. */
 const SIDE_BY_SIDE = 8;
 
-/** Deno and Bun run one test after the other. So the first one starts them all, and each awaits its own result. */
+/** Deno and Bun run one test after the other, so the first one starts them all, and each awaits its own result. */
 function registerTogether(tests: Chosen[]): void {
   if (isNode) return void suite('side by side', { concurrency: SIDE_BY_SIDE }, () => tests.forEach(register));
   let results: Promise<void>[] | undefined;
@@ -466,7 +472,7 @@ function registerTogether(tests: Chosen[]): void {
   const startAll = (): Promise<void>[] =>
     tests.map((chosen) => {
       const result = inTurn(chosen);
-      result.catch(() => {}); // the test that awaits it tells it
+      result.catch(() => {}); // the test that awaits it reports it
       return result;
     });
   for (const [i, { title, options: { skip = false } }] of tests.entries()) {
@@ -474,7 +480,7 @@ function registerTogether(tests: Chosen[]): void {
   }
 }
 
-/** Runs a test without the runner, with a context that has what tests use of one. */
+/** Runs a test without the runner, with a context that has the methods that tests use. */
 async function runBeside({ run }: Chosen): Promise<void> {
   const hooks: (() => unknown)[] = [];
   const t = { after: (hook: () => unknown) => hooks.push(hook), diagnostic: console.log } as unknown as TestContext;
@@ -485,7 +491,7 @@ async function runBeside({ run }: Chosen): Promise<void> {
   }
 }
 
-/** A test with a random generator, once for each seed. */
+/** A test with a random generator, run once for each seed. */
 function randomTest(title: string, run: (random: (below: number) => number, t: TestContext) => ReturnType<Run>): void {
   for (let seed = Number(SEED); seed < Number(SEED) + Number(SEEDS); seed++) {
     let state = Math.imul(seed, 0x9e3779b1);
@@ -499,18 +505,18 @@ function randomTest(title: string, run: (random: (below: number) => number, t: T
 
 const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
 
-/** The codes of all refusals so far: in the end, each that there is must have been among them. */
+/** The codes of all refusals so far. At the end, every existing code must be among them. */
 const PROVOKED = new Set<string>();
 
 type Gateway = Awaited<ReturnType<typeof startGateway>>;
 
 type Both = { backend: Backend; gateway: Gateway };
 
-/** A timeout that no test lives to see: where a test waits for a close, this timeout is not what closes. */
+/** A timeout longer than any test: where a test waits for a close, this timeout is not the cause. */
 const PATIENT_MS = 3_600_000;
 const START_MS = Date.now() - performance.now();
 
-/** A gateway with one token, on a port of its own. It waits for no backend that is down, unless a test says so. */
+/** A gateway with one token, on its own port. It does not wait for a backend that is down, unless a test sets that. */
 async function startGateway(
   t: TestContext,
   to: { url: string },
@@ -533,7 +539,7 @@ async function startGateway(
   const own: GatewayOptions = { log: (line) => void log.push(line), now, ...patient, ...options };
   const gateway = make({ ...base, ...config }, own);
   const { server } = gateway;
-  // node:http keeps this timeout by itself, and asks for it whenever it looks at its connections.
+  // node:http enforces this timeout, and reads it whenever it checks its connections.
   const { headersTimeout } = server;
   if (isNode) {
     const get = (): number => headersTimeout && headersTimeout + lostMs(headersTimeout);
@@ -549,7 +555,7 @@ async function startGateway(
   const url = await gateway.listen();
   const reload = (next: GatewayConfig): void => gateway.reload({ ...base, ...next });
   let used = '{}';
-  /** Reloads with other settings of the first token, as JSON; without them, with its own. */
+  /** Reloads with other settings of the first token, as JSON, or with its current ones if there are none. */
   const useSettings = (settings = '{}'): void => {
     if (settings === used) return;
     used = settings;
@@ -565,9 +571,9 @@ async function startBoth(t: TestContext, config?: GatewayConfig, options?: Gatew
   return { backend, gateway: await startGateway(t, backend, config, options) };
 }
 
-/** A JSON answer: a refusal's fields by name, and those of the backend, which only the tests know. */
+/** A JSON answer: the fields of a refusal, and those of the backend, which only the tests know. */
 type AnswerJson = Record<'error' | 'code' | 'requestId', string> & Record<string, unknown>;
-/** A line of the log as JSON, by the fields of which tests ask more than whether they are equal. */
+/** A log line as JSON, with the fields that tests use for more than equality. */
 type LogLine =
   & Record<'time' | 'level' | 'message' | 'requestId' | 'listen' | 'warning' | 'problems', string>
   & Record<'ms' | 'bytesOut', number>
@@ -577,7 +583,7 @@ interface Answer extends Pick<http.IncomingMessage, 'headers' | 'rawHeaders'> {
   status: number;
   text: string;
   json: AnswerJson;
-  /** Of the certificate that it came with. */
+  /** The fingerprint of the certificate of its connection. */
   fingerprint: string;
 }
 
@@ -597,7 +603,9 @@ function jsonIn(text: string): AnswerJson {
   }
 }
 
-/** One request on a connection of its own, its target as given. A body makes it a POST, an object is sent as JSON. */
+/**
+ * One request on its own connection, with the target as given. A body makes it a POST, and an object is sent as JSON.
+ */
 async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Promise<Answer> {
   const { port, host = '127.0.0.1', ca } = to;
   const bytes = body !== undefined && Buffer.from(body instanceof Object ? JSON.stringify(body) : body);
@@ -612,20 +620,20 @@ async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Prom
   });
   req.end(bytes || undefined);
   const [res] = await within(once(req, 'response'), `the response to ${req.method} ${req.path}`);
-  req.on('error', () => {}); // of a body that is still being sent: the answer is there
+  req.on('error', () => {}); // for a body that is still being sent: the answer is there
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
   const text = String(await within(readBytes(res), `the end of the response to ${req.method} ${req.path}`));
   const { statusCode, headers: own, rawHeaders } = res;
   return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
 
-/** A send of which the test writes the body itself. */
+/** A send whose body the test writes itself. */
 const beginSend = ({ port }: Address, headers: http.OutgoingHttpHeaders, path = '/v2/send'): http.ClientRequest =>
   http.request({ host: '127.0.0.1', port, method: 'POST', path, agent: false, headers });
 
 type Connection = ReturnType<typeof connect>;
 
-/** A connection of its own that has sent exact bytes, and all that has come back on it. */
+/** A new connection that has sent exact bytes, and everything received on it so far. */
 function connect({ port, host = '127.0.0.1', ca }: Address, bytes: string | Buffer = '') {
   step('a connection');
   const socket = ca ? tlsConnect({ port, host, ca, servername: 'localhost' }) : net.connect(port, host);
@@ -634,21 +642,23 @@ function connect({ port, host = '127.0.0.1', ca }: Address, bytes: string | Buff
   return { socket, text: () => text };
 }
 
-/** One that a test may leave open. */
+/** A connection that a test may leave open. */
 function open(t: TestContext, to: Address, bytes?: string | Buffer): Connection {
   const connection = connect(to, bytes);
   t.after(() => connection.socket.destroy());
   return connection;
 }
 
-/** Sends exact bytes and returns all that comes back until the other side closes. */
+/** Sends exact bytes and returns everything received until the other side closes. */
 async function raw(to: Address, bytes: string | Buffer): Promise<string> {
   const { socket, text } = connect(to, bytes);
   await closed(socket, `the gateway to close the connection with ${shown(String(bytes), 200)}`);
   return text();
 }
 
-/** All that comes back on a connection that has sent exact bytes, and goes on with single ones until it is closed. */
+/**
+ * Everything received on a connection that has sent exact bytes, and continues with single bytes until it is closed.
+ */
 async function trickle(t: TestContext, to: Address, bytes: string): Promise<string> {
   const { socket, text } = open(t, to, bytes);
   const timer = setInterval(() => socket.write('x'), 5);
@@ -656,12 +666,12 @@ async function trickle(t: TestContext, to: Address, bytes: string): Promise<stri
   return text();
 }
 
-/** Waits for a socket to be closed, politely or not. */
+/** Waits for a socket to be closed, gracefully or not. */
 async function closed(socket: net.Socket, what = 'a connection to be closed'): Promise<void> {
   if (!socket.closed) await within(new Promise<unknown>((resolve) => socket.once('close', resolve)), what);
 }
 
-/** One request in exact bytes, of which each is a character of its target, headers and body. */
+/** One request in exact bytes: each is a character of its target, headers and body. */
 function rawRequest(to: Address, target: string, { method = 'GET', headers = [] as string[], body = '' } = {}) {
   const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
   const length = !isChunked && (body !== '' || method !== 'GET') ? [`Content-Length: ${body.length}`] : [];
@@ -674,11 +684,11 @@ const codeOf = (response: string): string | undefined => /"code":"(\w+)"/.exec(r
 
 const NOTHING = { seen: 0, connections: 0 };
 
-/** The answer refuses in the form that all refusals have, the log knows it, and the backend saw nothing. */
+/** The answer has the form of all refusals, it is logged, and the backend saw nothing. */
 function assertDenied(answer: Answer, status: number, code: string, { backend, gateway }: Both, before = NOTHING) {
   assert.equal(outcomeOf(answer), `${status} ${code}`, `the outcome of the response ${answer.text}`);
   assert.match(answer.headers['content-type'] ?? '', /^application\/json/);
-  assert.match(answer.text, /^\{.*\}\n$/); // a line of its own on a terminal
+  assert.match(answer.text, /^\{.*\}\n$/); // a separate line on a terminal
   assert.deepEqual(Object.keys(answer.json), ['error', 'code', 'requestId']);
   const { 'x-request-id': id, 'x-content-type-options': sniffing, 'cache-control': caching } = answer.headers;
   assert.deepEqual([id, sniffing, caching], [answer.json.requestId, 'nosniff', 'no-store']);
@@ -687,17 +697,17 @@ function assertDenied(answer: Answer, status: number, code: string, { backend, g
   assert.deepEqual({ seen: backend.seen.length, connections: backend.connections }, before, 'what the backend saw');
 }
 
-/** The lines of requests in the log; a test that asks for the first one knows that it is there. */
+/** The log lines of requests. A test that reads the first one knows that it exists. */
 function requests(gateway: { log: string[] }): [LogLine, ...LogLine[]] {
   return logLines(gateway.log).filter((line) => line.message === 'request') as [LogLine, ...LogLine[]];
 }
 
 const logLines = (lines: string[]): LogLine[] => lines.map((line) => JSON.parse(line));
 
-/** What has not come by then will not come. */
+/** Anything that has not arrived by then will not arrive. */
 const WAIT_LIMIT_MS = 60_000;
 
-/** Waits for a condition by asking again and again. Without words its failure shows the condition's source. */
+/** Waits for a condition by polling it. Without a description, its failure shows the condition's source. */
 async function until(condition: () => boolean, what = String(condition).replace(/^\(\) => /, '')): Promise<void> {
   step(what);
   const giveUpMs = performance.now() + WAIT_LIMIT_MS;
@@ -718,7 +728,7 @@ const basic = (userinfo: string): string => `Basic ${Buffer.from(userinfo).toStr
 const FORM_WORDS = Object.keys(FORMS) as (keyof typeof FORMS)[];
 const ALL_FORMS: GatewayConfig = { auth: { methods: FORM_WORDS } };
 
-/** Headers into which clients, browsers and proxies copy a URL with its token, in the spellings that they use. */
+/** Headers into which clients, browsers and proxies copy a URL with its token, in their spellings. */
 function copiesOf(token: string): http.OutgoingHttpHeaders[] {
   const encoded = Array.from(Buffer.from(token), (byte) => `%${byte.toString(16)}`).join('');
   const rows = `
@@ -745,17 +755,17 @@ function folder(t: TestContext): string {
   return path;
 }
 
-/** A file in a folder of its own, with a text, or a configuration as JSON. */
+/** A file in a new folder, with a text, or a configuration as JSON. */
 function fileWith(t: TestContext, content: unknown, name = 'gateway.json'): string {
   const file = join(folder(t), name);
   writeFileSync(file, typeof content === 'string' ? content : JSON.stringify(content), { mode: 0o600 });
   return file;
 }
 
-/** A text that gateway.ts has once, and what it becomes. */
+/** A text that occurs once in gateway.ts, and its replacement. */
 type Change = [text: string, become: (text: string) => string];
 
-/** A copy of gateway.ts with changes that a contributor could make. */
+/** A copy of gateway.ts with changes that a contributor might make. */
 function changedSource(t: TestContext, ...changes: Change[]): string {
   const changed = changes.reduce((source, [text, become]) => {
     assert.equal(source.split(text).length, 2, `gateway.ts has it once: ${text}`);
@@ -780,7 +790,7 @@ async function mistakesIn(file: string): Promise<string[]> {
   return [...new Set(owners)];
 }
 
-/** The mistakes that a configuration is refused for. */
+/** The mistakes for which a configuration is refused. */
 function problemsOf(load: () => unknown): readonly string[] {
   try {
     load();
@@ -791,16 +801,18 @@ function problemsOf(load: () => unknown): readonly string[] {
   return [];
 }
 
-/** How this runtime starts a TypeScript file: as it started this one. */
+/** How this runtime starts a TypeScript file: in the same way as this one. */
 const LOADER = process.execArgv.filter((flag, i, all) => flag.startsWith('--import') || all[i - 1] === '--import');
 
 type Program = [file: string, ...args: string[]];
 
-/** The file under test as it is started by hand. */
+/** The file under test as a user starts it. */
 const AS_IT_IS: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)];
 let compiled: Program | undefined;
 
-/** The gateway as tests start it. On Node the first one compiles it: each start by tsx takes half a second. */
+/**
+ * The gateway as tests start it. On Node the first start compiles it, because each start by tsx takes half a second.
+ */
 function program(): Program {
   if (!isNode || FILE.pathname.endsWith('.js')) return AS_IT_IS;
   if (compiled) return compiled;
@@ -817,10 +829,10 @@ function program(): Program {
   return compiled = [process.execPath, join(dir, 'gateway.js')];
 }
 
-/** A program in a file of its own. */
+/** A program in a new file. */
 const script = (t: TestContext, code: string): Program => [process.execPath, fileWith(t, code, 'script.mjs')];
 
-/** Ends the processes that are left when this one is gone, however it ended: it reads "+ PID" and "- PID". */
+/** Kills the processes that are left when this one is gone, however it ended. It reads "+ PID" and "- PID". */
 const WARDEN = `all=' '; while read -r sign pid; do case $sign in
   +) all="$all$pid ";; -) all="\${all%% $pid *} \${all#* $pid }";; esac; done; kill -9 $all`;
 let warden: ChildProcess | undefined;
@@ -835,7 +847,7 @@ function tellWarden(sign: '+' | '-', pid: number | undefined): void {
   warden.stdin!.write(`${sign} ${pid}\n`);
 }
 
-/** Starts a process; `output` is what it has printed so far. It does not outlive this one. */
+/** Starts a process, which does not outlive this one; `output` is what it has printed so far. */
 function start(args: string[], env: NodeJS.ProcessEnv = {}, [file, ...first]: Program = program()) {
   step('a process');
   const child = spawn(file, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
@@ -850,7 +862,7 @@ type Process = Awaited<ReturnType<typeof startProcess>>;
 
 type How = { backend?: { url: string }; args?: string[]; env?: NodeJS.ProcessEnv; input?: string; program?: Program };
 
-/** A gateway in a process of its own, with one token where it is given a backend. Its log are the lines it prints. */
+/** A gateway in a separate process, with one token if it is given a backend. Its log is the lines that it prints. */
 async function startProcess(t: TestContext, { backend, args = [], env, program }: How) {
   const own = backend && { API_TOKENS: SECRET, BACKEND_URL: backend.url };
   const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json', ...own, ...env }, program);
@@ -865,16 +877,16 @@ async function startProcess(t: TestContext, { backend, args = [], env, program }
     get log() {
       return output().split('\n').slice(0, -1);
     },
-    /** Sends a signal, after which it must end by itself, and well. */
+    /** Sends a signal, after which the process must exit without further help, and successfully. */
     async close(signal: NodeJS.Signals = 'SIGTERM') {
       const ended = once(child, 'exit');
-      process.kill(child.pid!, signal); // after a child.kill, Deno 2.9 tells no exit code
+      process.kill(child.pid!, signal); // after a child.kill, Deno 2.9 reports no exit code
       assert.deepEqual(await ended, [0, null], output());
     },
   };
 }
 
-/** Runs a process to its end. */
+/** Runs a process until it exits. */
 async function runProcess(args: string[], { env, input = '', program }: How = {}) {
   const child = start(args, env, program);
   const ended = once(child, 'close');
@@ -883,7 +895,7 @@ async function runProcess(args: string[], { env, input = '', program }: How = {}
   return { code: (await ended)[0] as number, stdout, stderr };
 }
 
-/** Runs a command line that ends, in this process. */
+/** Runs a command line that terminates, in this process. */
 const cli = async (args: string[], { env = {}, input = '' }: How = {}) =>
   await run(args, env, () => Buffer.from(input));
 
@@ -897,7 +909,7 @@ function accept(socket: Duplex): void {
   socket.on('end', () => socket.end()).write(ACCEPTED);
 }
 
-/** A backend in json-rpc mode; `open` says what it does with a WebSocket. */
+/** A backend in json-rpc mode; `open` is what it does with a WebSocket. */
 async function startUpgradeBackend(t: TestContext, open: (socket: Duplex, head: Buffer) => void = accept) {
   const backend = Object.assign(await startBackend(t), { sockets: [] as Duplex[] });
   backend.server.on('upgrade', (req: http.IncomingMessage, socket: Duplex, head: Buffer) => {
@@ -920,7 +932,7 @@ function openWebSocket(
   return open(t, to, [`GET ${path} HTTP/1.1`, ...own, key, ...headers, '', more].join('\r\n'));
 }
 
-/** A token with these settings, and another beside it. */
+/** A token with these settings, and a second token. */
 function tokens(settings: TokenConfig, other?: TokenConfig): GatewayConfig {
   return { tokens: { test: { secret: SECRET, ...settings }, ...(other && { other: { secret: OTHER, ...other } }) } };
 }
@@ -935,7 +947,7 @@ const STRANGER = '+15559999999';
 /** What the backend got, as JSON. */
 const gotJson = (backend: Backend): Record<string, unknown> => JSON.parse(String(backend.seen.at(-1)!.body));
 
-/** A form as browsers and libraries write it. */
+/** A form as browsers and libraries encode it. */
 function multipart(fields: [name: string, value: string, more?: string][]): string {
   const parts = fields.map(([name, value, more = '']) =>
     `--limit\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
@@ -964,11 +976,11 @@ function blocks(language: string, page = ALL_PAGES): string[] {
 }
 
 /**
- * A table is a test of many requests, one a row, and of what must come of each:
+ * A table is a test of many requests, one per row, each with its expected outcome:
  *
  *     POST /v2/send | bearer | {"number":"…"} → 403 sender_not_allowed | reason=… | "words of the response"
  *
- * The fields before the arrow are the request, in any order, each known by its look:
+ * The fields before the arrow are the request, in any order, each recognized by its form:
  *   POST /v2/send   a method and a target, or a target alone
  *   bearer          or `bearer TOKEN`, `basic`, `basic USER:PASSWORD`, `none`
  *   Name: value     a header
@@ -976,7 +988,7 @@ function blocks(language: string, page = ALL_PAGES): string[] {
  *   'text'          another body, with the escapes \r \n \t \uHHHH and \xHH, which is a byte
  *   -- a = b -- f; filename="x" = c   a multipart form
  *   @ {…}           settings of the token, for this row
- * The fields behind it are what must come of it:
+ * The fields after it are the expected outcome:
  *   403 code        a status, and a code if the gateway refuses; `passes` is any status of the backend
  *   GET /x          what the backend got; {…} or 'text': the body that it got, as JSON or in bytes
  *   same            it got the request's body, or one with its text as the message
@@ -984,11 +996,11 @@ function blocks(language: string, page = ALL_PAGES): string[] {
  *   Name: value     a header of the response; `name=value`: a field of the log line
  *   "words"         what the response holds
  *
- * A line that begins with * is a row too: the rows after it take from it what they do not say (JSON that the backend
- * got is laid over its). If there are several, every row is sent in each of these ways. A line that begins with # is a
+ * A line that starts with * is a row whose fields are the defaults of the rows after it (JSON that the backend got is
+ * merged into its own). If there are several, every row is sent in each of these ways. A line that starts with # is a
  * comment. Short rows share a line, separated by two semicolons.
  *
- * For every status from 400 on the backend must have seen nothing; for every other, one request. No row may show a
+ * For every status from 400 on the backend must have seen nothing; for any other, one request. No row may reveal a
  * token to the backend, to the client or in the log, or a phone number in the log.
  *
  *     table(title, config)`            table(title, config)([
@@ -1006,13 +1018,13 @@ function table(title: string, config: GatewayConfig, { handler, ...options }: Ta
     });
 }
 
-/** String.raw, in which a list is as many lines. */
+/** String.raw, in which a list becomes as many lines. */
 function literal({ raw }: TemplateStringsArray, ...values: unknown[]): string {
   const lists = values.map((value) => Array.isArray(value) ? value.join('\n') : value);
   return String.raw({ raw: 'Bun' in globalThis ? raw.map(asWritten) : raw }, ...lists);
 }
 
-/** Bun 1.4 has escapes, in capitals, in the place of letters beyond ASCII. */
+/** Bun 1.4 has upper-case escapes instead of letters beyond ASCII. */
 function asWritten(raw: string): string {
   const escape = /\\u(?:(?!00[0-7]|D[89A-F])([0-9A-F]{4})|\{([0-9a-f]+)\})/g;
   return raw.replace(escape, (_, four, more) => String.fromCodePoint(parseInt(four ?? more, 16)));
@@ -1021,7 +1033,7 @@ function asWritten(raw: string): string {
 type TableOptions = GatewayOptions & { handler?: Handler };
 type Rows = string | readonly Rows[];
 
-/** Sends the rows of a table, one after the other, to a gateway that runs. A failure shows every wrong row. */
+/** Sends the rows of a table, one after the other, to a running gateway. A failure shows every wrong row. */
 async function checkRows(both: Both, rows: Rows): Promise<void> {
   const all = [rows as unknown[]].flat(Infinity).join('\n').split(/\n| ;; /).map((line) => line.trim());
   const lines = all.filter((line) => /^[^#]/.test(line));
@@ -1047,7 +1059,7 @@ async function checkRows(both: Both, rows: Rows): Promise<void> {
 
 type Pair = [name: string, value: string];
 
-/** The request of a row, and what must come of it. */
+/** The request of a row, and its expected outcome. */
 interface Row extends Partial<Record<'method' | 'target' | 'settings' | 'status' | 'code' | 'line', string>> {
   headers: Pair[];
   body?: Buffer;
@@ -1104,7 +1116,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
   return row;
 }
 
-/** Fields with one more, or another value of one. */
+/** Fields with one added, or with another value for one. */
 const put = (fields: Pair[], added: Pair): Pair[] => [...fields.filter(([name]) => name !== added[0]), added];
 
 /** The bytes of a text in UTF-8; \xHH is a byte of its own. */
@@ -1123,7 +1135,7 @@ async function sendRow(to: Address, row: Row): Promise<Answer> {
   return parseAnswer(await rawRequest(to, path, { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes }));
 }
 
-/** The response in what came back on a connection, one character per byte. */
+/** The response in the bytes received on a connection, one character per byte. */
 function parseAnswer(response: string): Answer {
   const [head = '', ...rest] = response.split('\r\n\r\n');
   const all = new Headers(head.split('\r\n').slice(1).map((line) => line.split(/: *(.*)/, 2) as Pair));
@@ -1149,7 +1161,7 @@ async function checkRow(both: Both, row: Row): Promise<void> {
   }
 }
 
-/** The response, the backend and the log have what the row wants. */
+/** Asserts that the response, the backend and the log match the row. */
 async function checkOutcome(both: Both, row: Row, answer: Answer, before: typeof NOTHING): Promise<void> {
   const { backend, gateway } = both;
   const { seen } = backend;
@@ -1184,14 +1196,14 @@ async function checkOutcome(both: Both, row: Row, answer: Answer, before: typeof
 
 section('PROBLEMS'); // ────────────────────────────────────────────────────────────────────────────
 
-test('an error of the gateway itself is 500 without details, and the log has its stack', async (t) => {
-  let calls = -1000; // of the clock; the second call of a request is made while the token is checked
+test('an internal error is a 500 without details, and its stack is logged', async (t) => {
+  let calls = -1000; // of the clock; a request calls it the second time while its token is checked
   const now = (): number => {
     if (++calls === 2) throw new RangeError('the clock is broken');
     return Date.now();
   };
   const both = await startBoth(t, {}, { now });
-  // No refusal takes a stack. It must leave those of later errors as they are.
+  // Refusals capture no stack. The stacks of later errors must not be affected.
   assert.equal(outcomeOf(await ask(both.gateway, {})), '401 unauthorized');
   calls = 0;
   const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
@@ -1205,15 +1217,15 @@ test('an error of the gateway itself is 500 without details, and the log has its
 section('GATEWAY'); // ─────────────────────────────────────────────────────────────────────────────
 
 /**
- * A request in exact bytes: " | " separates its lines, " || " its head and its body. `about` and `send` begin a GET and
- * a POST with the right token, which is `bearer`.
+ * A request in exact bytes: " | " separates its lines, and " || " its head from its body. `about` and `send` start a
+ * GET and a POST with a valid token; `bearer` is that token's header.
  */
 function bytesOf(text: string): Buffer {
   const lines = text.trim().replace(/^about/, 'GET /v1/about HTTP/1.1 | Host: x | bearer')
     .replace(/^send/, 'POST /v2/send HTTP/1.1 | Host: x | bearer').replace('bearer', `Authorization: Bearer ${SECRET}`);
   return unescaped(`${lines.replaceAll(' || ', '\r\n\r\n').replaceAll(' | ', '\r\n')}\r\n\r\n`);
 }
-/** Sends requests, one a line; each must be refused like this, in JSON, and its connection be closed. */
+/** Sends requests, one per line. Each must be refused with this response, in JSON, and its connection closed. */
 async function sendRefused(to: Gateway, outcome: string, rows: string): Promise<void> {
   const [status = '', code] = outcome.split(' ');
   for (const row of rows.trim().split(/\n\s*/)) {
@@ -1225,7 +1237,7 @@ async function sendRefused(to: Gateway, outcome: string, rows: string): Promise<
     if (code === 'bad_request') assert.match(json.error, /percent-encode URLs .* Content-Length or chunked/);
   }
 }
-/** What came of a request, by its response or its log line: a status, and the code if the gateway refused it. */
+/** The outcome of a request, from its response or its log line: the status, and the code if the gateway refused it. */
 function outcomeOf(end: Answer | LogLine | string): string {
   const { status, code, json } = (typeof end === 'string' ? parseAnswer(end) : end) as Answer & LogLine;
   return `${status} ${code ?? json?.code ?? ''}`.trim();
@@ -1239,12 +1251,14 @@ const AS_OTHER = { authorization: `Bearer ${OTHER}` };
 async function statusesOf(to: Address, ...asked: Ask[]): Promise<number[]> {
   return (await Promise.all(asked.map((request) => ask(to, request)))).map(({ status }) => status);
 }
-/** Asks until the response is 200. */
+/** Repeats the request until the response is 200. */
 async function untilServed(to: Address, request: Ask): Promise<void> {
   for (let i = 0; i < 5000; i++) if ((await ask(to, { headers: BEARER, ...request })).status === 200) return;
   assert.fail('it was never served');
 }
-/** A backend that responds to a POST, and to a query with "hang", only once `finish` is called; and its gateway. */
+/**
+ * A backend that answers a POST, or a query with "hang", only after `finish` is called, and a gateway in front of it.
+ */
 async function startHolding(t: TestContext, config: GatewayConfig = {}, options?: GatewayOptions) {
   const held: http.ServerResponse[] = [];
   const backend = await startBackend(t, (req, res) => {
@@ -1255,13 +1269,13 @@ async function startHolding(t: TestContext, config: GatewayConfig = {}, options?
   const finish = (): void => held.splice(0).forEach((res) => res.end('and last'));
   return { backend, finish, gateway: await startGateway(t, backend, config, options) };
 }
-/** The lines of the log with such a message. */
+/** The log lines with this message. */
 function linesOf(gateway: { log: string[] }, pattern: RegExp): LogLine[] {
   return logLines(gateway.log).filter(({ message }) => pattern.test(message));
 }
 
-test('the log line of a request says at debug level why its connection is not kept, for each reason there is', {
-  skip: !isNode && 'Deno and Bun decide some of them by themselves',
+test('at debug level the log line of a request gives every reason why its connection is not kept', {
+  skip: !isNode && 'Deno and Bun decide some of them themselves',
 }, async (t) => {
   const { gateway } = await startBoth(t, {
     tokens: { test: { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send', 'info'] } },
@@ -1280,7 +1294,7 @@ test('the log line of a request says at debug level why its connection is not ke
   };
   for (const [reason, bytes] of Object.entries(rows)) {
     const before = requests(gateway).length;
-    // The parser of Node 26 counts the fields itself.
+    // The parser of Node 26 enforces the limit of header fields itself.
     const isParsers = (): boolean =>
       reason === 'too_many_headers' && gateway.log.some((line) => line.includes('HPE_HEADER_OVERFLOW'));
     const { socket } = open(t, gateway, bytes);
@@ -1293,7 +1307,7 @@ test('the log line of a request says at debug level why its connection is not ke
   await until(() => requests(gateway).length > before);
   const { status, closing } = requests(gateway).at(-1)!;
   assert.deepEqual([status, closing], [200, undefined], 'one that is kept');
-  // Each reason in the code is one of these, but a shutdown, and bytes that cannot be parsed, which have no line.
+  // Every reason in the code is covered here, except a shutdown, and bytes that cannot be parsed and have no log line.
   const [, table] = /const reasons = \{\n([^]*?)\n {4}\};/.exec(SOURCE)!;
   const known = groupsOf(table!, /^ {6}(\w+): /gm).concat(groupsOf(SOURCE, /beginClosing\('(\w+)'\)/g), 'bad_request');
   assert.deepEqual(known.filter((reason) => !(reason in rows)), ['shutdown', 'not_parsed']);
@@ -1302,7 +1316,7 @@ test('the log line of a request says at debug level why its connection is not ke
   assert.equal('closing' in requests(quiet.gateway)[0], false, 'not at other levels');
 });
 
-test('each listener of the server stands in the one table, behind the guard', () => {
+test('every listener of the server is in the one table, behind the guard', () => {
   const [, events] = /function listenersOf[^]*?\n {2}return \{\n([^]*?)\n {2}\};/.exec(SOURCE)!;
   const names = groupsOf(events!, /^ {4}(\w+)[:,]/gm);
   assert.deepEqual([...names].sort(), [
@@ -1318,12 +1332,12 @@ test('each listener of the server stands in the one table, behind the guard', ()
     'tlsClientError',
     'upgrade',
   ]);
-  // The command line adds one for its question to the backend, and waits for the events of its life.
+  // The command line adds one for its query to the backend, and waits for lifecycle events.
   assert.deepEqual(groupsOf(SOURCE, /\bserver\.on\(([^,]*),/g), ['event', "'request'"]);
 });
 
-// node:http itself sent an empty 400 for a missing Host, and let the versions pass.
-test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is a CONNECT is refused in JSON, and its connection closes; what the parser refuses is logged once a minute for each kind', async (t) => {
+// node:http answered a missing Host with an empty 400, and accepted other HTTP versions.
+test('anything but HTTP/1.0 and 1.1, a missing Host, wrong framing and CONNECT are refused in JSON and closed; parser errors are logged once a minute per kind', async (t) => {
   let now = Date.now();
   const { backend, gateway } = await startBoth(t, AT_INFO, { now: () => now, lingerMs: 1000 });
   const byParser = literal`
@@ -1354,8 +1368,8 @@ test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is
   const { socket } = open(t, gateway);
   socket.end();
   await closed(socket.resume());
-  assert.equal(gateway.log.length, 4); // with the line at start
-  // Bun 1.4.5 serves a request without a length first, and then refuses its body.
+  assert.equal(gateway.log.length, 4); // including the start-up line
+  // Bun 1.4.5 first serves a request without a length, and then refuses its body.
   const byGateway = literal`
     GET /v1/about HTTP/1.1 | bearer
     GET /v1/about HTTP/1.1 | bearer | Connection: Upgrade | Upgrade: h2c
@@ -1372,14 +1386,14 @@ test('what is no request of HTTP 1.0 or 1.1, lacks Host, is framed wrongly or is
   const lines = requests(gateway).map((line) => `${line.level} ${line.method} ${outcomeOf(line)}`);
   assert.equal(lines.pop(), 'warn CONNECT 400 bad_target');
   for (const line of lines) assert.match(line, /^warn (GET|POST) 400 bad_request$/);
-  // The parser of Bun 1.4.5 refuses some of them by itself.
+  // The parser of Bun 1.4.5 refuses some of them before the gateway sees them.
   if (!('Bun' in globalThis)) assert.equal(lines.length, byGateway.trim().split('\n').length);
   assert.equal(backend.connections, 0);
   assert.equal(statusOf(await raw(gateway, bytesOf('GET /v1/about HTTP/1.0 | bearer'))), 200);
 });
 
-// The 400 took the place of the response that was due, or of its rest.
-test('what the HTTP parser refuses behind a request that is being served does not touch its response', async (t) => {
+// The 400 replaced the response that was due, or the rest of it.
+test('bytes that the HTTP parser refuses after a request in progress do not affect its response', async (t) => {
   const { backend, gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
   for (const [method, begins] of [['GET', false], ['GET', true], ['POST', false], ['POST', true]] as const) {
     const request = ABOUT.replace('GET /v1/about', `${method} /v1/about?hang${begins ? 'begun' : ''}`);
@@ -1395,15 +1409,15 @@ test('what the HTTP parser refuses behind a request that is being served does no
     assert.equal(text().match(/HTTP\/1\.1/g)!.length, 1);
     assert.equal(backend.seen.splice(0).length, 1);
   }
-  // A client that leaves after that is noticed.
+  // A client that disconnects after that is noticed.
   const { socket } = open(t, gateway, ABOUT.replace('about', 'about?hang'));
   await until(() => backend.seen.length === 1);
   socket.write('rubbish\r\n\r\n', () => socket.destroy());
   await until(() => requests(gateway).some((line) => line.code === 'client_left'));
 });
 
-// Such a POST had no wait before it was sent, and so nothing that noticed the 400 of the same packet.
-test('a POST without a length that is told 400 because of the bytes behind it was not sent', async (t) => {
+// Such a POST was sent without a wait, so nothing noticed the 400 that the same packet caused.
+test('a POST without a length that is answered 400 because of the bytes after it was not sent', async (t) => {
   const { backend, gateway } = await startBoth(t, { allow: ['messaging'] });
   const response = await raw(
     gateway,
@@ -1414,7 +1428,7 @@ test('a POST without a length that is told 400 because of the bytes behind it wa
   assert.equal(backend.seen.length, 0);
 });
 
-test('a complete POST that waits for its slot is sent, though the parser refuses what stands behind it', async (t) => {
+test('a complete POST that waits for its slot is sent although the parser refuses the bytes after it', async (t) => {
   const { backend, gateway } = await startHeld(t, 1);
   const first = send(gateway, 'first');
   await until(() => backend.acting === 1);
@@ -1428,7 +1442,7 @@ test('a complete POST that waits for its slot is sent, though the parser refuses
   assert.deepEqual(arrived(backend), ['first', 'hello']);
 });
 
-test('a POST without a length that waits for its slot is sent, if a request stands between it and what the parser refuses', async (t) => {
+test('a POST without a length that waits for its slot is sent if a request comes between it and the bytes that the parser refuses', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, { allow: ['messaging', 'info'] });
   const first = send(gateway, 'first');
   await until(() => backend.acting === 1);
@@ -1444,7 +1458,7 @@ test('a POST without a length that waits for its slot is sent, if a request stan
   assert.equal(backend.seen.length, 2);
 });
 
-test('a body that breaks off is a client that left; one that is chunked wrongly while it is relayed leaves no message at the backend', async (t) => {
+test('a truncated body counts as a client that disconnected; a chunking error during the relay leaves no message at the backend', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const { socket } = open(t, gateway);
   socket.write(`${post(SECRET, 100)}{`, () => socket.destroy());
@@ -1456,7 +1470,7 @@ test('a body that breaks off is a client that left; one that is chunked wrongly 
   assert.deepEqual(backend.sent, []);
 });
 
-/** Sends exact bytes, and leaves its own side open when the gateway ends. */
+/** Sends exact bytes, and keeps its own side open after the gateway has ended the connection. */
 function openHalf(t: TestContext, { port }: Address, bytes: string): net.Socket {
   const socket = net.connect({ port, host: '127.0.0.1', allowHalfOpen: true });
   t.after(() => socket.destroy());
@@ -1468,13 +1482,13 @@ const REFUSED = 'GET /v1/about HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer x\r\
 const TELLS_FULL_BUFFERS = {
   skip: !isNode && 'Deno fills its buffers slowly, and Bun does not tell when they are full',
 };
-/** Makes a request that is refused, on a connection of which no buffer has room for its response. */
+/** Makes a request that is refused, on a connection whose buffers have no room for the response. */
 async function fillBuffers(t: TestContext, gateway: Gateway) {
   const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
   const client = net.connect(gateway.port, '127.0.0.1').pause().on('error', () => {});
   t.after(() => client.destroy());
   const [socket] = await accepted;
-  // Ten thousand responses would do the same. What waits is less than what makes node:http stop reading.
+  // Ten thousand responses would have the same effect. Less is queued here than would make node:http stop reading.
   while (socket.writableLength === 0) socket.write(Buffer.alloc(4096, ' '));
   const before = socket.writableLength;
   client.write(REFUSED);
@@ -1482,9 +1496,9 @@ async function fillBuffers(t: TestContext, gateway: Gateway) {
   return { client, socket };
 }
 
-// Each byte began the idle time-out anew.
+// Each byte restarted the idle time-out.
 test(
-  'attack: hold a connection without a token, by taking no response and sending single bytes',
+  'attack: hold a connection without a token, by reading no response and sending single bytes',
   TELLS_FULL_BUFFERS,
   async (t) => {
     const limits = { stallTimeoutMs: 1000, headersTimeoutMs: 500, lingerMs: 100 };
@@ -1500,9 +1514,9 @@ test(
   },
 );
 
-// node:http took the connection for idle.
+// node:http considered the connection idle.
 test(
-  'closing lets a response go out that has ended, and that its client has not taken yet',
+  'closing delivers a response that has ended and that its client has not read yet',
   TELLS_FULL_BUFFERS,
   async (t) => {
     const backend = await startBackend(t);
@@ -1520,9 +1534,9 @@ test(
   },
 );
 
-// Deno 2.9 gave these bytes to a parser that had failed, or whose client was too late, and used that parser again for
-// connections of others, and for those to the backend.
-test('rubbish behind a refusal, byte by byte, does not touch the requests of others', async (t) => {
+// Deno 2.9 passed these bytes to a parser that had failed, or whose client was too late, and reused that parser for
+// other clients' connections and for those to the backend.
+test('garbage sent byte by byte after a refusal does not affect the requests of others', async (t) => {
   const { backend, gateway } = await startBoth(t, tokens({}, {}), {
     lingerMs: 300,
     stallTimeoutMs: 1000,
@@ -1552,9 +1566,9 @@ test('rubbish behind a refusal, byte by byte, does not touch the requests of oth
   assert.equal(backend.sent.length, sent);
 });
 
-// Deno 2.9 told the end to a parser that read a response of the backend by then. Without a length, that response looked
-// whole.
-test('the end of a refused connection does not end the response of another, whose length is not known', async (t) => {
+// Deno 2.9 reported the end to a parser that was reading a backend response by then. Without a length, that response
+// looked complete.
+test('the end of a refused connection does not end a response of unknown length on another connection', async (t) => {
   const { backend, gateway } = await startRaw(
     t,
     (socket) => {
@@ -1579,9 +1593,9 @@ test('the end of a refused connection does not end the response of another, whos
   }
 });
 
-test('what follows a refusal of the parser is read and dropped; a connection that its client does not end is closed after a silence', async (t) => {
+test('bytes after a parser error are read and discarded; if the client does not end the connection, it is closed after a period without bytes', async (t) => {
   for (const [lingerMs, ends] of [[1e6, true], [100, false]] as const) {
-    if (ends && 'Bun' in globalThis) continue; // Bun 1.4.5 counts no bytes that are read behind a refusal
+    if (ends && 'Bun' in globalThis) continue; // Bun 1.4.5 does not count the bytes read after a refusal
     const { gateway } = await startBoth(t, {}, { lingerMs, headersTimeoutMs: 1e6 });
     const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
     const socket = openHalf(t, gateway, 'rubbish\r\n\r\n');
@@ -1597,8 +1611,8 @@ test('what follows a refusal of the parser is read and dropped; a connection tha
   }
 });
 
-// It was acted on, and its client, which had been told 408 or 400, got no response to it.
-test('on a connection that closes no further request is acted on: behind a refusal of the parser, behind late headers', async (t) => {
+// Such a request was acted on, and its client, which had received a 408 or 400, got no response to it.
+test('on a connection that is closing no further request is acted on: after a parser error, after late headers', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { headersTimeoutMs: 300, lingerMs: 1000 });
   const late = open(t, gateway, SEND.slice(0, 40));
   await until(() => late.text().endsWith('}\n'));
@@ -1608,15 +1622,16 @@ test('on a connection that closes no further request is acted on: behind a refus
   for (let i = 0; i < 40; i++) {
     const { socket, text } = open(t, gateway, `${SEND}${SEND}rubbish\r\n\r\n`);
     await closed(socket);
-    // The log line of a request comes before the connection closes, or a little later.
+    // A request is logged before its connection closes, or shortly after.
     await until(() => requests(gateway).length >= backend.seen.length);
     const answers = text().match(/^HTTP\/1\.1 201/gm) ?? [];
     assert.equal(backend.seen.splice(0).length, answers.length, text());
   }
 });
 
-// node:http goes on parsing a packet whose socket was destroyed, and what its listener threw then ended the process.
-test('attack: end the process by a reset behind a pipelined CONNECT or WebSocket, on http and on https', async (t) => {
+// node:http continues to parse a packet whose socket was destroyed, and what its listener threw then crashed the
+// process.
+test('attack: crash the process by a reset after a pipelined CONNECT or WebSocket, on http and on https', async (t) => {
   const backend = await startBackend(t);
   for (const tls of [undefined, certificate(t)]) {
     const env = tls && { TLS_CERT: tls.cert, TLS_KEY: tls.key };
@@ -1640,7 +1655,7 @@ test('attack: end the process by a reset behind a pipelined CONNECT or WebSocket
   }
 });
 
-/** What reaches each listener of the server: on plain http, and over TLS. */
+/** What reaches each listener of the server, on plain http and over TLS. */
 const EVENTS: Record<string, (to: Address, gateway: Gateway) => unknown> = {
   connection: (to) => raw(to, HEALTH),
   secureConnection: (to) => raw(to, HEALTH),
@@ -1658,13 +1673,13 @@ const EVENTS: Record<string, (to: Address, gateway: Gateway) => unknown> = {
   error: (_, { server }) => server.emit('error', Object.assign(new Error(), { code: 'EMFILE' })),
 };
 
-test('what a listener of the server throws ends its connection, and is one log line; nothing ends the process', async (t) => {
+test('an error thrown by a listener of the server ends its connection and is logged once; the process does not crash', async (t) => {
   const missing = new Set(Object.keys(EVENTS));
   for (const tls of [undefined, certificate(t)]) {
     const { gateway } = await startBoth(t, { ...tls && { tls } });
     const { server } = gateway;
     const isHere = (event: string): boolean =>
-      // Bun 1.4.5 emits neither
+      // Bun 1.4.5 emits neither of them
       event in EVENTS && (tls && !('Bun' in globalThis) ? true : !/^(?:tls|secure)/.test(event));
     for (const event of server.eventNames().map(String).filter(isHere)) {
       const listeners = server.rawListeners(event) as ((...args: unknown[]) => void)[];
@@ -1702,7 +1717,7 @@ test('internal errors beyond thirty a minute are logged at debug level', async (
   assert.equal(levels().at(-1), 'error');
 });
 
-test('the last resort: a process that listens goes on whatever a timer, a stream or a promise throws; a taken port still ends it', async (t) => {
+test('last resort: a process that listens survives whatever a timer, stream or promise throws; a port in use still stops it', async (t) => {
   const backend = await startBackend(t);
   const code = `
     import { EventEmitter } from 'node:events';
@@ -1725,8 +1740,8 @@ test('the last resort: a process that listens goes on whatever a timer, a stream
   await gateway.close();
 });
 
-// With 600,000 of them a stranger had kept the gateway silent for 15 s.
-test('attack: packets that the parser refuses, behind a response that has begun, add no listeners', async (t) => {
+// With 600,000 of them an unauthenticated client blocked the gateway for 15 s.
+test('attack: packets that the parser refuses after a response has started add no listeners', async (t) => {
   const { gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });
   let begun: http.ServerResponse | undefined;
   gateway.server.prependListener('request', (_, res) => begun ??= res);
@@ -1749,8 +1764,8 @@ test('attack: packets that the parser refuses, behind a response that has begun,
   assert.match(text(), /first/);
 });
 
-// node:http itself closed behind these responses, and the send behind them was acted on without a response.
-test('behind a response that node:http closes, to HTTP/1.0 or to a client that still awaits 100, nothing is acted on', async (t) => {
+// node:http closed the connection after these responses, and the send that followed was acted on without a response.
+test('after a response that makes node:http close, to HTTP/1.0 or to a client that still expects 100, nothing is acted on', async (t) => {
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 1 } });
   const last = SEND.replace('\r\n', '\r\nConnection: close\r\n');
@@ -1761,12 +1776,12 @@ test('behind a response that node:http closes, to HTTP/1.0 or to a client that s
   ];
   for (const first of firsts) {
     const response = await raw(gateway, first + last);
-    await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot behind whatever was sent before
+    await ask(gateway, { headers: BEARER, body: HELLO }); // gets its slot after anything that was sent before
     assert.equal(backend.seen.splice(0).length - 1, response.match(/^HTTP\/1\.1 201/gm)?.length ?? 0, response);
   }
 });
 
-test('a connection is kept where its client wishes it, and the response says so, be it a refusal, the own one or that of the backend', async (t) => {
+test('a connection is kept if its client asks for it, and the response says so: a refusal, one of its own or a relayed one', async (t) => {
   const { gateway } = await startBoth(t);
   const wrong = ABOUT.replace(SECRET, OTHER);
   for (const [request, status] of [[HEALTH, 200], [ABOUT, 200], [wrong, 401]] as const) {
@@ -1779,8 +1794,8 @@ test('a connection is kept where its client wishes it, and the response says so,
   }
 });
 
-// Nothing else ended a TLS handshake, and a thousand of them kept everybody else out.
-test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning once a minute; a TLS handshake that stalls ends', async (t) => {
+// Nothing else ended a TLS handshake, and a thousand of them locked out all other clients.
+test('https to a plain http port, and plain http to an https port, is a warning once a minute; a TLS handshake that stalls is ended', async (t) => {
   for (const tls of 'Bun' in globalThis ? [undefined] : [undefined, certificate(t)]) { // Bun 1.4.5 shows nothing of it
     let now = Date.now();
     const options = { now: () => now, headersTimeoutMs: 200 };
@@ -1800,15 +1815,18 @@ test('TLS on a port of plain HTTP, and plain HTTP on one of TLS, is a warning on
   }
 });
 
-// A thousand idle connections of one client, which cost it nothing, locked everybody out.
-test('at limits.connections a new connection is accepted, and the one that has gone longest without a good token is closed', async (t) => {
+// A thousand idle connections, which cost one client nothing, locked out all others.
+test('at limits.connections a new connection is accepted, and the one that has gone longest without a valid token is closed', async (t) => {
   const { backend, gateway, finish } = await startHolding(t, { limits: { connections: 4 } });
   // Nothing else closes a connection here.
   Object.assign(gateway.server, { keepAliveTimeout: 0 }).setTimeout(0);
   const peers = new Map<number, net.Socket>();
   gateway.server.on('connection', (socket: net.Socket) => peers.set(socket.remotePort!, socket));
   const named = new Map<string, Connection & { peer?: net.Socket | undefined }>();
-  /** Sends on the connection of this name, or on a new one. Then these are open, in the order of their beginnings. */
+  /**
+   * Sends on the connection of this name, or on a new one. Afterwards these are open, in the order in which they were
+   * opened.
+   */
   const sends = async (name: string, bytes: string, opened: string): Promise<void> => {
     const on = named.get(name) ?? open(t, gateway);
     const before = on.text().length;
@@ -1823,11 +1841,11 @@ test('at limits.connections a new connection is accepted, and the one that has g
     assert.equal(left, opened, `the open connections when "${name}" has its response`);
   };
   const wrong = ABOUT.replace(SECRET, OTHER);
-  await sends('served', SEND, 'served'); // the oldest, and being served for its token
+  await sends('served', SEND, 'served'); // the oldest, with a request of its token in progress
   await sends('known', ABOUT, 'served known');
   await sends('wrong', wrong, 'served known wrong');
   await sends('none', HEALTH, 'served known wrong none');
-  await sends('known', ABOUT, 'served known wrong none'); // later than the last two were opened
+  await sends('known', ABOUT, 'served known wrong none'); // after the last two were opened
   await sends('fifth', HEALTH, 'served known none fifth');
   await sends('sixth', HEALTH, 'served known fifth sixth');
   await sends('fifth', HEALTH, 'served known fifth sixth'); // does not count: it shows no token
@@ -1839,7 +1857,7 @@ test('at limits.connections a new connection is accepted, and the one that has g
   assert.deepEqual(linesOf(gateway, /^limits.connections is reached/).map((line) => line.level), ['warn']);
 });
 
-// Over TLS it was read as the beginning of another handshake. Of Connection the whole header was dropped.
+// Over TLS it was read as the start of another handshake. The whole Connection header was dropped.
 test('a wish for another protocol (Upgrade), or for a WebSocket with a body, is an ordinary request, over TLS too', async (t) => {
   const h2c = 'Connection: Upgrade, X-Hop, HTTP2-Settings | Upgrade: h2c | HTTP2-Settings: AAMAAABk | X-Hop: secret';
   const sends = [HELLO, sized(300_000)].map((body) => `201 send | ${h2c} | Content-Length: ${body.length} || ${body}`);
@@ -1860,8 +1878,8 @@ test('a wish for another protocol (Upgrade), or for a WebSocket with a body, is 
   }
 });
 
-// On Node before 24.9 each left a listener behind. An unauthenticated client filled the memory by one connection.
-test('a connection that asks for another protocol again and again costs no more than the first time', async (t) => {
+// Before Node 24.9 each left a listener behind, so an unauthenticated client could fill the memory with one connection.
+test('a connection that repeatedly asks for another protocol costs no more than the first time', async (t) => {
   const { gateway } = await startBoth(t);
   const accepted = once(gateway.server, 'connection');
   const { socket, text } = open(t, gateway);
@@ -1875,7 +1893,7 @@ test('a connection that asks for another protocol again and again costs no more 
   assert.ok(listeners.at(-1)! <= listeners[0]!, `${listeners}`);
 });
 
-// node:http lost what came in one piece behind such a request, and took the next piece for a request of its own.
+// node:http lost the bytes that came in one packet with such a request, and parsed the next packet as a new request.
 test('attack: a request hidden in the body of one that follows a request with Upgrade', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const inner = `${post(SECRET, HELLO.length, 'Connection: close')}${HELLO}`;
@@ -1888,9 +1906,9 @@ test('attack: a request hidden in the body of one that follows a request with Up
   assert.deepEqual(backend.sent, []);
 });
 
-// The first response landed among the bytes of the WebSocket. Bun 1.4.5 reads nothing before it has responded, so that
-// the client waits for ever.
-test('an Upgrade behind a request without a response yet ends the connection', async (t) => {
+// The first response ended up among the bytes of the WebSocket. Bun 1.4.5 reads nothing before it has responded, so the
+// client waits forever.
+test('an Upgrade after a request that has no response yet ends the connection', async (t) => {
   for (const protocol of 'Bun' in globalThis ? [] : ['websocket', 'h2c']) {
     const { backend, gateway } = await startHolding(t, RECEIVING);
     const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang'));
@@ -1904,7 +1922,7 @@ test('an Upgrade behind a request without a response yet ends the connection', a
   }
 });
 
-test('attack: fill the memory by a body that goes on behind a refusal: no more than some 64 KiB of it are read', async (t) => {
+test('attack: fill the memory by a body that continues after a refusal: no more than about 64 KiB of it are read', async (t) => {
   const { backend, gateway } = await startBoth(t, tokens({}), { lingerMs: PATIENT_MS });
   for (const begun of [post(OTHER, 'chunked'), `${ABOUT.replace(SECRET, OTHER)}rubbish\r\n\r\n`]) {
     const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
@@ -1921,10 +1939,10 @@ test('attack: fill the memory by a body that goes on behind a refusal: no more t
   assert.equal(backend.seen.length, 0);
 });
 
-/** A request that needs no slot, and that `startHolding` does not answer. */
+/** A request that needs no slot, and that `startHolding` leaves unanswered. */
 const HANGING = ABOUT.replace('about', 'about?hang');
 
-test('a connection that breaks off while its token is served does not stay on the list of connections', async (t) => {
+test('a connection that breaks off while its token is served is removed from the list of connections', async (t) => {
   const { backend, gateway } = await startHolding(t, { limits: { connections: 4 } });
   for (let count = 1; count <= 6; count++) {
     const { socket } = open(t, gateway, HANGING);
@@ -1938,7 +1956,7 @@ test('a connection that breaks off while its token is served does not stay on th
 });
 
 test(
-  'a response that its client takes late, and whole, leaves no time-out on the connection',
+  'a response that its client reads late, but completely, leaves no time-out on the connection',
   TELLS_FULL_BUFFERS,
   async (t) => {
     const { backend, gateway, finish } = await startHolding(t, tokens({}), { stallTimeoutMs: 1000 });
@@ -1955,7 +1973,7 @@ test(
   },
 );
 
-test('a token is served on exactly half of limits.connections, whoever has the others', async (t) => {
+test('a token is served on exactly half of limits.connections, whichever clients hold the rest', async (t) => {
   const { backend, gateway } = await startHolding(t, { ...tokens({}, {}), limits: { connections: 8 } });
   const idle = open(t, gateway, HEALTH);
   await until(() => idle.text().includes('200 OK'));
@@ -1967,8 +1985,8 @@ test('a token is served on exactly half of limits.connections, whoever has the o
   assert.equal(backend.seen.length, 4);
 });
 
-// One byte every nine seconds, on a thousand connections, and nobody else was served.
-test('where there are several tokens, one token holds at most half of limits.connections, by whatever requests', async (t) => {
+// One byte every nine seconds on a thousand connections kept all other clients from being served.
+test('with several tokens, one token holds at most half of limits.connections, whatever its requests are', async (t) => {
   const webSocket = bytesOf(`GET ${RECEIVE} HTTP/1.1 | Host: x | bearer | Connection: Upgrade | Upgrade: websocket`);
   const hold: [name: string, arrived: number, bytes: string | Buffer][] = [
     ['a send that waits for its response', 4, SEND],
@@ -1979,7 +1997,7 @@ test('where there are several tokens, one token holds at most half of limits.con
   for (const [[name, arrived, bytes], other] of hold.flatMap((way) => [[way, {}], [way, undefined]] as const)) {
     const backend = await startUpgradeBackend(t);
     backend.server.prependListener('request', (req: http.IncomingMessage, res: http.ServerResponse) => {
-      if (req.url === '/v2/send') res.writeHead = res.end = () => res; // no response ever
+      if (req.url === '/v2/send') res.writeHead = res.end = () => res; // never a response
     });
     const config = { ...RECEIVING, limits: { connections: 8 }, backend: { url: backend.url, parallel: 0 } };
     const gateway = await startGateway(t, backend, { ...config, ...tokens({}, other) });
@@ -2007,7 +2025,7 @@ test('with limits.connections 1 and two tokens, each token is served', async (t)
   }
 });
 
-test('reload: tokens and rules change for the next request; a running request ends under the old ones; without tokens no reload leaves the gateway open by mistake', async (t) => {
+test('reload: tokens and rules apply from the next request on, not to running ones; losing all tokens does not leave the gateway open by mistake', async (t) => {
   const { backend, gateway, finish } = await startHolding(t);
   const other = { headers: AS_OTHER };
   const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
@@ -2020,14 +2038,14 @@ test('reload: tokens and rules change for the next request; a running request en
   assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
   const open = ['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in'];
   assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
-  // The new `listen` is for the next start: until then other machines could reach this gateway.
+  // The new `listen` takes effect at the next start: until then other machines could connect to this gateway.
   const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
   assert.deepEqual(problemsOf(() => anonymous.reload({ listen: '127.0.0.1:0' })), open);
   assert.equal(gateway.log.length, before);
   assert.deepEqual(await statusesOf(gateway, other, {}), [200, 401]);
 });
 
-// On Deno each of the broken certificates was put in force, and no connection worked from then on.
+// On Deno each broken certificate took effect, and no connection worked from then on.
 test('reload: by SIGHUP or a changed file; a configuration, secret or certificate that is half-written, broken or gone changes nothing', async (t) => {
   const backend = await startBackend(t);
   const [dir, tls] = [folder(t), certificate(t)];
@@ -2055,10 +2073,11 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
 
   await becomes(/^reloaded/, signal);
 
-  // An editor replaces the file: nobody sends a signal.
+  // An editor replaces the file, without a signal.
   await becomes(/^reloaded/, () => replace({ a: { secretFile }, b: { secret: OTHER } }));
 
-  // Each of these is reported, quotes no secret, and changes nothing. The last certificate fits another key.
+  // Each of these is reported without quoting a secret, and changes nothing. The last certificate belongs to another
+  // key.
   const certificates = ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert];
   const half = configOf({ c: { secret: third } }).slice(0, -9);
   const bad = [
@@ -2074,10 +2093,11 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
     assert.equal((await ask(gateway)).fingerprint, first, String(damage));
   }
   const problems = linesOf(gateway, /^not reloaded/).map((line) => line.problems);
-  // On a slow machine the watcher reports a damage too, so a line is known by its words and not by its place.
+  // On a slow machine the watcher may report a broken file as well, so a line is found by its words and not by its
+  // position.
   assert.ok(problems.some((each) => /^tokens\.a\.secretFile: \S+ does not exist$/.test(each)), problems.join());
 
-  // A signal and the change that it announces are one reload: the next ones are those of later changes.
+  // A signal and the change that it announces are one reload, so further reloads come from later changes.
   const reloaded = count(/^reloaded/);
   await becomes(/^reloaded/, () => replace({ a: { secretFile }, b: { secret: OTHER } }) ?? signal());
   await becomes(/^reloaded/, () => writeFileSync(secretFile, fresh));
@@ -2090,9 +2110,9 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
   await gateway.close();
 });
 
-// With a limit of 200 header fields in node:http and of 1,000, after a reload, in the check, a second Host got through.
+// When node:http had a limit of 200 header fields and, after a reload, the check had 1,000, a second Host got through.
 test(
-  'a setting with which the server is made does not compile unless it is read once, nor then if a reload could change it',
+  'code that reads a setting of the server does not compile unless it reads it once, where no reload can change it',
   {
     skip: !isNode && 'npm installs the compiler for Node',
   },
@@ -2113,8 +2133,8 @@ test(
   },
 );
 
-// A setting that needs a restart was taken over all the same, and then mistaken for what is in force.
-test('a reload leaves what is read only at start, and its log line names it', async (t) => {
+// A setting that needs a restart was still adopted, and then mistaken for the one in effect.
+test('a reload leaves settings that are read only at start, and its log line names them', async (t) => {
   const { gateway } = await startBoth(t);
   for (let i = 0; i < 2; i++) {
     gateway.reload({ listen: '127.0.0.2:0', limits: { connections: 9 }, log: { level: 'error', format: 'text' } });
@@ -2122,7 +2142,7 @@ test('a reload leaves what is read only at start, and its log line names it', as
   }
 });
 
-test('the gateway listens on IPv6; a reload leaves it where it listens; listen() rejects what is taken', async (t) => {
+test('the gateway listens on IPv6; a reload does not move it; listen() rejects an address in use', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (let i = 0; i < 2; i++) {
     gateway.reload({ listen: '127.0.0.2:0' });
@@ -2153,8 +2173,8 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
   assert.equal(fingerprint, before.fingerprint, 'the open connection lives on');
   const after = await ask(gateway, { headers: BEARER });
   assert.equal(after.status, 200);
-  // Bun 1.4.5 keeps its first certificate, and the log says so. Where this fails, the exemption and the README's line
-  // can go.
+  // Bun 1.4.5 keeps its first certificate, and this is logged. When this test fails, the exemption and the line in the
+  // README can go.
   assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
   assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, 'Bun' in globalThis ? 'tls' : undefined);
   const { text } = await accepted(t, gateway);
@@ -2177,10 +2197,10 @@ test('a reload that turns TLS on or off waits for the next start, and its log li
   }
 });
 
-// Node before 26 and Deno took the whole deadline for it, and "docker stop" killed what was still running.
+// Before Node 26, and on Deno, this took the whole deadline, and "docker stop" killed what was still running.
 test('closing ends a connection on which no request has begun at once', async (t) => {
   for (const more of [{}, { tls: certificate(t) }]) {
-    const patient = { headersTimeoutMs: 1e6, stallTimeoutMs: 1e6 }; // nothing else ends these connections
+    const patient = { headersTimeoutMs: 1e6, stallTimeoutMs: 1e6 }; // so that nothing else ends these connections
     const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { shutdown: '1h', ...more }, patient);
     const { socket: kept } = open(t, gateway, HEALTH);
     await once(kept, 'data');
@@ -2191,17 +2211,17 @@ test('closing ends a connection on which no request has begun at once', async (t
       sockets.push(silent);
     }
     await Promise.all(sockets.map((socket) => socket.connecting && once(socket, 'connect')));
-    // One that was accepted after all of these is known to the gateway, and so are they.
+    // Once the gateway knows a connection that was accepted after all of these, it knows these too.
     await raw(gateway, bytesOf('GET /healthz HTTP/1.1 | Host: x | Connection: close'));
     await gateway.close();
-    // Bun 1.4.5 says nothing of a connection before its first byte.
+    // Bun 1.4.5 does not report a connection before its first byte.
     if ('Bun' in globalThis) sockets.splice(1, 1)[0]!.destroy();
     await Promise.all(sockets.map((socket) => closed(socket.resume())));
     assert.match(gateway.log.at(-1)!, /"message":"stopped"/);
   }
 });
 
-test('closing lets a request finish, over TLS too, and its response says that the connection closes', async (t) => {
+test('closing lets a request finish, also over TLS, and its response has Connection: close', async (t) => {
   for (const more of [{}, { tls: certificate(t) }]) {
     const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h', ...more });
     const { socket, text } = open(t, gateway, SEND);
@@ -2214,7 +2234,7 @@ test('closing lets a request finish, over TLS too, and its response says that th
   }
 });
 
-test('a client that ends in the middle of its head gets no response, and is no warning', async (t) => {
+test('a client that ends in the middle of its head gets no response, and no warning is logged', async (t) => {
   const { gateway } = await startBoth(t);
   const { socket, text } = open(t, gateway, ABOUT.slice(0, -6));
   socket.end();
@@ -2223,7 +2243,7 @@ test('a client that ends in the middle of its head gets no response, and is no w
   assert.equal(linesOf(gateway, /parser|client error/).length, 0);
 });
 
-test('bytes that are no TLS end their connection on a port of TLS, though the client keeps it', {
+test('bytes other than TLS end their connection on an https port, although the client keeps it open', {
   skip: 'Bun' in globalThis && 'Bun 1.4.5 shows nothing of it',
 }, async (t) => {
   const { gateway } = await startBoth(t, { tls: certificate(t) });
@@ -2231,8 +2251,8 @@ test('bytes that are no TLS end their connection on a port of TLS, though the cl
   await closed(socket.resume(), 'the gateway to close the connection');
 });
 
-// Linux delivers what a reset connection had sent, but not its address: the peer counted as loopback.
-test('a client that resets its connection has no address, and so is nobody', async (t) => {
+// Linux delivers what a reset connection had sent, but not its address, so the client counted as loopback.
+test('a client that resets its connection has no address, and matches no rule for addresses', async (t) => {
   const own = { clients: ['127.0.0.1', '10.9.9.9'], trustedProxies: ['127.0.0.1'] };
   const { backend, gateway } = await startBoth(t, own);
   for (let i = 0; i < 20; i++) {
@@ -2246,8 +2266,8 @@ test('a client that resets its connection has no address, and so is nobody', asy
   for (const line of requests(gateway)) if (line.route !== '/healthz') assert.equal(line.client, '127.0.0.2');
 });
 
-// node pauses a socket whose responses are not read, and nothing ended that.
-test('a client that never reads a response loses its connection; one that reads a large one slowly but steadily keeps it', async (t) => {
+// Node pauses a socket whose responses are not read, and nothing ended that pause.
+test('a client that never reads a response is disconnected; one that reads a large response slowly but steadily is not', async (t) => {
   const size = 12 * MIB;
   const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(size, 'x')));
   const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 3000 });
@@ -2264,7 +2284,7 @@ test('a client that never reads a response loses its connection; one that reads 
   let got = 0;
   for await (const chunk of res) {
     got += chunk.length;
-    // All pauses together are longer than it may stall, and each is a tenth of that.
+    // The pauses add up to more than the stall time-out, and each is a tenth of it.
     if (got % MIB < chunk.length) await pass(300);
   }
   assert.equal(got, size);
@@ -2272,7 +2292,7 @@ test('a client that never reads a response loses its connection; one that reads 
   assert.ok(socket.bytesRead < socket.bytesWritten, 'it read no response, and was closed');
 });
 
-test('a client that reads no response, and sends no more than one request at a time, loses its connection, as does an idle one', async (t) => {
+test('a client that reads no response and sends one request at a time is disconnected, like an idle one', async (t) => {
   const backend = await startBackend(t, (_, res) => res.end(Buffer.alloc(16_000, 'x')));
   const gateway = await startGateway(t, backend, {}, { stallTimeoutMs: 1500 });
   Object.assign(gateway.server, { keepAliveTimeout: 0 });
@@ -2282,8 +2302,8 @@ test('a client that reads no response, and sends no more than one request at a t
   const { socket } = open(t, gateway);
   socket.pause();
   const [served] = await accepted;
-  // Each response is one write, with its end: no request waits for room.
-  // Bun 1.4.5 tells no time-out of a connection that waits for room.
+  // Each response is a single write including its end, so no request waits for room. Bun 1.4.5 emits no time-out for a
+  // connection that waits for room.
   for (let sent = 1; !served.destroyed && !('Bun' in globalThis); sent++) {
     socket.write(ABOUT);
     await until(() => backend.seen.length === sent || served.destroyed, 'the connection to be closed');
@@ -2291,9 +2311,9 @@ test('a client that reads no response, and sends no more than one request at a t
   await closed(idle);
 });
 
-// A queued response never emitted "close", so its request was never aborted, nor logged. By 16 heads that waited on
-// each of 40 connections one token filled 128 MB.
-test('pipelined requests are served one at a time and in order; all are aborted when the client leaves, or if more than seven wait', async (t) => {
+// A queued response never emitted "close", so its request was neither aborted nor logged. With 16 waiting heads on each
+// of 40 connections, one token filled 128 MB.
+test('pipelined requests are served one at a time and in order; all are aborted when the client disconnects, or if more than seven wait', async (t) => {
   const { backend, gateway } = await startHolding(t);
   const names = ['a', 'b', 'c', 'hang', 'd'];
   const { socket, text } = open(t, gateway, names.map((name) => ABOUT.replace('about', `about?${name}`)).join(''));
@@ -2313,7 +2333,7 @@ test('pipelined requests are served one at a time and in order; all are aborted 
 
 section('PIPELINE'); // ────────────────────────────────────────────────────────────────────────────
 
-test('the canary: a secret in any form, right or wrong, accepted or refused, is in nothing that is emitted', async (t) => {
+test('canary: a secret, in any form, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
   const canary = 'CANARY0secret0that0must0not0show';
   const own = { ...ALL_FORMS, tokens: { test: { secret: canary } } };
   const { backend, gateway } = await startBoth(t, own);
@@ -2339,7 +2359,7 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
           ...copies.map((copy) => ({ ...request, headers: { ...copy, ...headers } })),
           { ...request, headers: { authorization: `Bearer ${OTHER}` } },
         ];
-        // node's own client refuses to send the others; raw ones follow
+        // node's client refuses to send the others; raw requests follow
         const sent = variants.filter((variant) => !/["\\]/.test(variant.path)).map((variant) => ask(to, variant));
         for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));
       }
@@ -2354,7 +2374,8 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
   assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
   const digest = createHash('sha256').update(canary).digest('hex');
-  // Of base64 what is the same behind any number of bytes: without the characters that others have a part in.
+  // The part of its base64 that is the same after any number of bytes: without the characters that neighbouring bytes
+  // affect.
   const base64 = ['', ' ', '  '].map((before) =>
     Buffer.from(before + canary).toString('base64').slice(before ? 4 : 0, -4)
   );
@@ -2365,7 +2386,7 @@ test('the canary: a secret in any form, right or wrong, accepted or refused, is 
   }
 });
 
-test('/healthz is 200 without a credential, needs no backend, and tells nothing else', async (t) => {
+test('/healthz is 200 without a credential or a backend, and reveals nothing else', async (t) => {
   const { backend, gateway } = await startBoth(t, { clients: ['192.0.2.1'], cors: [DASHBOARD] });
   const { status, text, headers } = await ask(gateway, { path: '/healthz', headers: { origin: DASHBOARD } });
   assert.deepEqual([status, text, headers['access-control-allow-origin']], [200, 'ok\n', DASHBOARD]);
@@ -2397,9 +2418,9 @@ test("one log line per request, with the route's template and without numbers, t
   assert.doesNotMatch(gateway.log.join(''), /1555/);
 });
 
-test('closing lets running requests finish, refuses new ones and at once those that wait for a slot, and takes no longer than it may', async (t) => {
+test('closing lets running requests finish, refuses new and waiting ones at once, and keeps to its deadline', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h' });
-  // Its connection is open and busy with its headers when closing begins.
+  // Its connection is open and in the middle of its headers when closing begins.
   const { socket: late, text } = open(t, gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
   const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
   const first = send(gateway, 'first');
@@ -2421,7 +2442,7 @@ test('closing lets running requests finish, refuses new ones and at once those t
   assert.deepEqual(arrived(backend), ['first']);
 });
 
-test('closing ends a connection that its client would keep open when the response is complete that had begun before', async (t) => {
+test('closing ends a connection that its client would keep open, once the response that had started before is complete', async (t) => {
   const { gateway, finish } = await startHolding(t, { shutdown: '1h' });
   Object.assign(gateway.server, { keepAliveTimeout: 0 });
   const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
@@ -2433,7 +2454,7 @@ test('closing ends a connection that its client would keep open when the respons
   assert.match(text(), /^Connection: keep-alive\r$[^]*and last/im);
 });
 
-test('closing: at the deadline a request that the backend has is 504, any other is 503, each says Connection: close, and the gateway waits for nobody', async (t) => {
+test('closing: at the deadline a request that the backend has is 504, any other 503, each with Connection: close, and the gateway stops waiting', async (t) => {
   const { backend, gateway } = await startHolding(t, { shutdown: '1s' });
   const clients = [
     [SEND, '504 backend_timeout'],
@@ -2454,7 +2475,7 @@ test('closing: at the deadline a request that the backend has is 504, any other 
   assert.deepEqual(requests(gateway).map((line) => line.status).sort(), [401, 503, 503, 503, 504, 504]);
 });
 
-test('closing: a response that has begun is cut at the deadline, and is shutting_down in the log', async (t) => {
+test('closing: a response that has started is cut off at the deadline, and logged as shutting_down', async (t) => {
   const { gateway } = await startHolding(t, { shutdown: '500ms' });
   const { socket, text } = open(t, gateway, ABOUT.replace('about', 'about?hang&begun'));
   await until(() => text().includes('first, '));
@@ -2554,18 +2575,18 @@ const REFUSED_TARGETS = literal`
   /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
   /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
   /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
-table('a target that programs read in different ways is 400, with a right token too, and the backend sees nothing', {
+table('a target that programs read differently is 400 even with a valid token, and the backend sees nothing', {
   allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'],
 })([
   '* bearer → 400 bad_target',
-  // What does not begin like a target is refused by node's own parser, on Deno without a body.
+  // A target with the wrong first character is refused by node's parser, and on Deno without a body.
   REFUSED_TARGETS.trim().split(/\s+/).map((target) => `GET ${target}${/^[/h]/i.test(target) ? '' : ' → 400'}`),
   'PUT /v1/attachments/-x',
-  // Bytes that no target may have, and node's parser refuses most of them.
+  // Bytes that no target may have. Node's parser refuses most of them.
   ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b'].map((byte) => `GET /v1/ab${byte}out → 400`),
 ]);
 
-/** Targets that pass, and what the backend gets for them. One in 64 ids of attachments begins with "-". */
+/** Targets that pass, and what the backend receives for each. One in 64 ids of attachments begins with "-". */
 const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
@@ -2587,19 +2608,19 @@ const PASSED_TARGETS = literal`
   /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
   /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
   .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
-table('what was checked is byte for byte what the backend gets', { allow: ['info', 'messaging'] })`
+table('the backend gets, byte for byte, what was checked', { allow: ['info', 'messaging'] })`
   * bearer → passes
   ${PASSED_TARGETS.map(([target, sent]) => `GET ${target} → GET ${sent}`)}
   # the first "?" and the first "=" divide
   GET /v1/search?numbers=a?b=c → GET /v1/search?numbers=a?b=c
   DELETE /v1/attachments/-Ab_9 → DELETE /v1/attachments/-Ab_9`;
 
-test('of a query and of its parts the first "?" and the first "=" divide, and nothing behind them is lost', () => {
+test('a query starts at the first "?", a value at the first "=", and nothing after them is lost', () => {
   const { query, parameters, querySecret } = parseTarget('GET', '/v1/search?a=b=c?d&@auth=e=f?g');
   assert.deepEqual([query, parameters, querySecret], ['a=b=c?d', [['a', 'b=c?d']], 'e=f?g']);
 });
 
-test('parseTarget: a target that it makes passes again unchanged', () => {
+test('parseTarget: a target that it returns passes again unchanged', () => {
   for (const [, sent] of PASSED_TARGETS) {
     const { segments } = parseTarget('GET', sent);
     const again = parseTarget('GET', `/${segments.map((segment) => encodeURIComponent(segment)).join('/')}`);
@@ -2610,7 +2631,7 @@ test('parseTarget: a target that it makes passes again unchanged', () => {
 section('CREDENTIALS'); // ─────────────────────────────────────────────────────────────────────────
 const URLENCODED = 'application/x-www-form-urlencoded';
 const AS_FORM = { 'content-type': URLENCODED };
-/** Every place that a client can put a token, in each of the spellings seen on the wire. */
+/** Every place where a client can put a token, in every spelling that real clients send. */
 const SPELLINGS = ([
   ['bearer', 'bearer', (token) => signed(`Bearer ${token}`)],
   ['bearer, scheme in another case', 'bearer', (token) => signed(`bEARER   ${token}`)],
@@ -2642,7 +2663,7 @@ for (const { name, form, ask: make } of SPELLINGS) {
   const others = FORM_WORDS.filter((other) => other !== form);
   const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
   const query = name.startsWith('query as') ? '?x=1&y=2' : '';
-  table(`form ${name}: a right token sends and is cut out; a wrong one, or another form than the token's, is 401`, {
+  table(`form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401`, {
     ...ALL_FORMS,
   })`
     ${wrong} → 401 unauthorized | reason=unknown_token
@@ -2650,8 +2671,8 @@ for (const { name, form, ask: make } of SPELLINGS) {
     ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
 }
 
-// A sixth form, added as the pages said, reached the backend with its secret, and every test passed.
-test('each form of the table is tried here; what somebody adds to the table is taken out, and does not compile unless it is looked for', async (t) => {
+// A sixth form, added as documented, sent its secret to the backend, and every test passed.
+test('each form of the table is tested here; a form added to it is removed from requests, and does not compile unless it is searched for', async (t) => {
   assert.deepEqual([...new Set(SPELLINGS.map(({ form }) => form))].sort(), [...FORM_WORDS].sort());
   const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
   const file = changedSource(t, ["  body: 'member auth',\n", (row) => row + added]);
@@ -2669,11 +2690,11 @@ test('each form of the table is tried here; what somebody adds to the table is t
   if (isNode) assert.deepEqual(await mistakesIn(file), ['findCredential']);
 });
 
-table('query and path are off unless named; a token may name forms of its own', tokens({}, { methods: ['path'] }))`
+table('query and path are off unless named; a token may name its own forms', tokens({}, { methods: ['path'] }))`
   * POST /v2/send | ${HELLO} → 401 unauthorized
   POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send ;; POST /@auth=${OTHER}/v2/send → 201
   bearer ${OTHER} ;; bearer → 201`;
-table('the first credential decides, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
+table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
   bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
@@ -2687,7 +2708,7 @@ table('the first credential decides, in the order header, path, query, body: a w
   POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
 
 test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
-  // The last byte of à and of Р is A0, of … A6, and of Ѕ 85: a space or a line break in Latin-1.
+  // The last byte of à and Р is A0, that of … A6, and that of Ѕ 85: a space or a line break in Latin-1.
   const secrets = 'pass:wörd:with:colons sésame-ouvre-toi-à пароль-для-всех-Р three-dots-and-more… ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ';
   for (const secret of secrets.split(' ')) {
     const both = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
@@ -2702,7 +2723,7 @@ test('a secret may hold colons and UTF-8, and end in a byte that looks like a sp
   }
 });
 
-table('two credentials in one place are 400, and an empty header is none', ALL_FORMS)`
+table('two credentials in one place are 400, and an empty header is not a credential', ALL_FORMS)`
   * → 400 bad_credential
   GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
   GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
@@ -2710,7 +2731,7 @@ table('two credentials in one place are 400, and an empty header is none', ALL_F
 const THE_401 =
   literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
 const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
-table('every 401 is the same, whatever was wrong, and carries both challenges', EXPIRED)`
+table('every 401 is the same, whatever was wrong, and has both challenges', EXPIRED)`
   * ${THE_401}
   bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
   basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
@@ -2722,14 +2743,14 @@ table('every 401 is the same, whatever was wrong, and carries both challenges', 
   GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
   ${AUTHED(SECRET)}`;
 
-test('without tokens, requests need no credential, and all else still applies', async (t) => {
+test('without tokens, requests need no credential, and every other rule still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
   const warning = 'no tokens are configured: every request is let in without a credential';
   assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
   await checkRows(both, `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`);
 });
 
-test('an unauthenticated client opens no connection to the backend, and no more of its body is read than the head', async (t) => {
+test('an unauthenticated client opens no connection to the backend, and only the head of its body is read', async (t) => {
   const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
   const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
   const { socket, text } = open(t, both.gateway, head);
@@ -2741,17 +2762,17 @@ test('an unauthenticated client opens no connection to the backend, and no more 
   assert.equal(both.backend.connections, 0, 'the backend saw a connection');
 });
 
-/** A send whose `auth` ends at that byte. */
+/** A send whose `auth` ends at this byte. */
 const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
   `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
-table('auth within the first 64 KiB is found, and one byte later it is not', {}, { stallTimeoutMs: 2000 })`
+table('auth is found within the first 64 KiB, but not one byte later', {}, { stallTimeoutMs: 2000 })`
   * → 201
   ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
   ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
 table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
   * ${HELLO} → 401 unauthorized
   bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
-table("attack: use somebody else's token in the body beside one that may not", tokens({ allow: ['info'] }, {}))`
+table("attack: use another client's token in the body next to one that may not send", tokens({ allow: ['info'] }, {}))`
   * ${HELLO} | bearer → 403 endpoint_not_allowed
   ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
   POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
@@ -2760,20 +2781,23 @@ test('attack: wrong credentials from any number of addresses do not fill the mem
   const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000 }, 0) > 0;
   for (let i = 0; i < 50_000; i++) isKnown(i);
   for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
-  // The one that was used last stays.
+  // The most recently used one stays.
   assert.deepEqual([40_000, 50_000, 40_000, 39_999, 0].map(isKnown), [true, false, true, false, false]);
 });
 
-table('per token: rate, clients and allow replace the top-level ones whole, whatever headers say of the client', {
-  ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
-  ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
-})`
+table(
+  'per token: rate, clients and allow replace the top-level ones entirely, whatever headers claim about the client',
+  {
+    ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
+    ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
+  },
+)`
   * POST /v2/send | ${HELLO} | bearer → 201
   bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
   * ${HELLO} | bearer ${OTHER} → 403 client_not_allowed
   POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
 
-test('per token: it is valid through the day that it expires, and not a moment longer', async (t) => {
+test('a token is valid through the day on which it expires, and not a moment longer', async (t) => {
   let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
   const day = { secret: SECRET, expires: '2027-06-30' };
   const time = { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' };
@@ -2783,13 +2807,13 @@ test('per token: it is valid through the day that it expires, and not a moment l
   await checkRows(both, ['* → 401 unauthorized', ['bearer', `bearer ${OTHER}`]]);
 });
 
-// Node 20 obeyed header fields beyond the thousandth, and did not show them.
+// Node 20 obeyed header fields after the thousandth without showing them.
 table('a thousand header fields hide nothing from the gateway', {})`
   * → 431
   {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
 
-// A regular expression was quadratic in the white space of an Authorization header.
-table('a long Authorization header is looked at in one pass', {})(
+// A regular expression took time quadratic in the white space of an Authorization header.
+table('a long Authorization header is parsed in one pass', {})(
   Array<string>(30).fill(`Authorization: Bearer a${' '.repeat(15_000)}a → 401 unauthorized`),
 );
 
@@ -2802,19 +2826,21 @@ const CROSS_SITE = `${EVIL} | Sec-Fetch-Mode: no-cors | Sec-Fetch-Site: cross-si
 const ASKED = 'Access-Control-Request-Method: POST';
 const SWITCHED: GatewayConfig = { ...ALL_FORMS, allow: ['messaging', 'info', 'setup'], cors: [DASHBOARD] };
 const OPEN: GatewayConfig = { ...SWITCHED, ...NO_TOKENS };
-/** What a browser adds to a request by itself: a password that it remembers, or nothing where no token is needed. */
+/**
+ * What a browser adds to a request automatically: a password that it remembers, or nothing where no token is needed.
+ */
 const BY_ITSELF = [
   ['with the password that it remembers', SWITCHED, 'basic'],
   ['where no token is needed', OPEN, 'none'],
 ] as const;
-/** The headers of a row, as the client of node:http takes them. */
+/** The headers of a row, as node:http's client accepts them. */
 const fieldsIn = (row: string): http.OutgoingHttpHeaders =>
   Object.fromEntries(parseRow(row).headers.map(([name, value]) => [name.toLowerCase(), value]));
 
 for (const [how, config, credential] of BY_ITSELF) {
   // The Host of a row is "gateway".
   const acting = `${RECEIVE} /v2/send?message=x /v1/qrcodelink?device_name=x /v1/accounts /@auth=/v1/accounts`;
-  table(`attack: have a browser send by itself, from a page of another site, ${how}`, config)`
+  table(`attack: have a browser send automatically, from a page of another site, ${how}`, config)`
     * ${credential} | ${HELLO} → 403 cross_site
     # fetch with no-cors and sendBeacon, also over plain http; a form in a frame with a data: URL
     ${CROSS_SITE} | Content-Type: text/plain;charset=UTF-8 ;; ${EVIL} | Content-Type: text/plain;charset=UTF-8
@@ -2852,14 +2878,14 @@ for (const [how, config, credential] of BY_ITSELF) {
 
   const proxied = 'X-Forwarded-Host: signal.example.org';
   const behindProxy = { ...config, trustedProxies: ['127.0.0.1'] };
-  table(`behind a trusted proxy X-Forwarded-Host decides, or else Host, ${how}`, behindProxy)`
+  table(`behind a trusted proxy X-Forwarded-Host decides, or Host without it, ${how}`, behindProxy)`
     * ${credential} | ${HELLO} → 403 cross_site
     ${proxied} | ${EVIL} ;; ${proxied} | Origin: http://gateway ;; ${EVIL} ;; X-Forwarded-Host: null | Origin: null
     * ${credential} | ${HELLO} → 201
     ${proxied} | Origin: https://signal.example.org ;; ${proxied}:8880 | Origin: http://signal.example.org:8880
     Origin: https://gateway ;; Accept: */*`;
 
-  test(`WebSocket: a page of another site opens none ${how}; others do, until a reload takes their origin off cors`, async (t) => {
+  test(`WebSocket: a page of another site opens none ${how}; others do, until a reload removes their origin from cors`, async (t) => {
     const own = { ...config, allow: ['receive'] };
     const both = await startReceiving(t, undefined, own);
     const wss = 'Sec-Fetch-Mode: websocket | Sec-Fetch-Site: cross-site';
@@ -2884,12 +2910,12 @@ for (const [how, config, credential] of BY_ITSELF) {
   });
 }
 
-table('a credential that a page has to know is accepted from any page', SWITCHED)`
+table('a credential that a page must know is accepted from any page', SWITCHED)`
   * ${CHROME} | ${CROSS_SITE} → 201
   bearer | ${HELLO} ;; /v2/send?@auth=${SECRET} | ${HELLO} ;; /@auth=${SECRET}/v2/send | ${HELLO} ;; ${AUTHED(SECRET)}
   GET ${RECEIVE} | bearer → 200`;
 
-/** Responds with the header that the request's X-Say holds; with HTML, or for what is missing, 404. */
+/** Responds with the header that the request's X-Say contains, and with HTML, or 404 for a missing resource. */
 const SAYING: Handler = (req, res) => {
   const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
   const isMissing = req.url!.endsWith('missing') || (value.includes('html') && !/\/(?:x|avatar)$/.test(req.url!));
@@ -2897,9 +2923,10 @@ const SAYING: Handler = (req, res) => {
 };
 
 const ACTS = [RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/v1/accounts', '/swagger/index.html'];
-// Chromium played a stranger's playlist from /@auth=TOKEN/v1/attachments/ID, and fetched what it named: sends, too.
+// Chromium played an attacker's playlist from /@auth=TOKEN/v1/attachments/ID, and fetched what it named, including
+// sends.
 table(
-  'attack: have a media element fetch a GET that acts; with Range it is refused in every form, and what reads is not',
+  'attack: have a media element fetch a GET that acts; with Range it is refused in every form, and one that reads is not',
   {
     ...SWITCHED,
     ...tokens({ defaults: { number: FROM, recipients: [TO] } }),
@@ -2927,7 +2954,7 @@ for (const [how, config, credential] of BY_ITSELF) {
   const isolated = 'Cross-Origin-Resource-Policy: same-origin | X-Frame-Options: SAMEORIGIN';
   const shared = 'Cross-Origin-Resource-Policy: | X-Frame-Options:';
   table(
-    `no page of another site loads a response as a picture or in a frame, ${how}; a page of an origin on cors does`,
+    `no page of another site loads a response as an image or in a frame, ${how}; a page of an origin on cors does`,
     {
       ...config,
       allow: ['messaging', 'setup'],
@@ -2947,7 +2974,8 @@ for (const [how, config, credential] of BY_ITSELF) {
       : [`* bearer → ${shared}\n/v1/attachments/x → 200 ;; /no/such → 404 unknown_endpoint`]),
   ]);
 
-  // Chromium sends no Origin with such a GET to its own site, so an Origin that equals Host is not the browser's word.
+  // Chromium sends no Origin with such a GET to its own site, so an Origin equal to Host does not come from the
+  // browser.
   table(`a GET that acts needs Sec-Fetch-Site: same-origin, or an origin on cors, from a browser, ${how}`, config)`
     * ${credential} | ${CHROME} | GET ${RECEIVE} → 403 cross_site
     Origin: http://gateway ;; Origin: https://gateway ;; Sec-Fetch-Site: none | Origin: http://gateway
@@ -2968,7 +2996,7 @@ const PUBLIC_HOSTS = `evil.example evil.example:8880 EVIL.example. localhost.evi
 const LOCAL_HOSTS = `127.0.0.1:8880 192.168.1.7 [::1]:8880 [fd00::7] localhost:8880 LOCALHOST pi pi.local:8880 PI.Local
   pi.lan pi.home pi.fritz.home pi.localdomain pi.intranet pi.internal host.docker.internal:8880 pi.home.arpa pi.test
   app.localhost:8880 dash.example DASH.example:8880`.split(/\s+/);
-test('attack: point a public name at the gateway (DNS rebinding); without tokens only a local name, one on cors or none is served, with tokens any', async (t) => {
+test('attack: point a public name at the gateway (DNS rebinding); without tokens only a local name, one on cors or none is served; with tokens any is', async (t) => {
   const both = await startBoth(t, OPEN);
   const { backend, gateway } = both;
   for (const host of PUBLIC_HOSTS) {
@@ -2990,7 +3018,7 @@ test('attack: point a public name at the gateway (DNS rebinding); without tokens
   }
 });
 
-table('a browser is challenged for a bearer token alone, so that it asks for no password that it would remember', {})`
+table('a browser is challenged for a bearer token only, so it does not ask for a password that it would remember', {})`
   * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer
   * GET /v1/accounts → 401 unauthorized | WWW-Authenticate: Bearer
   * ${HELLO} → 401 unauthorized | WWW-Authenticate: Bearer
@@ -3000,7 +3028,7 @@ table('a browser is challenged for a bearer token alone, so that it asks for no 
   Accept: */* ;; User-Agent: Wget/1.25.0 ;; User-Agent: like Mozilla/5.0 ;; Sec-Fetch-Site: none`;
 
 const CORS = [DASHBOARD, 'https://plain.example'];
-/** No Origin, and the one on `cors` as it is not written there. */
+/** No Origin, and the one on `cors` in a different spelling. */
 const NOT_LISTED = `Accept: */* ;; ${EVIL} ;; Origin: null ;; Origin: ;; Origin: * ;;
   Origin: https://DASH.example:8443 ;; Origin: http://dash.example:8443 ;; Origin: https://dash.example ;;
   Origin: https://dash.example:8443/ ;;
@@ -3011,7 +3039,7 @@ const EXPOSED = `Access-Control-Allow-Origin: ${DASHBOARD} | Access-Control-Expo
 const HIDDEN = 'Access-Control-Allow-Origin: | Access-Control-Expose-Headers: | Vary:';
 const [GOOD, LISTED] = [`bearer ${OTHER}`, `* Origin: ${DASHBOARD} → ${EXPOSED} | Vary: Origin`];
 const READERS = { ...tokens({ rate: '3/1h' }, {}), cors: CORS, allow: ['send', 'info'], limits: { body: '1KiB' } };
-/** On Bun a refused request whose body nobody reads has no end: its connection closes after this time. */
+/** On Bun a refused request with an unread body never ends: its connection closes after this time. */
 const SOON_CLOSED = 'Bun' in globalThis ? { stallTimeoutMs: 1000 } : {};
 const READ_ALL = 'a page of an origin on cors may read every response, refusals included, and no other page any';
 table(READ_ALL, READERS, SOON_CLOSED)([
@@ -3037,18 +3065,18 @@ const OF_PAGES =
   'Allow-Origin Allow-Private-Network Allow-Methods Allow-Headers Allow-Credentials Expose-Headers Max-Age'
     .split(' ').map((name) => `Access-Control-${name}`);
 const NO_PAGE = OF_PAGES.map((name) => `${name}:`).join(' | ');
-table('what the backend says of pages reaches nobody; its Vary does', { cors: [DASHBOARD] }, { handler: SAYING })`
+table('headers of the backend for pages are dropped, its Vary is not', { cors: [DASHBOARD] }, { handler: SAYING })`
   * bearer | ${EVIL} → 200 | ${NO_PAGE}
   * bearer | Origin: ${DASHBOARD} → 200 | ${NO_PAGE} | ${EXPOSED}
   ${OF_PAGES.map((name) => `X-Say: ${name.replace('A', 'a')}: *`)}
   * bearer | X-Say: Vary: Accept → 200
   ${EVIL} → Vary: Accept ;; Origin: ${DASHBOARD} → Vary: Origin, Accept`;
 
-/** What a relayed response to a GET says besides, so that its content does nothing and is kept nowhere. */
+/** The headers added to a relayed response to a GET, so that its content does nothing and is not stored. */
 const CSP = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
 const ACTIVE = 'text/html | image/svg+xml | audio/aac, text/html | audio/aac; a=b, text/html | text/html; audio/aac'
   .split(' | ');
-table('what the backend responds to a GET runs no script, asks for nothing and is kept nowhere, but for swagger', {
+table('a relayed response to a GET runs no script, requests nothing and is not stored, except for swagger', {
   ...tokens({}, { defaults: { number: FROM, recipients: [TO] } }),
   allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
 }, { handler: SAYING })`
@@ -3075,7 +3103,7 @@ const FILES = ['/v1/attachments/x', `/v1/groups/${FROM}/${GROUP}/avatar`, `/v1/c
 for (const file of FILES) {
   const typed = (types: string[], more = ''): string[] =>
     types.map((type) => `GET ${file} | X-Say: Content-Type: ${type} → Content-Type: ${more || type}`);
-  table(`a file that is neither sound nor film nor picture is a download, and a playlist is a text: ${file}`, {
+  table(`a file that is not audio, video or an image is a download, and a playlist is a text: ${file}`, {
     ...tokens({}),
     allow: ['messaging', 'GET /v1/contacts/*', 'GET /v3/*'],
   }, { handler: SAYING })([
@@ -3089,7 +3117,7 @@ for (const file of FILES) {
     '* bearer → passes | Content-Disposition:',
     ...typed(SHOWN),
     'DELETE /v1/attachments/x | X-Say: Content-Type: text/html',
-    // Firefox showed a page of another site whether a frame navigated, and so which attachments exist.
+    // Firefox revealed to a page of another site whether a frame navigated, and so which attachments exist.
     'GET /v1/attachments/missing | X-Say: Content-Type: text/html',
   ]);
 }
@@ -3105,7 +3133,7 @@ for (const [how, config, credential] of BY_ITSELF) {
     `* ${credential} | ${CHROME} | Upgrade-Insecure-Requests: 1 | Sec-Fetch-Site: same-origin → 200`,
     ...FILES.map((file) => `GET ${file}`),
     `* ${credential} | ${CHROME} → 200`, // an <img>, or a fetch
-    // a contact is setup, whose GETs need Sec-Fetch-Site from a browser
+    // a contact is in setup, whose GETs need Sec-Fetch-Site from a browser
     ...FILES.slice(0, 2).map((file) =>
       `GET ${file} ;; GET ${file} | Upgrade-Insecure-Requests: 1 | Origin: ${DASHBOARD}`
     ),
@@ -3114,7 +3142,7 @@ for (const [how, config, credential] of BY_ITSELF) {
   ]);
 }
 
-test('of two Content-Type of a response the last one decides whether it is shown', async (t) => {
+test('the last of two Content-Type headers of a response decides whether it is shown', async (t) => {
   const head = 'HTTP/1.1 200 OK | Content-Type: image/png | Content-Type: text/html | Content-Length: 2 | | hi';
   const { gateway } = await startRaw(t, (socket) => void socket.write(barred(head).join('\r\n')), {
     allow: ['messaging'],
@@ -3123,11 +3151,11 @@ test('of two Content-Type of a response the last one decides whether it is shown
   assert.equal(headers['content-disposition'], 'attachment');
 });
 
-test('a preflight of an origin on cors is 204 without a credential, from any address, and reaches neither backend nor rate', async (t) => {
+test('a preflight of an origin on cors is 204 without a credential, from any address, and neither reaches the backend nor counts toward the rate', async (t) => {
   const elsewhere = { ...SWITCHED, clients: ['10.0.0.0/8'] };
   const limited = { ...OPEN, ...tokens({ rate: '1/1h' }) };
   const names = 'Access-Control-Request-Headers';
-  // Of what is no route, or no target, the gateway says the same: a page can read the refusal that follows.
+  // The same holds for an unknown route and an invalid target, so a page can read the refusal that follows.
   const targets = `/v2/send /no/such/thing /v1/accounts ${RECEIVE} /@auth=${OTHER}/v2/send /@auth=${OTHER}/@auth=x/
     /../v2/send /v1/groups/--help /v1/receive/1 /%zz /v1%2Fabout http://x/v2/send`.split(/\s+/);
   const preflights: [row: string, allowed: string][] = [
@@ -3173,7 +3201,7 @@ table(NAMED_ORIGIN, { cors: [DASHBOARD] })([
   ]),
 ]);
 
-table('an OPTIONS that is no preflight of an origin on cors is a request like others', { cors: CORS })([
+table('an OPTIONS that is not a preflight of an origin on cors is an ordinary request', { cors: CORS })([
   '* OPTIONS /v2/send → 401 unauthorized | Access-Control-Allow-Methods:',
   '* OPTIONS /v2/send | bearer → 405 method_not_allowed | Access-Control-Allow-Methods:',
   ...NOT_LISTED.map((origin) => `${origin} | ${ASKED}`),
