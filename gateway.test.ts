@@ -3210,7 +3210,7 @@ table('an OPTIONS that is not a preflight of an origin on cors is an ordinary re
 ]);
 
 section('ROUTES'); // ──────────────────────────────────────────────────────────────────────────────
-/** Every route of backend.md, by the groups that they belong to here; N is a number, G a group. */
+/** Every route of backend.md, by its group in the gateway; N is a number, G a group. */
 const ROUTES = Object.entries({
   info: 'GET /v1/about; GET /v1/health',
   send: 'POST /v2/send; POST /v1/send',
@@ -3238,12 +3238,12 @@ const ROUTES = Object.entries({
   })
 );
 
-/** Where any request is 200, whatever the backend has for it. */
+/** A backend that answers every request with 200, whether the route exists or not. */
 const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
 const ANSWERING = { handler: ANY_ROUTE };
 const ALL_GROUPS = { allow: ['messaging', 'setup'] };
 
-/** Entries of allow, and the routes that they open: their group, method and path. */
+/** Entries of allow, and the routes that each opens: group, method and path. */
 const OPENED = {
   ...Object.fromEntries(
     KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
@@ -3266,7 +3266,7 @@ for (const [allow, opened] of Object.entries(OPENED)) {
   ]);
 }
 
-test("the table of routes is the backend's, each in its group, and its rows say only facts that the code asks for", () => {
+test("the table of routes matches the backend's, each in its group, and its rows state only facts that the code uses", () => {
   const found = ROUTES.map(({ group, method, path }) => {
     const { route } = parseTarget(method, path);
     assert.equal(route?.group, group, `${method} ${path}`);
@@ -3279,7 +3279,7 @@ test("the table of routes is the backend's, each in its group, and its rows say 
   assert.deepEqual([...said].sort(), [...asked].sort());
 });
 
-/** Starts a gateway from a copy of gateway.ts whose table has more routes, as the pages say how to add them. */
+/** Starts a gateway from a copy of gateway.ts whose table has more routes, added as documented. */
 async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
   const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
   const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
@@ -3287,8 +3287,8 @@ async function startWithRoutes(t: TestContext, rows: string[], config: GatewayCo
   return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
 }
 
-// POST …/:groupid/link, added as the pages said, gave a group's link to a token with `recipients`.
-test('a route that somebody adds is closed until its row opens it: it acts, changes groups, is for persons, shows all accounts, and takes no large body', async (t) => {
+// POST …/:groupid/link, added as documented, gave a group's link to a token with `recipients`.
+test('a route added to the table has every restriction until its row lifts it: it acts, changes groups, is for persons, shows all accounts, takes no large body', async (t) => {
   const group = `/v1/groups/${FROM}/${GROUP}`;
   const large = `{"x":"${'x'.repeat(70_000)}"}`;
   const [strict, open] = ['', ' reads any-body same-members to-groups no-account'];
@@ -3310,7 +3310,7 @@ test('a route that somebody adds is closed until its row opens it: it acts, chan
   }
 });
 
-test('a path without a row needs a slot, as a row does that does not say otherwise', async (t) => {
+test('a path without a row needs a slot, like a row that does not state otherwise', async (t) => {
   for (const path of ['/v1/new', '/v1/attachments']) {
     const { backend, gateway } = await startHeld(t, 1, { allow: ['GET /v1/new', 'messaging'] });
     const both = [path, path].map((path) => ask(gateway, { path, headers: BEARER }));
@@ -3325,7 +3325,7 @@ test('a path without a row needs a slot, as a row does that does not say otherwi
   }
 });
 
-table('a path without a row acts below the prefixes of setup, of /v2/send and of /v1/receive, and nowhere else', {
+table('a path without a row acts only below the prefixes of setup, /v2/send and /v1/receive', {
   allow: ['GET /api/*', 'GET /v1/new', 'GET /v1/devices/*', 'GET /v2/send/*', 'GET /v1/receive/*', 'GET /swagger'],
 }, ANSWERING)`
   * basic | ${CHROME} | Sec-Fetch-Site: none → 403 cross_site
@@ -3348,7 +3348,7 @@ test('the body of a path without a row streams, and may name groups', async (t) 
 
 const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
 const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
-table('a new upstream route below a setup prefix is setup, although no table knows it', ALL_BUT_SETUP)`
+table('a new upstream route below a setup prefix is setup, although it is in no table', ALL_BUT_SETUP)`
   * bearer → 403 setup_blocked
   ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
   POST /v1/accounts | {}`;
@@ -3365,9 +3365,12 @@ const NO_ENDPOINTS = `
   PUT /v2/send?message=x → Allow: POST | route=/v2/send | "takes POST, and not PUT.","
   HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
   PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/* | "takes GET, POST, and not PATCH.","`;
-table('with a token, no endpoint is 404, and no method of an endpoint 405 with those that it has; without one, 401', {
-  allow: ['messaging', 'setup', 'GET /v1/new/*'],
-})`${NO_ENDPOINTS}
+table(
+  'with a token, an unknown endpoint is 404, and an unknown method 405 with the known ones; without a token, both are 401',
+  {
+    allow: ['messaging', 'setup', 'GET /v1/new/*'],
+  },
+)`${NO_ENDPOINTS}
   PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
   PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
   OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*
@@ -3377,7 +3380,7 @@ table('with a token, no endpoint is 404, and no method of an endpoint 405 with t
   * → 401 unauthorized | Allow:
   GET /v1/new → route=/v1/* ;; POST / → route=/ ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
   PATCH /v1/groups/${FROM} → route=/v1/groups/* ;; OPTIONS /v1/plugins/mine → route=/v1/plugins/*`;
-table('a token that may use few endpoints gets the same 404 and 405', { allow: ['info'] })`${NO_ENDPOINTS}
+table('a token for few endpoints gets the same 404 and 405', { allow: ['info'] })`${NO_ENDPOINTS}
   * bearer → 403 endpoint_not_allowed
   GET /v1/attachments → "not use this endpoint; the word \"messaging\" in its \"allow\" opens it.","
   GET /v1/receive/${FROM} → "the word \"receive\" in its" ;; ${HELLO} → "the word \"send\" in its"`;
@@ -3411,7 +3414,7 @@ table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
       requests.split(' & ').map((request) => `@ {"allow":["${pattern}"]} | ${request}`).join('\n'),
   ),
 );
-table('the default allows sending and asking about, and nothing more', {})`
+table('the default allows sending and info, and nothing more', {})`
   * bearer → 200
   GET /v1/about ;; GET /v1/health → 204 ;; ${HELLO} → 201 ;; POST /v1/send | ${HELLO} → 201
   GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 404 ;; GET / → 404`;
@@ -3425,7 +3428,7 @@ test('a lower-case method, TRACE and CONNECT never reach the backend', async (t)
   assert.equal(backend.seen.length, 0, 'the backend saw a request');
 });
 
-// A wildcard counted as naming the route.
+// A wildcard counted as naming the route explicitly.
 table("attack: read all accounts' attachments by a route without an account; a pattern that names it opens it", {
   ...tokens({ senders: [FROM] }),
 })`
@@ -3437,14 +3440,14 @@ table("attack: read all accounts' attachments by a route without an account; a p
   GET /v1/accounts ;; GET /v1/qrcodelink?device_name=x ;; GET /v1/configuration ;; GET /swagger/index.html
   * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
   GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
-table('attack: use a route that a pattern opens and nobody knows, with a token that has senders or recipients', {
+table('attack: use an unknown route that a pattern opens, with a token that has senders or recipients', {
   allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
 })`
   * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}"]} → 403 endpoint_not_allowed
   * bearer | @ {"senders":["${FROM}"]} → 403 endpoint_not_allowed
   * bearer | @ {"recipients":["${TO}"]} → 403 endpoint_not_allowed
   POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
-table('attack: reach setup by another spelling, or by the default of a token with a list of its own', {
+table('attack: use setup in another spelling, or through the default of a token with its own list', {
   ...{ allow: ['setup'], ...tokens({ allow: ['messaging', 'info', '* /*', '* /v1/*'] }) },
 })`
   * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
@@ -3457,10 +3460,10 @@ table('attack: reach setup by another spelling, or by the default of a token wit
   POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
 
 section('RATE'); // ────────────────────────────────────────────────────────────────────────────────
-/** A text's lines, or what two semicolons separate. */
+/** The lines of a text, also separated by two semicolons. */
 const listed = (...text: Parameters<typeof literal>): string[] => literal(...text).trim().split(/\n *| ;; /);
 
-/** A gateway on a clock that its test sets, and what comes of one request after the other to it. */
+/** A gateway on a clock that its test sets, and the outcomes of requests sent to it one after the other. */
 async function startClocked(t: TestContext, config: GatewayConfig) {
   const clock = { nowMs: 1_700_000_000_000 };
   const both = await startBoth(t, config, { now: () => clock.nowMs });
@@ -3469,10 +3472,10 @@ async function startClocked(t: TestContext, config: GatewayConfig) {
   return { both, clock, asks };
 }
 
-test('rate: a token beyond its rate is 429 with a Retry-After that is true, and other tokens go on', async (t) => {
+test('rate: a token beyond its rate gets 429 with an accurate Retry-After, and other tokens are not affected', async (t) => {
   const { clock, asks } = await startClocked(t, { rate: '3/1m', ...tokens({}, {}) });
   await asks('bearer', '200', '200', '200');
-  // What may not pass anyway does not count, neither before nor after.
+  // Requests that are refused for another reason do not count, neither before nor after.
   await asks('bearer', 'GET /v1/accounts → 403 setup_blocked', '429 rate_limited | Retry-After: 20');
   await asks(`bearer ${OTHER}`, '200');
   clock.nowMs += 18_999;
@@ -3484,7 +3487,7 @@ test('rate: a token beyond its rate is 429 with a Retry-After that is true, and 
 });
 
 // 2718 lines a second: 64 GB a day.
-test('what a token is told to send later is 30 log lines a minute of each token, then it is at debug', async (t) => {
+test('rate-limited requests are 30 log lines a minute for each token, and beyond that logged at debug level', async (t) => {
   const { both: { gateway }, clock, asks } = await startClocked(t, { rate: '1/1d', ...tokens({}, {}) });
   const levels = (token: string) =>
     requests(gateway).filter((line) => line.code === 'rate_limited' && line.token === token).map(({ level }) => level);
@@ -3492,7 +3495,7 @@ test('what a token is told to send later is 30 log lines a minute of each token,
   await asks(`bearer ${OTHER}`, '200', '429 rate_limited');
   assert.deepEqual(levels('test'), [...Array(30).fill('warn'), 'debug', 'debug']);
   assert.deepEqual(levels('other'), ['warn']);
-  // Other refusals of the token are not counted, and in a minute there is room for 30 lines again.
+  // Other refusals of the token do not count, and a minute later 30 more lines are allowed.
   await asks('bearer', 'GET /v1/accounts → 403 setup_blocked');
   assert.equal(requests(gateway).at(-1)!.level, 'warn');
   clock.nowMs += 60_000;
@@ -3500,7 +3503,7 @@ test('what a token is told to send later is 30 log lines a minute of each token,
   assert.deepEqual(levels('test').slice(30), ['debug', 'debug', 'warn']);
 });
 
-test('what is busy for a token is 30 log lines a minute too; no token counts as an address, whatever its name', async (t) => {
+test('busy refusals are also 30 log lines a minute for each token; a token named like an address does not count as one', async (t) => {
   const config = {
     limits: { connections: 4 },
     tokens: { '127.0.0.1': { secret: SECRET }, 'other': { secret: OTHER } },
@@ -3516,7 +3519,7 @@ test('what is busy for a token is 30 log lines a minute too; no token counts as 
   assert.deepEqual(levels('busy'), [...Array(30).fill('error'), 'debug', 'debug']);
 });
 
-test('wrong credentials beyond the budget are 429 with Retry-After; a right one always works', async (t) => {
+test('wrong credentials beyond the budget are 429 with Retry-After; a valid one always works', async (t) => {
   const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
   const from = (client: string, ...wanted: string[]): Promise<void> =>
     asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
@@ -3526,7 +3529,7 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
     await asks(`bearer guess-number-${i}-of-many | X-Forwarded-For: 203.0.113.7`, wanted);
   }
   await from('203.0.113.8', '401 unauthorized');
-  // No credential is not a wrong one, and is challenged as ever.
+  // A missing credential is not a wrong one, and is challenged as before.
   await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
   clock.nowMs += 2000;
   await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
@@ -3541,7 +3544,7 @@ test('wrong credentials beyond the budget are 429 with Retry-After; a right one 
   }
 });
 
-test('each credential that is refused counts as a wrong one: an expired token, a form that is not accepted, a wrong user or scheme', async (t) => {
+test('every refused credential counts as wrong: an expired token, a form that is not accepted, a wrong user or scheme', async (t) => {
   const config = { trustedProxies: ['127.0.0.1'], ...tokens({ methods: ['bearer'] }, { expires: '2020-01-01' }) };
   const { asks } = await startClocked(t, config);
   const ways = listed`
@@ -3555,8 +3558,8 @@ test('each credential that is refused counts as a wrong one: an expired token, a
   }
 });
 
-// 500 requests without a credential were 500 lines, on a card of a few gigabytes.
-test('a flood without a good token is 30 log lines a minute of each address, whatever is refused; then it is at debug', async (t) => {
+// 500 requests without a credential were 500 log lines, on an SD card of a few gigabytes.
+test('a flood without a valid token is 30 log lines a minute for each address, whatever the refusal; the rest is at debug level', async (t) => {
   const clients = ['127.0.0.1', '203.0.113.0/24', '2001:db8::/32'];
   const config = { trustedProxies: ['127.0.0.1'], clients, cors: ['https://a.example'] };
   const { both, clock, asks } = await startClocked(t, config);
@@ -3583,7 +3586,7 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
   assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
-  // The count of wrong credentials is another one, and a good token's lines are logged as ever.
+  // Wrong credentials are counted separately, and a valid token's lines are logged as before.
   const first = 'X-Forwarded-For: 203.0.113.1';
   await asks(`${first} | bearer ${OTHER}`, ...Array<string>(30).fill('401'), '429');
   for (let i = 0; i < 40; i++) {
@@ -3594,8 +3597,8 @@ test('a flood without a good token is 30 log lines a minute of each address, wha
   await asks(first, '401 | level=warn', '401 | level=debug');
 });
 
-// With one limiter for rates and for wrong credentials, strangers gave a token of 1/1h its rate back.
-test('10,100 addresses with wrong credentials do not give a token its rate back', async (t) => {
+// With one limiter for rates and wrong credentials, unauthenticated clients could reset the rate of a token with 1/1h.
+test('10,100 addresses with wrong credentials do not reset the rate of a token', async (t) => {
   const { both: { gateway }, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'], rate: '1/1h' });
   await asks('bearer', '200', '429 rate_limited');
   const clients = Array.from({ length: 20 }, () => open(t, gateway));
@@ -3612,7 +3615,7 @@ test('10,100 addresses with wrong credentials do not give a token its rate back'
 });
 
 // A token was locked out for as long as the clock had been set back.
-test('RateLimiter: a bucket of so many, refilled evenly; a clock that is set back locks nobody out, however often one asks', () => {
+test('RateLimiter: a bucket refills evenly up to its size; setting the clock back locks no client out, however often it tries', () => {
   const limiter = new RateLimiter();
   const rate = { count: 7, perMs: 1000 };
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
@@ -3633,7 +3636,9 @@ section('METRICS'); // ───────────────────
 const SCRAPER: TokenConfig = { allow: ['metrics'] };
 const METRICS = { path: '/metrics', headers: { authorization: `Bearer ${OTHER}` } };
 
-/** What the second token of a gateway reads: each series with its labels, without the common prefix, and its value. */
+/**
+ * What the second token of a gateway scrapes: each series with its labels, without the common prefix, and its value.
+ */
 async function scrape(gateway: Address, request: Ask = METRICS): Promise<Record<string, number>> {
   const { status, text } = await ask(gateway, request);
   assert.equal(status, 200, text);
@@ -3645,7 +3650,7 @@ async function scrape(gateway: Address, request: Ask = METRICS): Promise<Record<
   return Object.fromEntries(samples);
 }
 
-test('GET /metrics is text that Prometheus reads, without a phone number, a secret or a path of a client, and is never relayed', async (t) => {
+test('GET /metrics is valid Prometheus text without phone numbers, secrets or client paths, and is never relayed', async (t) => {
   const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, ...tokens({}, SCRAPER) });
   await ask(gateway, { headers: BEARER, body: HELLO });
   for (const path of [`/v1/receive/${FROM}`, `/@auth=${SECRET}/v1/groups/${FROM}/${GROUP}`, '/no/such', '/metrics']) {
@@ -3664,7 +3669,7 @@ test('GET /metrics is text that Prometheus reads, without a phone number, a secr
   assert.deepEqual({ level, bytesOut, token, route }, wanted);
 });
 
-test('the metrics count requests by token, route and status, and sends by their time and the last one of each token', async (t) => {
+test('the metrics count requests by token, route and status, and have the duration of sends and the time of the last one per token', async (t) => {
   const clock = { nowMs: 1_700_000_000_500 };
   const statuses = [201, 201, 400];
   const backend = await startBackend(t, (req, res) => {
@@ -3698,14 +3703,14 @@ test('the metrics count requests by token, route and status, and sends by their 
   assert.equal(first['last_sent_timestamp_seconds{token="test"}'], 1_700_000_060.5, 'by the clock, and of a 2xx');
   assert.equal(first.process_start_time_seconds, 1_700_000_000.5);
   assert.equal(first[`info{version="${PACKAGE.version}"}`], 1);
-  // Each bucket has those before it.
+  // Each bucket includes those before it.
   const buckets = Object.entries(first).filter(([name]) => name.startsWith('send_seconds_bucket'));
   const limits = buckets.map(([name]) => /le="(.*)"/.exec(name)![1]);
   assert.deepEqual(limits, '0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 150 +Inf'.split(' '));
   for (const [i, [, value]] of buckets.entries()) assert.ok(value >= (buckets[i - 1]?.[1] ?? 0), `${buckets}`);
   assert.deepEqual([buckets.at(-1)![1], first.send_seconds_count], [3, 3]);
   assert.ok(first.send_seconds_sum! > 0, 'the sum of the times');
-  // A reload keeps all of it, and the scrape has been counted.
+  // A reload keeps all counts, and the scrape itself has been counted.
   gateway.reload(tokens({}, SCRAPER));
   const second = await scrape(gateway);
   assert.equal(second['requests_total{token="other",route="GET /metrics",status="200"}'], 1);
@@ -3722,7 +3727,7 @@ table('only the word metrics and the pattern GET /metrics open GET /metrics, wha
   * bearer | @ {"allow":["metrics","* /*"]} → 405 method_not_allowed | Allow: GET
   HEAD /metrics ;; OPTIONS /metrics`;
 
-test('GET /metrics takes the steps of any request: forms, expiry, clients, rate; senders and recipients do not matter', async (t) => {
+test('GET /metrics passes the checks of any request: forms, expiry, clients, rate; senders and recipients do not matter', async (t) => {
   const rows: [TokenConfig, Ask, number][] = [
     [{}, {}, 200],
     [{ allow: ['GET /metrics'] }, {}, 200],
@@ -3742,13 +3747,13 @@ test('GET /metrics takes the steps of any request: forms, expiry, clients, rate;
     if (status === 200) assertDenied(await ask(gateway, { ...METRICS, ...request }), 429, 'rate_limited', both);
     assert.deepEqual([backend.seen.length, backend.connections], [0, 0], 'what the backend saw');
   }
-  // An allow at the top level is that of each token without its own.
+  // A top-level allow applies to each token without its own.
   const { gateway } = await startBoth(t, { allow: ['send', 'metrics'], ...tokens({}, { allow: ['send'] }) });
   assert.equal((await ask(gateway, { ...METRICS, headers: BEARER })).status, 200);
   assert.equal((await ask(gateway, METRICS)).status, 403);
 });
 
-test('without tokens, only an allow with the word opens GET /metrics, and not to a page of another site', async (t) => {
+test('without tokens, GET /metrics is open only if allow has the word, and never to a page of another site', async (t) => {
   const { gateway } = await startBoth(t, { ...NO_TOKENS, allow: ['metrics', 'info'] });
   await ask(gateway);
   const values = await scrape(gateway, { path: '/metrics' });
@@ -3759,7 +3764,7 @@ test('without tokens, only an allow with the word opens GET /metrics, and not to
   assert.equal((await ask(other, { path: '/metrics' })).status, 403);
 });
 
-test('the metrics tell which requests wait for a slot and which for the backend, lent slots, and whether the backend is up', async (t) => {
+test('the metrics have the requests that wait for a slot and for the backend, lent slots, and whether the backend is up', async (t) => {
   const own = { ...tokens({}, SCRAPER), limits: { connections: 50 } };
   const { backend, gateway } = await startHeld(t, 1, own, { slotTimeoutMs: 20 });
   gateway.reload({ ...own, backend: { url: backend.url, parallel: 1, wait: '30s' } });
@@ -3779,7 +3784,7 @@ test('the metrics tell which requests wait for a slot and which for the backend,
   assert.deepEqual(some(await becomes('slots_lent', 1)), { ...idle, [slot]: 1, slots_lent: 1, connections: 3 });
   await answerAll(backend, sends);
   assert.deepEqual(some(await becomes('connections', 1)), idle);
-  // A reload to another backend: what waits for the old one is counted, and it is the new one that is up.
+  // After a reload to another backend, requests that wait for the old one are counted, and the new one is up.
   backend.server.close().closeAllConnections();
   const late = [send(gateway, 'late'), ask(gateway, { headers: BEARER })];
   await becomes(atGate, 2);
@@ -3794,7 +3799,7 @@ test('the metrics tell which requests wait for a slot and which for the backend,
   for (const answer of late) assert.equal((await answer).status, 201);
 });
 
-test('a send is counted by the answer of the backend, whether its client is still there or not', async (t) => {
+test('a send is counted by the response of the backend, whether its client is still connected or not', async (t) => {
   const { backend, gateway } = await startHeld(t, 4, tokens({}, SCRAPER));
   const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
   const { socket } = open(t, gateway, SEND);
@@ -3810,8 +3815,8 @@ test('a send is counted by the answer of the backend, whether its client is stil
   assert.ok(values['last_sent_timestamp_seconds{token="test"}']! > 1e9, 'the backend took the message');
 });
 
-test('the metrics count each mistake of the gateway itself, in a request and before it', async (t) => {
-  let calls = -1000; // of the clock: its first call is made when a request begins
+test('the metrics count each internal error, during a request and before it', async (t) => {
+  let calls = -1000; // of the clock: its first call comes when a request begins
   const now = (): number => {
     if (++calls === 0) throw new RangeError('the clock is broken');
     return Date.now();
@@ -3849,7 +3854,7 @@ test('docs/operating.md has every series with its type and labels, and its alert
   assert.deepEqual(used.filter((name) => !rows.some((row) => row.name === name)), []);
 });
 
-test('beyond 10,000 series the rest is counted for all tokens together', () => {
+test('beyond 10,000 series, further ones are counted for all tokens together', () => {
   const metrics = new Metrics();
   type Counted = Parameters<typeof metrics.countRequest>[0];
   const count = (name: string, status = 200): void =>
@@ -3870,7 +3875,7 @@ test('beyond 10,000 series the rest is counted for all tokens together', () => {
 });
 
 section('SILENCES'); // ────────────────────────────────────────────────────────────────────────────
-/** The timers of a length that only one test uses, or of a little less. They run when the test says so. */
+/** The timers of a duration that only one test uses, or slightly less. They run when the test fires them. */
 const HELD_TIMERS: (() => void)[][] = [];
 const [HELD_FROM_MS, HELD_STEP_MS] = [20_000_000, 1_000_000];
 function holdTimers(): { ms: number; due: (() => void)[] } {
@@ -3880,7 +3885,7 @@ function holdTimers(): { ms: number; due: (() => void)[] } {
       HELD_TIMERS[Math.ceil((ms - HELD_FROM_MS) / HELD_STEP_MS)]?.push(() => run(...args));
       return setTimeout(run, ms, ...args);
     };
-    // What node:util's promisify finds at it stays there.
+    // What node:util's promisify finds on it is kept.
     globalThis.setTimeout = Object.assign(holding, setTimeout) as unknown as typeof setTimeout;
   }
   const due: (() => void)[] = [];
@@ -3889,7 +3894,7 @@ function holdTimers(): { ms: number; due: (() => void)[] } {
 
 const [SILENT, AGAIN] = ['the backend has not answered for 30 s', 'the backend answers again'];
 
-/** A backend that answers `info`, and the rest when it is told to; what the log says of its silence; and its time. */
+/** A backend that answers `info` at once and the rest on demand; the log lines about its silence; and its clock. */
 async function startSilent(t: TestContext, parallel: number, config: GatewayConfig = {}) {
   const { ms, due } = holdTimers();
   const held: http.ServerResponse[] = [];
@@ -3908,7 +3913,7 @@ async function startSilent(t: TestContext, parallel: number, config: GatewayConf
   const arrive = async (count: number, request: Ask): Promise<Promise<Answer>[]> => {
     const before = held.length;
     const answers = Array.from({ length: count }, () => ask(gateway, { headers: BEARER, ...request }));
-    for (const answer of answers) answer.catch(() => {}); // its client may leave
+    for (const answer of answers) answer.catch(() => {}); // its client may disconnect
     await until(() => held.length === before + count);
     return answers;
   };
@@ -3916,7 +3921,7 @@ async function startSilent(t: TestContext, parallel: number, config: GatewayConf
 }
 const A_SEND: Ask = { body: HELLO };
 
-test('a backend that hangs is one line after 30 s, whatever clients do, and one when it answers again; health checks do not count', async (t) => {
+test('a backend that hangs is logged once after 30 s, whatever clients do, and once when it answers again; health checks do not count', async (t) => {
   const { gateway, held, due, lines, arrive } = await startSilent(t, 4);
   const sends = await arrive(3, A_SEND);
   const info = async (): Promise<void> => assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
@@ -3937,8 +3942,8 @@ test('a backend that hangs is one line after 30 s, whatever clients do, and one 
   assert.equal(lines().length, 2);
 });
 
-// It was one pair of lines for each slow request among fast ones.
-test('a request that is slow while others are answered is no silence; it is looked at again 30 s after the last answer', async (t) => {
+// Each slow request among fast ones used to log a pair of lines.
+test('a slow request is not a silence while others are answered; it is checked again 30 s after the last answer', async (t) => {
   const { held, due, lines, arrive } = await startSilent(t, 4);
   const [slow, fast] = [await arrive(1, A_SEND), await arrive(1, A_SEND)].flat();
   held.pop()!.end();
@@ -3952,8 +3957,8 @@ test('a request that is slow while others are answered is no silence; it is look
   assert.deepEqual([lines(), due.length], [[], 1], 'and the slow one too');
 });
 
-test('a backend that hangs is told where clients leave early, where there are no slots, and for a health check; a poll waits for as long as its client says', async (t) => {
-  // The client has left: its slot is never lent.
+test('a backend that hangs is logged if clients disconnect early, without slots and for a health check; a poll may wait for the timeout that its client sets', async (t) => {
+  // The client has disconnected, and its slot is never lent.
   const { backend, gateway, due, lines, held } = await startSilent(t, 1);
   const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
   const { socket } = open(t, gateway, SEND);
@@ -3985,7 +3990,7 @@ test('a backend that hangs is told where clients leave early, where there are no
   await poll;
 });
 
-test('a silence of health checks alone ends with any answer; with one of sends too, it ends with that of a send', async (t) => {
+test('a silence of health checks alone ends with any answer; one that includes sends ends only with the answer to a send', async (t) => {
   for (const isInfoFirst of [true, false]) {
     const { held, due, lines, arrive, gateway } = await startSilent(t, 4);
     const headers = { ...BEARER, accept: 'hang' };
@@ -4002,8 +4007,8 @@ test('a silence of health checks alone ends with any answer; with one of sends t
   }
 });
 
-/** A backend that comes up after the gateway, as at each boot. */
-test('the warning at start is taken back when the backend comes up; until then backend_up is 0', async (t) => {
+/** A backend that starts after the gateway, as at each boot. */
+test('the start-up warning is followed by an all-clear when the backend comes up; until then backend_up is 0', async (t) => {
   const asked: string[] = [];
   const late = http.createServer((req, res) => {
     asked.push(req.url!);
@@ -4024,7 +4029,7 @@ test('the warning at start is taken back when the backend comes up; until then b
   await gateway.close();
 });
 
-test('the question at start ends with a request that was answered, with a reload to another backend, and with the gateway', async (t) => {
+test('the start-up query ends when a request is answered, on a reload to another backend, and with the gateway', async (t) => {
   let asked = 0;
   let held: net.Socket | undefined;
   const { url } = await startBackend(t, (_, res) => void res.end('{}'));
@@ -4056,11 +4061,11 @@ test('the question at start ends with a request that was answered, with a reload
   assert.equal(await up(), 0);
   assert.equal((await ask(gateway, { body: HELLO, headers: BEARER })).status, 200);
   assert.equal(await up(), 1);
-  held!.destroy(); // that this question is not answered any more is no news
+  held!.destroy(); // that this query is no longer answered is not logged
   await until(() => said().length === 2);
   assert.deepEqual(said(), [`the backend does not answer as it should ${mute}`, `the backend answers ${mute}`]);
   assert.equal(asked, 2);
-  // A reload to another begins anew.
+  // A reload to another backend starts again.
   const other = await sparePort();
   await reload(`http://127.0.0.1:${other}`);
   await until(() => said().length === 3);
@@ -4068,7 +4073,7 @@ test('the question at start ends with a request that was answered, with a reload
   await reload(url);
   await until(() => said().length === 4);
   assert.deepEqual([await up(), said()[3]], [1, `the backend answers ${url}`]);
-  // The old one is asked no more, while the new one is asked again after 1 s and after 2 s.
+  // The old one is no longer queried, while the new one is queried again after 1 s and after 2 s.
   await reload(mute);
   await until(() => said().length === 5);
   const second = { asked: 0 };
@@ -4081,17 +4086,17 @@ test('the question at start ends with a request that was answered, with a reload
   const before = asked;
   await until(() => second.asked >= 3);
   assert.equal(asked, before);
-  await gateway.close(); // with a question to come
+  await gateway.close(); // with a query still due
   assert.equal(said().length, 6);
 });
 
 const DAY_MS = 86_400_000;
-test('the gateway warns of its own certificate that has expired, is not valid yet or ends within 14 days: at start, on reload, in --check and once a day', async (t) => {
+test('a certificate of the gateway that has expired, is not valid yet or expires within 14 days is a warning at start, on reload, in --check and once a day', async (t) => {
   const [beginMs, endMs] = [Date.parse('2026-11-21T03:10:21Z'), Date.parse('2126-10-28T03:10:21Z')];
   const tls = certificate(t);
   const backend = await startBackend(t);
   const days: (() => void)[] = [];
-  const course = COURSE.getStore(); // tests beside this one start gateways too
+  const course = COURSE.getStore(); // other tests start gateways at the same time
   const { setInterval } = globalThis;
   const noting = (run: (...args: unknown[]) => void, everyMs: number, ...args: unknown[]): unknown => {
     if (everyMs === DAY_MS && COURSE.getStore() === course) days.push(() => run(...args));
@@ -4121,7 +4126,7 @@ test('the gateway warns of its own certificate that has expired, is not valid ye
     assert.deepEqual(warnings().slice(before), [`warn ${warning}`, `warn ${warning}`]);
     gateway.reload({ tls });
     assert.equal(linesOf(gateway, /^reloaded$/).at(-1)!.warning, warning);
-    // `--check` reads the clock of the machine, in the turn in which it is called.
+    // `--check` reads the machine's clock, in the turn in which it is called.
     const { now } = Date;
     Date.now = () => nowMs;
     const checking = cli(['--check', '--config', config]);
@@ -4135,7 +4140,7 @@ test('the gateway warns of its own certificate that has expired, is not valid ye
   assert.equal(warnings().length, before);
 });
 
-test('what throws while a connection is made is backend_unreachable with its own name and what to do, and shuts no gate', async (t) => {
+test('an error thrown while connecting is backend_unreachable with its own name and advice, and does not shut the gate', async (t) => {
   const server = https.createServer(
     CERTS[0],
     (req, res) => void req.resume().on('end', () => res.writeHead(201).end('[]')),
@@ -4166,7 +4171,7 @@ test('what throws while a connection is made is backend_unreachable with its own
 });
 
 test(
-  'Deno without --allow-sys and with another authority: the client is told that nothing was sent, and the log what to do',
+  'Deno without --allow-sys and with a custom CA: the response states that nothing was sent, and the log has the remedy',
   {
     skip: !('Deno' in globalThis) && 'only Deno has permissions',
   },
@@ -4187,7 +4192,7 @@ test(
   },
 );
 
-test('a connection to the backend that is silent is probed by TCP after 30 s, and not each second', {
+test('a silent connection to the backend is probed by TCP keep-alive after 30 s, and not every second', {
   skip: ('Deno' in globalThis || !existsSync('/proc/net/tcp')) &&
     'only Linux shows the timers of TCP; Deno keeps no connection',
 }, async (t) => {
@@ -4195,7 +4200,7 @@ test('a connection to the backend that is silent is probed by TCP after 30 s, an
   const answer = ask(gateway, { body: HELLO, headers: BEARER });
   await until(() => backend.seen.length === 1);
   const to = `:${backend.port.toString(16).toUpperCase().padStart(4, '0')}`;
-  // The columns: number, local and remote address, state, queues, timer (02 is keep-alive) and when it is due.
+  // The columns are number, local and remote address, state, queues, timer (02 is keep-alive) and its due time.
   const due = (): number[] =>
     readFileSync('/proc/net/tcp', 'utf8').split('\n').map((line) => line.trim().split(/\s+/))
       .filter(([, , remote = '', state]) => remote.endsWith(to) && state === '01')
@@ -4207,7 +4212,7 @@ test('a connection to the backend that is silent is probed by TCP after 30 s, an
   assert.equal((await answer).status, 200);
 });
 
-test("a token's refusals are 30 log lines a minute for each code, then at debug, which one warning a minute says", async (t) => {
+test("a token's refusals are 30 log lines a minute for each code, then at debug level, with one warning a minute about it", async (t) => {
   const { both: { gateway, backend }, clock, asks } = await startClocked(t, tokens({}, {}));
   const warned = () => linesOf(gateway, /^further refusals of a token are logged at debug level$/);
   const rows = ['GET /v1/accounts → 403 setup_blocked', 'GET /none → 404 unknown_endpoint', "'x=' → 400 bad_json"];
@@ -4215,7 +4220,7 @@ test("a token's refusals are 30 log lines a minute for each code, then at debug,
     for (let i = 0; i < 33; i++) await asks(`bearer`, `${row} | level=${i < 30 ? 'warn' : 'debug'}`);
   }
   assert.deepEqual(warned().map(({ level, token, code }) => [level, token, code]), [['warn', 'test', 'setup_blocked']]);
-  // Neither another token's, nor what the backend answers.
+  // Neither another token's refusals nor the backend's responses.
   await asks(`bearer ${OTHER}`, `${rows[0]} | level=warn`, 'GET /v1/about → 200 | level=info');
   clock.nowMs += 60_000;
   for (let i = 0; i < 31; i++) await asks('bearer', `${rows[0]} | level=${i < 30 ? 'warn' : 'debug'}`);
@@ -4223,7 +4228,7 @@ test("a token's refusals are 30 log lines a minute for each code, then at debug,
   assert.ok(backend.seen.length === 1, 'the health check of the other token');
 });
 
-test("the backend's own 400 and 429 are logged at their level, however many", async (t) => {
+test("the backend's own 400 and 429 are logged at their usual level, however many there are", async (t) => {
   const backend = await startBackend(t, (req, res) => void req.resume().on('end', () => res.writeHead(429).end()));
   const gateway = await startGateway(t, backend);
   for (let i = 0; i < 35; i++) await ask(gateway, { headers: BEARER });
