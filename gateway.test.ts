@@ -1801,14 +1801,14 @@ test('https to a plain http port, and plain http to an https port, is a warning 
     const options = { now: () => now, headersTimeoutMs: 200 };
     const { gateway } = await startBoth(t, { ...AT_INFO, ...tls && { tls } }, options);
     const warnings = (): unknown[] =>
-      linesOf(gateway, /speaks/).map((line) => `${line.level} ${line.client} ${line.message}`);
+      linesOf(gateway, /^a client sent/).map((line) => `${line.level} ${line.client} ${line.message}`);
     const mistake = (): Promise<string> => raw({ ...gateway, ca: tls ? undefined : [] } as Address, tls ? HEALTH : '');
     for (const begun of tls ? ['', '\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03'] : []) {
       await raw({ port: gateway.port }, Buffer.from(begun, 'latin1'));
     }
     for (let i = 0; i < 3; i++) await mistake();
-    const words = tls ? 'plain HTTP or the like, and this port speaks TLS' : 'TLS, and this port speaks plain HTTP';
-    assert.deepEqual(warnings(), [`warn 127.0.0.1 a client speaks ${words}`]);
+    const words = tls ? 'plain http (or something else) to this https port' : 'https to this plain http port';
+    assert.deepEqual(warnings(), [`warn 127.0.0.1 a client sent ${words}`]);
     now += 60_001;
     await mistake();
     assert.equal(warnings().length, 2);
@@ -2036,7 +2036,7 @@ test('reload: tokens and rules apply from the next request on, not to running on
   assert.deepEqual(await running, [200]);
   const before = gateway.log.length;
   assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
-  const open = ['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in'];
+  const open = ['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests without authentication'];
   assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
   // The new `listen` takes effect at the next start: until then other machines could connect to this gateway.
   const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
@@ -2745,7 +2745,7 @@ table('every 401 is the same, whatever was wrong, and has both challenges', EXPI
 
 test('without tokens, requests need no credential, and every other rule still applies', async (t) => {
   const both = await startBoth(t, NO_TOKENS);
-  const warning = 'no tokens are configured: every request is let in without a credential';
+  const warning = 'no tokens are configured: all requests are accepted without authentication';
   assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
   await checkRows(both, `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`);
 });
@@ -3360,7 +3360,7 @@ const NO_ENDPOINTS = `
   POST /api/v1/rpc → route=/*/v1/* ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
   GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}
   * bearer → 405 method_not_allowed
-  GET /v2/send → Allow: POST | route=/v2/send | "This endpoint takes POST, and not GET. To send by GET, a token needs \\"GET /v2/send\\" in its \\"allow\\", and \\"defaults\\" or \\"message\\".","
+  GET /v2/send → Allow: POST | route=/v2/send | "This endpoint accepts POST, but not GET. To send by GET, a token needs \\"GET /v2/send\\" in its \\"allow\\", and \\"defaults\\" or \\"message\\".","
   @ {"defaults":{}} | GET /v2/send?message=x → Allow: POST | route=/v2/send | "a token needs \\"GET /v2/send\\" in its \\"allow\\""
   PUT /v2/send?message=x → Allow: POST | route=/v2/send | "takes POST, and not PUT.","
   HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
@@ -4111,10 +4111,10 @@ test('a certificate of the gateway that has expired, is not valid yet or expires
   nextDay();
   assert.deepEqual([linesOf(gateway, /^listening$/)[0]!.warning, warnings()], [undefined, []]);
   const rows: [nowMs: number, state: string][] = [
-    [endMs - 14 * DAY_MS + 1, 'is not valid for long, or not yet'],
-    [endMs, 'is not valid for long, or not yet'],
+    [endMs - 14 * DAY_MS + 1, 'expires soon, or is not valid yet'],
+    [endMs, 'expires soon, or is not valid yet'],
     [endMs + 1, 'has expired'],
-    [beginMs - 1, 'is not valid for long, or not yet'],
+    [beginMs - 1, 'expires soon, or is not valid yet'],
   ];
   const config = fileWith(t, { tokens: { a: { secret: SECRET } }, tls });
   for (const [nowMs, state] of rows) {
@@ -4248,7 +4248,7 @@ table('a body that is not a JSON object is 400, and a broken object is without a
   * bearer → 400 bad_json
   # Without a body a send is broken too, but is told so in other words.
   ${NO_OBJECT.replace("''", '')}
-  POST /v2/send → "A JSON object is needed as the body, with Content-Length or chunked."
+  POST /v2/send → "The body must be a JSON object, with Content-Length or chunked."
   * bearer → 400 bad_json
   * none → 400 bad_json
   # One document for each kind of mistake: BODY SCAN has the others, cut at every byte.
@@ -5195,7 +5195,7 @@ table('a text or a webhook has its token in each form, and neither the message n
 ]);
 
 table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})`
-  * bearer → 400 bad_json | ". A text or a form is taken with a token that has "defaults" or "message"."
+  * bearer → 400 bad_json | ". To send text or a form, use a token with "defaults" or "message"."
   'Backup done' ;; 'message=x' ;; ' ' ;; -- message = x
   # Not where that would not help.
   * bearer → 400 bad_json
@@ -8525,7 +8525,7 @@ test('a log line in text form is one line, whatever is in it; the first one says
   ];
   for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
   const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
-  assert.match(log[0]!, / warning="no tokens are configured: every request is let in without a credential"$/);
+  assert.match(log[0]!, / warning="no tokens are configured: all requests are accepted without authentication"$/);
 });
 
 test('a line of the log names twenty tokens, and says of the others how many there are', async (t) => {
@@ -8674,7 +8674,7 @@ test('an error of accept is a warning of one line a minute, and the port stays o
   const { gateway } = await startBoth(t);
   const error = Object.assign(new Error('accept ENOBUFS'), { code: 'ENOBUFS' });
   for (let i = 0; i < 3; i++) gateway.server.emit('error', error);
-  const reasons = linesOf(gateway, /^a connection cannot be accepted$/).map(({ reason }) => reason);
+  const reasons = linesOf(gateway, /^a connection could not be accepted$/).map(({ reason }) => reason);
   assert.deepEqual(reasons, ['ENOBUFS']);
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
 });
@@ -9823,7 +9823,7 @@ test('a port that cannot be opened is told with what to do', { isAlone: true }, 
 
 test('--check says "warning" for what is wrong, and from which file, variables and flags it has its settings', async (t) => {
   const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
-  const open = 'warning: no tokens are configured: every request is let in without a credential';
+  const open = 'warning: no tokens are configured: all requests are accepted without authentication';
   const path = 'has the path of an endpoint; give only what stands before it, such as http://signal-api:8080';
   const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
     [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],

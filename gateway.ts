@@ -314,24 +314,24 @@ const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits
  * docs/settings.md.
  */
 const SETTINGS = {
-  'backend.url': ['BACKEND_URL', readBackend, 'may carry a path prefix, and userinfo', 'http://127.0.0.1:8080'],
-  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'until its response headers; 0 = none', '150s'],
-  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'requests at it at one time; 0 = no limit', '4'],
-  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits while it restarts; 0 = none', '30s'],
+  'backend.url': ['BACKEND_URL', readBackend, 'may have a path prefix and userinfo', 'http://127.0.0.1:8080'],
+  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'how long until its response headers; 0 = no limit', '150s'],
+  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'concurrent requests to it; 0 = no limit', '4'],
+  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
   'listen': ['LISTEN', readListen, 'host:port or :port (every interface)', '127.0.0.1:8880'],
-  'tls.cert': ['TLS_CERT', readFile, 'a file with a certificate and its chain in PEM, for https'],
-  'tls.key': ['TLS_KEY', readFile, 'a file with the key of tls.cert in PEM'],
+  'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
+  'tls.key': ['TLS_KEY', readFile, 'a PEM file with the private key of tls.cert'],
   'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true lets everybody in if there is no token', 'false'],
+  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true accepts all requests if there is no token', 'false'],
   'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
   'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its answers'],
-  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'addresses whose X-Forwarded-For is believed'],
+  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its responses'],
+  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'proxies whose X-Forwarded-For is trusted'],
   'limits.body': ['MAX_BODY', readSize, 'the largest request body; 413 beyond it', '150MiB'],
-  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'connections at the same time', '1024'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests may finish', '8s'],
+  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'concurrent connections', '1024'],
+  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests have to finish', '8s'],
   'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
   'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
 } satisfies Record<string, Setting>;
@@ -570,31 +570,31 @@ const SETTLE_MS = 1200;
  */
 const PROBLEMS = {
   bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
-  bad_target: [400, 'The request target is not acceptable.'],
+  bad_target: [400, 'The URL is not accepted.'],
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
-  bad_field: [400, 'A field of the body is not acceptable.'],
+  bad_field: [400, 'A field of the body is not accepted.'],
   unauthorized: [401, 'A valid API token is required in an accepted form, such as "Authorization: Bearer TOKEN".'],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, 'Any page could send this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
-  unknown_endpoint: [404, 'There is no such endpoint; a message is sent by POST to /v2/send.'],
-  method_not_allowed: [405, 'This endpoint does not take this method.'],
+  cross_site: [403, 'Any web page could have sent this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
+  unknown_endpoint: [404, 'There is no such endpoint; to send a message, POST to /v2/send.'],
+  method_not_allowed: [405, 'This endpoint does not accept this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
   body_too_large: [413, 'The body is larger than this gateway accepts.'],
   unsupported_encoding: [415, 'Compressed request bodies are not accepted; send the body uncompressed.'],
   too_many_headers: [431, 'The request has more than 200 header fields, or they are too long.'],
-  rate_limited: [429, 'This token has used up its rate; try again after the time in Retry-After.'],
+  rate_limited: [429, 'This token has reached its rate limit; try again after the time in Retry-After.'],
   too_many_failures: [429, 'Too many wrong credentials from this address; try again after the time in Retry-After.'],
-  client_left: [499, 'The client left.'], // only in the log: there is no client to respond to
-  internal_error: [500, 'The gateway itself failed; its log says more under this request id.'],
+  client_left: [499, 'The client disconnected.'], // only in the log: there is no client to respond to
+  internal_error: [500, "Internal error; the gateway's log has details under this request id."],
   backend_unreachable: [502, 'The Signal backend cannot be reached; nothing was sent.'],
-  bad_backend_answer: [502, 'The Signal backend gave no usable response; the message may have been sent.'],
+  bad_backend_answer: [502, 'The Signal backend sent no valid response; the message may have been sent.'],
   shutting_down: [503, 'The gateway is shutting down; try again in a moment.'],
-  busy: [503, 'There are too many requests at once; nothing was sent. Try again after the time in Retry-After.'],
+  busy: [503, 'Too many concurrent requests; nothing was sent. Try again after the time in Retry-After.'],
   backend_timeout: [504, 'The Signal backend took too long; the message may have been sent.'],
 } satisfies Record<string, [status: number, sentence: string]>;
 
@@ -640,8 +640,8 @@ class Problem {
 /** @param detail the whole sentence. */
 const withDetail = (code: ProblemCode, detail: string, reason?: string) => new Problem(code, reason, { detail });
 
-/** @param why completes "The request target is not acceptable: …". */
-const badTarget = (why: string) => withDetail('bad_target', `The request target is not acceptable: ${why}.`);
+/** @param why completes "The URL is not accepted: …". */
+const badTarget = (why: string) => withDetail('bad_target', `The URL is not accepted: ${why}.`);
 
 const tooLarge = (limitBytes: number) =>
   withDetail(
@@ -676,7 +676,7 @@ class ConfigError extends UsageError {
   readonly problems;
 
   constructor(problems: readonly string[]) {
-    super(`the configuration is not usable:\n  ${problems.join('\n  ')}`);
+    super(`the configuration is invalid:\n  ${problems.join('\n  ')}`);
     this.problems = problems;
   }
 }
@@ -1058,7 +1058,7 @@ function listenersOf(core: Core, server: http.Server) {
     tlsClientError: (_: Error, socket: Socket) => void socket.destroy(),
     /** An error without a listener would end the process. Before `listening`, openPort reports it. */
     error: ({ code }: NodeJS.ErrnoException) => {
-      if (server.listening) warnRarely(core, 'a connection cannot be accepted', { reason: code });
+      if (server.listening) warnRarely(core, 'a connection could not be accepted', { reason: code });
     },
   };
 }
@@ -1192,7 +1192,7 @@ function watchConnection(core: Core, socket: Socket, isTls: boolean) {
   const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
   connections.delete(evicted);
   evicted.destroy();
-  warnRarely(core, 'limits.connections is reached: connections without a good token are closed for new ones', {});
+  warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones', {});
 }
 
 /**
@@ -1247,10 +1247,10 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
  */
 function logUnparsed(core: Core, socket: Socket, reason: string, code: ProblemCode, isHandshake: boolean) {
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  if (isHandshake) warnRarely(core, 'a client speaks TLS, and this port speaks plain HTTP', fields);
+  if (isHandshake) warnRarely(core, 'a client sent https to this plain http port', fields);
   else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
-    warnRarely(core, 'a client speaks plain HTTP or the like, and this port speaks TLS', fields);
-  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refuses a request: ${code}`, fields);
+    warnRarely(core, 'a client sent plain http (or something else) to this https port', fields);
+  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refused a request: ${code}`, fields);
   else core.log('debug', 'client error', fields);
 }
 
@@ -1290,7 +1290,7 @@ function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) 
 function applySettings(core: Core, server: http.Server, settings: Settings) {
   const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError(['tokens: there is none; AUTH_ANONYMOUS=true would let everybody in']);
+    throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests without authentication']);
   }
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], core.atStart[path]));
   const backend = core.rules['backend.url'];
@@ -1315,7 +1315,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { anonymous, all, warnings } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
-  const open = `no tokens are configured: every request is let in without a credential${others}`;
+  const open = `no tokens are configured: all requests are accepted without authentication${others}`;
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
@@ -1340,7 +1340,7 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
   const { validFrom, validTo } = certificate;
   const endMs = Date.parse(validTo);
   if (nowMs >= Date.parse(validFrom) && nowMs <= endMs - RENEWAL_MS) return [];
-  const state = nowMs > endMs ? 'has expired' : 'is not valid for long, or not yet';
+  const state = nowMs > endMs ? 'has expired' : 'expires soon, or is not valid yet';
   return [`the certificate in tls.cert ${state}: ${validFrom} to ${validTo}`];
 }
 
@@ -1824,7 +1824,7 @@ function checkHead(req: IncomingMessage) {
   if (isTooLong(req)) throw new Problem('too_many_headers');
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
-  if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('it comes with more than one Host header');
+  if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('the request has more than one Host header');
 }
 
 /**
@@ -1840,7 +1840,7 @@ function parseTarget(method: string, raw: string) {
 
   // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode
   // differently.
-  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path has an encoded slash, backslash, dot or "%"');
+  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
@@ -1931,7 +1931,7 @@ function decodePart(text: string, isText = false) {
     throw badTarget('its percent-encoded bytes are not UTF-8');
   }
   const forbidden = isText ? /(?![\n\t])\p{Cc}/u : /\p{Cc}/u;
-  if (forbidden.test(decoded)) throw badTarget('it holds an encoded control character');
+  if (forbidden.test(decoded)) throw badTarget('it contains an encoded control character');
   return decoded;
 }
 
@@ -2099,14 +2099,14 @@ function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   // Range here. So this refusal comes first, and holds for every form.
   if (isActing && headers.range !== undefined) {
     const detail =
-      'A GET that sends, receives or sets up is refused if it has a Range header, as a media player sends.';
+      'A GET that sends, receives or sets up an account must not have a Range header, as media players send.';
     return withDetail('cross_site', detail, 'range');
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && headers['x-forwarded-host']) || (headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    const detail = 'Without tokens, call the gateway by an IP address or a local name, not by one of public DNS.';
+    const detail = 'Without tokens, connect to the gateway by an IP address or a local name, not a public DNS name.';
     return withDetail('cross_site', detail, 'public_host');
   }
   if (rules.cors.has(headers.origin ?? '')) return undefined;
@@ -2237,7 +2237,7 @@ function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
   const methods = [...new Set(routes.map(({ method }) => method))];
-  const detail = `This endpoint takes ${methods.join(', ')}, and not ${method}.${isByGet ? SEND_BY_GET : ''}`;
+  const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
@@ -2437,13 +2437,13 @@ class RequestBody {
     if (this.#notAnObject) {
       if (target.route !== SEND_ROUTE) throw this.#notAnObject;
       const { message } = this.#notAnObject;
-      throw badJson(`${message} A text or a form is taken with a token that has "defaults" or "message".`);
+      throw badJson(`${message} To send text or a form, use a token with "defaults" or "message".`);
     }
     scan.defers = false;
     scan.takeFields().forEach(check);
     if (this.#exchange.bytesIn === 0) {
       if (!says(target.route, 'body')) return undefined;
-      throw badJson('A JSON object is needed as the body, with Content-Length or chunked.');
+      throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin reads
     // what its owner wants. The body of a GET is read just to find a credential, and is not relayed.
