@@ -2036,7 +2036,7 @@ test('reload: tokens and rules apply from the next request on, not to running on
   assert.deepEqual(await running, [200]);
   const before = gateway.log.length;
   assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
-  const open = ['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests without authentication'];
+  const open = ['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests'];
   assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
   // The new `listen` takes effect at the next start: until then other machines could connect to this gateway.
   const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
@@ -3362,9 +3362,9 @@ const NO_ENDPOINTS = `
   * bearer → 405 method_not_allowed
   GET /v2/send → Allow: POST | route=/v2/send | "This endpoint accepts POST, but not GET. To send by GET, a token needs \\"GET /v2/send\\" in its \\"allow\\", and \\"defaults\\" or \\"message\\".","
   @ {"defaults":{}} | GET /v2/send?message=x → Allow: POST | route=/v2/send | "a token needs \\"GET /v2/send\\" in its \\"allow\\""
-  PUT /v2/send?message=x → Allow: POST | route=/v2/send | "takes POST, and not PUT.","
+  PUT /v2/send?message=x → Allow: POST | route=/v2/send | "accepts POST, but not PUT.","
   HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
-  PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/* | "takes GET, POST, and not PATCH.","`;
+  PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/* | "accepts GET, POST, but not PATCH.","`;
 table(
   'with a token, an unknown endpoint is 404, and an unknown method 405 with the known ones; without a token, both are 401',
   {

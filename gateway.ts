@@ -2,14 +2,14 @@
 /**
  * An authenticating gateway for signal-cli-rest-api, in one file.
  *
- * The backend has no authentication: whoever reaches it can send as you, read your messages and link a phone of their
- * own. This gateway stands in front of it. By default a request with a valid API token may send a message and read the
- * backend's version and health. Everything else is refused. Two requests need no token: `/healthz` by GET or HEAD, and
- * the preflight of an origin on `cors`. The gateway never sends a message twice, never follows a redirect and never
- * forwards a client's credential. Account setup stays closed unless the owner allows it explicitly.
+ * The backend has no authentication: anyone who can connect to it can send messages as you, read yours, and link their
+ * own phone to your account. This gateway stands in front of it. By default a request with a valid API token may send a
+ * message and read the backend's version and health; everything else is refused. Two requests need no token: `/healthz`
+ * by GET or HEAD, and the preflight of an origin on `cors`. The gateway never sends a message twice, never follows a
+ * redirect and never forwards a client's credential. Account setup stays off unless the owner enables it explicitly.
  *
- * If no token is configured, every request is let in without a credential. Such a gateway starts only on a loopback
- * address, unless `auth.anonymous` is true.
+ * If no token is configured, all requests are accepted without authentication (`allow` and the cross-site check still
+ * apply). Such a gateway starts only on a loopback address, unless `auth.anonymous` is true.
  *
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
  *            →  credential found and removed → token, its expiry and its form checked → cross-site check
@@ -23,11 +23,11 @@
  *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
- * Exit codes: 0 success; 1 a failure while running (the port is taken, `render` refuses the payload); 2 wrong usage or
- * configuration.
+ * Exit codes: 0 success; 1 a failure while running (the port is in use, `render` refuses the payload); 2 invalid usage
+ * or configuration.
  *
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it. The command line stands last and may call everything.
+ * only functions of sections below it. The command line comes last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
@@ -58,10 +58,9 @@ const VERSION = '3.0.0';
 // #region PUBLIC TYPES
 
 /**
- * The credential forms, and where a client can put its token. Before a request goes on, the gateway takes out what
- * stands at each of these places, whichever forms it accepts: a row is enough for another header or parameter of the
- * query. There is one segment, which `parseTarget` takes off the path, and one member, which BodyScan cuts out of a
- * body.
+ * The credential forms, and where a client can put its token. Before the gateway relays a request, it empties all of
+ * these places, whichever forms it accepts. To support another header or query parameter, add a row. The segment is
+ * removed by `parseTarget`, and the member by BodyScan.
  */
 const FORMS = {
   bearer: 'header authorization',
@@ -72,7 +71,7 @@ const FORMS = {
 } as const satisfies Record<string, `${'header' | 'parameter'} ${string}` | 'segment @auth=' | 'member auth'>;
 type Form = keyof typeof FORMS;
 
-/** As the settings and the log name them. */
+/** The names of the forms in settings and in the log. */
 const FORM_WORDS = Object.keys(FORMS) as Form[];
 
 /** The names of all places of one kind, `header ` or `parameter `. */
@@ -86,14 +85,13 @@ type Level = (typeof LEVELS)[number];
 
 /**
  * The configuration, in the shape of the JSON file. This type is also its manual. Every field is optional. Durations
- * are strings with a unit (`250ms 30s 5m 1h 7d`), and so are sizes (`64KiB 150MiB`). Each field has a row in `SETTINGS`
- * below.
+ * and sizes are strings with a unit (`250ms 30s 5m 1h 7d`, `64KiB 150MiB`). Each field has a row in `SETTINGS` below.
  */
 interface GatewayConfig {
   backend?: {
     /**
      * The http or https URL of the backend. It may have a path prefix, and userinfo, which is sent to the backend as
-     * Basic. Programs that can reach this URL themselves need no token: keep it off the network.
+     * Basic. A program that can connect to this URL directly needs no token, so keep it off the network.
      * @default http://127.0.0.1:8080
      */
     url?: string;
@@ -105,16 +103,16 @@ interface GatewayConfig {
      */
     timeout?: string;
     /**
-     * How many requests may act at the backend at one time; the others queue. In json-rpc mode parallel requests can
-     * crash the backend: a small number makes that rare. With 1, a send waits for all sends before it. Even then two
-     * requests can run at once: after 30 s the slot of a slow request is lent to the next one. The groups `info` and
-     * `receive` do not count. `0` means no limit.
+     * The maximum number of concurrent requests to the backend; further requests queue. In json-rpc mode parallel
+     * requests can crash the backend, which a small number makes rare. With 1, a send waits for all sends before it.
+     * Even then two requests can run at once, because after 30 s the slot of a slow request is lent to the next one.
+     * The groups `info` and `receive` do not count. `0` means no limit.
      * @default 4
      */
     parallel?: number;
     /**
      * How long a send, or `GET /v1/about`, waits in all while the backend restarts and refuses connections, at most
-     * `backend.timeout`. Nothing is sent during the wait. `0` means that nothing waits.
+     * `backend.timeout`. Nothing is sent during the wait. `0` means no wait.
      * @default 30s
      */
     wait?: string;
@@ -142,15 +140,15 @@ interface GatewayConfig {
      */
     methods?: Form[];
     /**
-     * Allows an open gateway. A gateway without tokens lets everybody in, so it starts only on a loopback address,
+     * Allows an open gateway. A gateway without tokens accepts all requests, so it starts only on a loopback address
      * unless this is true. Has no effect if there are tokens.
      * @default false
      */
     anonymous?: boolean;
   };
   /**
-   * The tokens, by name. The log shows names, never secrets. If absent, the gateway asks for no credential. An empty
-   * object is an error.
+   * The tokens, by name. The log shows names, never secrets. If absent, the gateway requires no credential. An
+   * empty object is an error.
    */
   tokens?: Record<string, TokenConfig>;
   /**
@@ -162,7 +160,7 @@ interface GatewayConfig {
   allow?: string[];
   /** Requests per time for each token, such as `30/1m`. If absent, there is no limit. */
   rate?: string;
-  /** Addresses and CIDR ranges of clients. Requests from other addresses get 403. If absent, any address will do. */
+  /** Addresses and CIDR ranges of clients. Requests from other addresses get 403. If absent, any address is allowed. */
   clients?: string[];
   /**
    * Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. If absent,
@@ -170,21 +168,21 @@ interface GatewayConfig {
    */
   cors?: string[];
   /**
-   * Addresses and CIDR ranges of proxies whose X-Forwarded-For is believed. If absent, none. A peer with such an
-   * address can claim any client address, including one on `clients`.
+   * Addresses and CIDR ranges of proxies whose X-Forwarded-For is trusted. If absent, none. A peer with such an address
+   * can claim any client address, including one on `clients`.
    */
   trustedProxies?: string[];
   limits?: {
     /** The largest request body. A larger one is refused with 413. @default 150MiB */
     body?: string;
     /**
-     * The most connections at one time. At the limit, a new connection replaces the one that has gone longest without
-     * showing a valid token. Where there are several tokens, one token is served on at most half of them.
+     * The maximum number of concurrent connections. At the limit, a new connection replaces the one that has gone
+     * longest without a valid token. If there are several tokens, each is served on at most half of them.
      * @default 1024
      */
     connections?: number;
   };
-  /** How long running requests may take to finish after SIGTERM, and in `close()`. @default 8s */
+  /** How long running requests have to finish after SIGTERM, and in `close()`. @default 8s */
   shutdown?: string;
   log?: {
     /** The least severe level that is logged: debug, info, warn, error. @default info */
@@ -194,11 +192,11 @@ interface GatewayConfig {
   };
 }
 
-/** One token. A field that the top level has too replaces the top-level value; if absent, the token inherits it. */
+/** One token. A field that also exists at the top level replaces that value; if absent, the token inherits it. */
 interface TokenConfig {
   /**
-   * The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. A thief of the file
-   * cannot use a digest.
+   * The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. A digest is useless
+   * to a thief of the file.
    */
   secret?: string;
   /** A file with the secret, instead of `secret`. The command line reloads it when it changes. */
@@ -222,9 +220,9 @@ interface TokenConfig {
   expires?: string;
   /**
    * Fields that the gateway adds to a send if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
-   * not relayed as it is: the gateway makes a new send from the body, which may be JSON, a form or text. A field of the
-   * body overrides its default, so confine the token with `senders` and `recipients`. With the `text_mode` "styled",
-   * the backend reads markup such as `**bold**` in a message.
+   * not relayed unchanged: the gateway makes a new send from the body, which may be JSON, a form or text. A field of
+   * the body overrides its default, so restrict the token with `senders` and `recipients`. With `text_mode` "styled",
+   * the backend interprets markup such as `**bold**` in a message.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /**
@@ -244,13 +242,13 @@ interface GatewayOptions {
   headersTimeoutMs?: number;
   /**
    * How long a response to a client may make no progress. Also the time in which a client must send at least 30 KiB of
-   * its body, and an unauthenticated client its whole body. A refused client may go on sending for as long again.
+   * its body, or an unauthenticated client its whole body. A refused client may keep sending for as long again.
    * @default 30_000
    */
   stallTimeoutMs?: number;
   /**
-   * How long a request may hold a slot before the slot is lent to another. A request that goes on without its client
-   * ends then.
+   * How long a request may hold a slot before the slot is lent to another. A request whose client has disconnected is
+   * then ended.
    * @default 30_000
    */
   slotTimeoutMs?: number;
@@ -275,7 +273,7 @@ interface Gateway {
   /**
    * Replaces the configuration for later requests. Running requests finish under the old one. `listen`,
    * `limits.connections`, `log.*` and whether there is TLS stay as they were at the start.
-   * @throws {ConfigError} with every mistake. The old configuration stays in force then.
+   * @throws {ConfigError} with every mistake. The old configuration then stays in force.
    */
   reload(config: GatewayConfig): void;
 }
@@ -287,14 +285,14 @@ interface Gateway {
 
 /**
  * Reads a value from JSON or from an environment variable.
- * @throws {UsageError} that says what is wrong, and never shows a secret.
+ * @throws {UsageError} that describes the mistake and never contains a secret.
  */
 type Reader<T> = (value: unknown) => T;
 
 /** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
 
-// Readers of texts. The section READERS has the others, and the functions that make and serve these.
+// Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(FORM_WORDS));
 const readListen = scalarOf('host:port, :port or [::]:port', parseListen);
 const readSize = scalarOf('a size such as 150MiB', parseSize);
@@ -306,7 +304,7 @@ const readExpiry = scalarOf(
 const readOrigins = listOf(
   textThat(isOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
 );
-/** A phone number, of an account or of a person, in the backend's form. */
+/** The phone number of an account or a person, in the backend's format. */
 const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
 
 /**
@@ -357,28 +355,28 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
-/** All settings, read and checked, by path, with what the sources say beside them. */
+/** All settings, read and checked, by path, with the warnings and notes of their sources. */
 type Settings =
   & { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[] }
   & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
 
-/** Settings that are read once. A reload leaves them as they are, and its log line names those that differ. */
+/** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * All that the server, the port and the log may read, as it was at the start. `Rules` lack these settings. So a setting
- * with which a server is made does not compile unless it is in START_ONLY, and then no check can use a newer value.
+ * The settings that the server, the port and the log use, as they were at the start. `Rules` do not contain them, so no
+ * check can use a newer value, and code that creates the server from any other setting does not compile.
  */
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
 
 /** The result of a row's reader, or undefined if the row has no default. */
 type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
 
-/** What the readers make of a token's fields. */
+/** A token's fields as their readers return them. */
 type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typeof TOKEN_READERS)[F]> };
 
-/** A token as the configuration has it. Absent fields are inherited from the top level later. */
+/** A token as configured. Absent fields are inherited from the top level later. */
 type TokenSettings =
   & Partial<Omit<TokenFields, 'secret' | 'secretFile'>>
   & TokenFields['secret']
@@ -387,47 +385,44 @@ type TokenSettings =
 // #endregion
 
 // #region FIXED LIMITS
-// Numbers that are not settings, with their reasons. A test compares this section with the table in docs/settings.md.
+// Numbers that are not settings, and why. A test compares this section with the table in docs/settings.md.
 
-/** How long a client may take for a request's headers, and for a TLS handshake. An option of `createGateway` too. */
+/** How long a client may take for a request's headers, and for a TLS handshake. Also an option of `createGateway`. */
 const HEADERS_TIMEOUT_MS = 10_000;
 
 /**
  * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
- * take. An option of `createGateway` too.
+ * take. Also an option of `createGateway`.
  */
 const STALL_TIMEOUT_MS = 30_000;
-/**
- * The fewest bytes of its body that a client must send in each STALL_TIMEOUT_MS of reading. Otherwise a client could
- * send single bytes for days.
- */
+/** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
 const PACE_BYTES = 30 * 1024;
 
-/** The most header fields a request may have. Each costs time at every step; real clients send fewer than twenty. */
+/** The maximum number of header fields. Each costs time at every step; real clients send fewer than twenty. */
 const HEADERS_LIMIT = 200;
 
-/** The most unanswered requests on one connection. Each waits in memory, and real clients send one or two. */
+/** The maximum number of pipelined requests on a connection. Each is held in memory; real clients send one or two. */
 const PIPELINE_LIMIT = 8;
 
 /**
- * The most wrong credentials per client address before it gets 429. A person makes fewer mistakes; a misconfigured
- * poller makes more. Also how many unauthenticated requests of an address, and how many refusals of a token with one
- * code, are logged above debug level.
+ * How many wrong credentials an address may send before it gets 429. A person makes fewer mistakes; a misconfigured
+ * poller makes more. Also how many unauthenticated requests per address, and how many refusals per token and code, are
+ * logged above debug level.
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
-/** How often a warning is logged that an unauthenticated client can trigger. The warnings must not fill the disk. */
+/** How often a warning that an unauthenticated client can trigger is logged, so that it cannot fill the disk. */
 const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
- * The most keys whose rate is kept. The least recently used is dropped first, so an attacker with a million addresses
- * displaces mostly keys of its own.
+ * How many keys a rate limiter keeps. The least recently used is dropped first, so an attacker with a million addresses
+ * mostly displaces their own keys.
  */
 const RATE_KEYS_LIMIT = 10_000;
 
-/** The most series of requests in the metrics; beyond it, tokens are counted together. */
+/** The maximum number of request series in the metrics; beyond it, tokens are counted together. */
 const SERIES_LIMIT = 10_000;
-/** The times, in seconds, by which the metrics count sends. */
+/** The upper bounds, in seconds, of the histogram of sends. */
 const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
 
 /**
@@ -438,67 +433,65 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 
 /**
  * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
- * outlives the other. An option of `createGateway` too.
+ * outlives the other. Also an option of `createGateway`.
  */
 const LINGER_MS = 2000;
 
 /**
- * The deepest nesting of a JSON body or a template. The limit bounds the memory of both; no real body or template comes
- * near it.
+ * The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it.
  */
 const NESTING_LIMIT = 64;
-/** The most bytes kept of a key. The longest key that matters has 18 letters, each up to 6 bytes as an escape. */
+/** How many bytes of a key are kept. The longest relevant key has 18 letters, each up to 6 bytes as an escape. */
 const KEY_LIMIT_BYTES = 256;
-/** The longest value of a key that matters. No credential, account, group id or poll answer comes near it. */
+/** The longest value of a relevant key. No credential, account, group id or poll answer comes near it. */
 const VALUE_LIMIT_BYTES = 4096;
 /** The longest metadata before an attachment's data: its type and its file name. */
 const META_LIMIT_BYTES = 1024;
 /** The longest number in a JSON body. A double needs 17 digits. */
 const BARE_LIMIT_BYTES = 256;
 
-/** The largest body that the gateway makes a send from. Such a body is read into memory whole. */
+/** The largest body from which the gateway makes a send. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * The most memory for all bodies that sends are made from, 32 of the largest, and for those sends. Where there are
- * several tokens, one token may use half. Further requests get 503.
+ * The memory for all bodies from which sends are made, and for those sends: 32 of the largest. If there are several
+ * tokens, each may use half. Further requests get 503.
  */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
-/** The longest text in UTF-8 that a template or a text body may give. The rest is cut off. */
+/** The longest message, in UTF-8, from a template or a text body. The rest is cut off. */
 const RENDER_LIMIT_BYTES = 64 * 1024;
 
 /**
- * The most steps of one rendering. A step is about one lookup of a value; all of them take a fraction of a second. A
- * rendering may also not take more steps than the length of the data times the length of the template. Ordinary
+ * The maximum number of steps of one rendering, which take a fraction of a second; a step is about one lookup. A
+ * rendering also may not take more steps than the length of the data times the length of the template. Ordinary
  * templates need far fewer. Without a limit, sections nested d deep over one list of n elements would take n^d steps.
  */
 const RENDER_LIMIT_STEPS = 3_000_000;
 
-/** How long connecting to the backend may take, TLS included. An option of `createGateway` too. */
+/** How long connecting to the backend may take, TLS included. Also an option of `createGateway`. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /**
- * How long a request may hold a slot before the slot is lent to another. A request that goes on without its client ends
- * then. An option of `createGateway` too.
+ * How long a request may hold a slot before the slot is lent to another. A request whose client has disconnected is
+ * then ended. Also an option of `createGateway`.
  */
 const SLOT_TIMEOUT_MS = 30_000;
 
-/** How long the backend may take to tell its version when the gateway starts. */
+/** How long the backend may take to report its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
-/** The first pause before it is asked again. Each further pause is twice as long. */
+/** The first pause before it is asked again. Each further pause doubles, up to the next constant. */
 const ASK_PAUSE_MS = 1000;
-/** The longest such pause. */
 const ASK_PAUSE_LIMIT_MS = 60_000;
 
-/** The first pause between two tries to reach a backend that is down. Each further pause is twice as long. */
+/** The first pause between attempts to connect to a backend that is down. Each further pause doubles. */
 const RETRY_PAUSE_MS = 100;
-/** The longest pause between two such tries. */
+/** The longest pause between such attempts. */
 const RETRY_PAUSE_LIMIT_MS = 1000;
 
 /**
- * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first: a
- * send that is on its way when the connection closes is lost.
+ * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first,
+ * because a send that is in transit when the connection closes is lost.
  */
 const IDLE_TIMEOUT_MS = 4000;
 
@@ -509,64 +502,61 @@ const COLLECT_FROM_BYTES = 4096;
 const BUSY_RETRY_MS = 10_000;
 
 /**
- * How many unread bytes a WebSocket client may accumulate before it is dropped. The backend writes to its readers one
- * after the other, so a slow reader would delay all others.
+ * How many unread bytes a WebSocket client may accumulate before it is disconnected. The backend writes to its readers
+ * one after the other, so a slow reader would delay all others.
  */
 const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 /** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
 const EARLY_LIMIT = 16;
 /** How often open WebSockets are checked for tokens that have expired. */
 const TUNNEL_SWEEP_MS = 30_000;
-/** How long a WebSocket, or a connection to the backend, may be silent before TCP checks that its peer is there. */
+/** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
 
-/** How long before its end the gateway warns of its own certificate. */
+/** How long before its own certificate expires the gateway warns. */
 const RENEWAL_MS = 14 * 24 * 3600 * 1000;
-/** How often it does. */
+/** How often it checks. */
 const DAY_MS = 24 * 3600 * 1000;
 
-/** How long a browser may remember a preflight. The requests that follow it are checked all the same. */
+/** How long a browser may remember a preflight. The requests that follow are still checked. */
 const PREFLIGHT_MS = 60_000;
 
-/**
- * The shortest secret. No message shows a value of this length or longer: it may be a secret in the wrong place.
- */
+/** The shortest secret. No message shows a value this long or longer, because it may be a misplaced secret. */
 const SECRET_MIN_LENGTH = 16;
 
-/** How many bytes of log lines may wait to be read. Further lines are dropped, so that the log cannot fill memory. */
+/** How many bytes of log lines may be unread. Further lines are dropped, so that the log cannot fill memory. */
 const LOG_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * How long lines of requests are gathered before they are written. A write to a pipe costs as much as a refusal: with
- * one write for each line, sends that come one after the other take a fifth more processor time.
+ * How long request lines are buffered before they are written. A write to a pipe costs as much as a refusal: with one
+ * write per line, sequential sends take a fifth more processor time.
  */
 const LOG_PAUSE_MS = 10;
 
-/** The most names, or the like, in one line of the log. */
+/** The maximum length of a list in a log line. */
 const LOG_LIST_LIMIT = 20;
 
-/** Running requests get a response this long before the deadline of a shutdown, so that the response still gets out. */
+/** How long before the deadline of a shutdown running requests get a response, so that it is still delivered. */
 const LAST_WORDS_MS = 500;
 
-/** How long the process waits at its end for its last log lines to be read. */
+/** How long the process waits on exit for its last log lines to be read. */
 const FLUSH_MS = 500;
 
 /** How often watched files are checked. */
 const WATCH_MS = 500;
-/** How long a changed file must stay unchanged before it is read: it may be half written. */
+/** How long a changed file must stay unchanged before it is read, because it may be half written. */
 const SETTLE_MS = 1200;
 
 // #endregion
 
 // #region PROBLEMS
 
-// The log has the exact reason of a refusal (`reason`). The client gets only what an unauthenticated client may know:
+// The log has the exact reason of a refusal (`reason`). The response has only what an unauthenticated client may know:
 // every 401 has the same sentence, whether the token was wrong, expired or absent.
 
 /**
- * Everything that can go wrong with a request. Codes are contract; sentences are for a person. 502
- * `backend_unreachable` and 503 say that nothing was sent. 502 `bad_backend_answer` and 504 say that the message may
- * have been sent.
+ * Everything that can go wrong with a request. Codes are contract; sentences are for people. After 502
+ * `backend_unreachable` or 503 nothing was sent; after 502 `bad_backend_answer` or 504 the message may have been.
  */
 const PROBLEMS = {
   bad_request: [400, 'Invalid HTTP: percent-encode URLs (spaces, non-ASCII); a body needs Content-Length or chunked.'],
@@ -580,7 +570,7 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, 'Any web page could have sent this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
+  cross_site: [403, 'Any page could send this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
   unknown_endpoint: [404, 'There is no such endpoint; to send a message, POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint does not accept this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -601,8 +591,8 @@ const PROBLEMS = {
 type ProblemCode = keyof typeof PROBLEMS;
 
 /**
- * `detail` replaces the sentence in the response. `hint` says in the log what this machine lacks. `allow` lists the
- * methods for a 405. `syntax` is a mistake in JSON: what is wrong, and at which byte.
+ * `detail` replaces the sentence in the response. `hint` tells the log's reader what this machine lacks. `allow` lists
+ * the methods for a 405. `syntax` is a mistake in JSON, with its position.
  */
 type ProblemDetails = {
   detail?: string;
@@ -613,10 +603,11 @@ type ProblemDetails = {
 };
 
 /**
- * Ends a request with an error response. No Error: taking its stack would cost more than the rest of a refusal.
+ * Ends a request with an error response. Not an Error, because capturing its stack would cost more than the rest of a
+ * refusal.
  *
- * A function whose name begins with `refusalOf` returns a Problem, or undefined: `--check` or an open WebSocket asks it
- * too. One that begins with `mistakeIn` returns a part of a sentence. All other functions throw.
+ * A function named `refusalOf…` returns a Problem or undefined, because `--check` or an open WebSocket uses it too. One
+ * named `mistakeIn…` returns part of a sentence. All other functions throw.
  */
 class Problem {
   readonly code;
@@ -626,7 +617,7 @@ class Problem {
   readonly reason;
   readonly details;
 
-  /** @param reason for the log alone. */
+  /** @param reason for the log only. */
   constructor(code: ProblemCode, reason?: string, details: ProblemDetails = {}) {
     const [status, sentence] = PROBLEMS[code];
     this.code = code;
@@ -652,10 +643,10 @@ const tooLarge = (limitBytes: number) =>
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => withDetail('bad_json', detail);
 
-/** @param why completes "The field … …". It never quotes the field's value, which may be a secret or a phone number. */
+/** @param why completes "The field … …". Never the field's value, which may be a secret or a phone number. */
 const badField = (key: string, why: string) => withDetail('bad_field', `The field "${key}" ${why}.`);
 
-/** Wrong usage or configuration. The command line writes its message to standard error and exits with 2. */
+/** Invalid usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
 
 /** @param mistake what is wrong, without the setting's path ("must be …"). @throws {UsageError} unless `isRight`. */
@@ -663,14 +654,14 @@ function ensure(isRight: boolean, mistake: string): asserts isRight {
   if (!isRight) throw new UsageError(mistake);
 }
 
-/** Hints for a person, by words of what went wrong. The first row that matches counts. */
+/** Hints for people, by words of the mistake. The first row that matches counts. */
 type Hints = readonly (readonly [words: RegExp, hint: string])[];
 
 function hintFor(hints: Hints, wrong: string) {
   return hints.find(([words]) => words.test(wrong))?.[1];
 }
 
-/** The mistakes in a configuration, one message each, with the setting's path. No message holds a secret. */
+/** The mistakes in a configuration, one message each, with the setting's path. No message contains a secret. */
 class ConfigError extends UsageError {
   override readonly name = 'ConfigError';
   readonly problems;
@@ -690,7 +681,7 @@ class Mistakes {
   }
 
   /**
-   * Calls a reader and notes its error, or the errors of the parts that it read (`.key: …`, `[2].key: …`).
+   * Calls a reader and collects its error, or the errors of its parts (`.key: …`, `[2].key: …`).
    * @returns the result of `read`, or undefined if it threw.
    */
   collect<T>(at: string, read: () => T) {
@@ -1290,7 +1281,7 @@ function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) 
 function applySettings(core: Core, server: http.Server, settings: Settings) {
   const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests without authentication']);
+    throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests']);
   }
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], core.atStart[path]));
   const backend = core.rules['backend.url'];
