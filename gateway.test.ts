@@ -5517,8 +5517,8 @@ table('attack: do by a webhook what no body may, or send from another account or
 const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
 table('a message that is an object or a list is no text, unless a template takes it', tokens({ defaults: DEFAULTS }))`
   * bearer → 400 bad_field
-  {"message":{"text":"hi"}} → "The field \"message\" must be a text, and not an object or a list.","
-  {"message":["a"]} → "must be a text" ;; {"message":[]} → "must be a text" ;; 'message=a&message=b' → "must be a text"
+  {"message":{"text":"hi"}} → "The field \"message\" must be text, not an object or a list.","
+  {"message":["a"]} → "must be text" ;; {"message":[]} → "must be text" ;; 'message=a&message=b' → "must be text"
   * bearer → 201
   {"message":5} ;; @ {"message":"{{message.text}}"} | {"message":{"text":"hi"}} → {"message":"hi","number":"${FROM}","recipients":["${TO}"]}`;
 table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))`
@@ -6116,7 +6116,7 @@ const sendTo = (name: string): string =>
 table('recipient_not_allowed says of which kind the refused one was, in a path too, and never which', ONE_RECIPIENT)`
   * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
   ${sendTo(STRANGER)}
-  * bearer → 403 recipient_not_allowed | "that is not on its list. Write a phone number as \"+\" and digits alone, such"
+  * bearer → 403 recipient_not_allowed | "that is not on its list. Write a phone number as \"+\" and digits only, such"
   ${[STRANGER.slice(1), '+1 555 999 9999', '+1 (555) 999-9999', '0555/9999'].map(sendTo)}
   * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
   ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
@@ -6510,18 +6510,18 @@ test('the syntax of a document of any size is checked without its keys, and pass
   assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
   assert.equal(scan.auth, undefined);
   const broken = Buffer.from(text.replace('"a":', '"a"'));
-  assert.throws(() => new BodyScan('none').write(broken), { message: /a colon is expected, at byte 54/ });
+  assert.throws(() => new BodyScan('none').write(broken), { message: /expected a colon, at byte 54/ });
 });
 
 test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
   const ATTACHED = '{"base64_attachment":"base64,';
-  const CONTROL = 'a string holds a control character, at byte ';
+  const CONTROL = 'a string contains a control character, at byte ';
   const MARK = 'may have "," and ";" only before its data';
   for (
     const [before, special, after, refusal] of [
       ['{"a":"', '\x1f', '\n"}', CONTROL],
       ['{"a":"', '\\@', '\\"}', 'an unknown escape, at byte '],
-      ['{"a":"', '"@', '"}', 'comma or the end of the object or array is expected, at byte '],
+      ['{"a":"', '"@', '"}', 'comma, or the closing bracket or brace, at byte '],
       [ATTACHED, '\0', '\n"}', CONTROL],
       ...[',', ';'].map((mark) => [ATTACHED, mark, '\n"}', MARK] as const),
     ] as const
@@ -8874,13 +8874,13 @@ test('a configuration file that is cut, is no object, or has a key twice is refu
   const dir = folder(t);
   const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
   checkProblems(t, dir)`
-    file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string holds a control character
+    file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string contains a control character
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{" | for: [], null, 5
     file {"rate":"1/1s",\n} → FILE: is not a JSON object: line 2, column 1: there may be no comma before "}"
     file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: there may be no comma before "]"
-    file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: a key in double quotes is expected; JSON has no comments | for: //, /*, #
-    file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: a comma or the end of the object or array is expected; JSON has no comments | for: //, /*, #
-    file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: a value is expected; JSON has no comments | for: //, /*, #
+    file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
+    file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
+    file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
     file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON (${MIGRATING}) | for: api:\n  port: 1, ---\nservice:\n  port: 1
@@ -9543,7 +9543,7 @@ test('render prints the send that would be made of a payload, sends nothing, and
     [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
     [1, 'hook', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
     [1, 'hook', laid({ number: STRANGER }), /^This token may not send from, or read, that account\.\n$/],
-    [1, 'hook', '{"a":x}', /^The body is not a JSON object: a value is expected, at byte 6\.\n$/],
+    [1, 'hook', '{"a":x}', /^The body is not a JSON object: expected a value, at byte 6\.\n$/],
     [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint; the word "send" .*\n$/],
     [1, 'hook', sized(MIB + 1), /^The body is larger than 1MiB, the most that this gateway accepts here\.\n$/],
     [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],

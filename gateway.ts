@@ -2571,9 +2571,9 @@ class RequestBody {
 
 // #region SENDS
 // Grafana, GitHub and others post JSON of their own shape; scripts and devices post a line of text, or an HTML form. If
-// the token has `defaults` or `message`, the gateway makes a new send from the posted body. The send contains only the
-// fields of a send, and the text that the template made. Here, "payload" is the posted body as an object, "send" is the
-// body that goes to the backend, and "form" is an HTML form.
+// the token has `defaults` or `message`, the gateway builds a new send from the posted body. It contains only the
+// fields of a send, and the text that the template rendered. Here, "payload" is the posted body as an object, "send" is
+// the body that goes to the backend, and "form" is an HTML form.
 
 /** Values for the fields of a send that the payload does not give. */
 type SendDefaults = NonNullable<TokenConfig['defaults']>;
@@ -2591,21 +2591,21 @@ const SEND_FIELDS =
 
 /**
  * The plain names of the fields without which a message would go to the default recipients, too early, or without its
- * picture. A field whose name is only another spelling of one of them is refused, not dropped.
+ * picture. Another spelling of one of these names is refused instead of dropped.
  */
 const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
 
-/** Plain names by which other programs say whom a message is for. A value that is no address makes them data. */
+/** Plain names that other programs use for recipients. If the value is not an address, the field is data. */
 const ADDRESSING = /^(?:to|targets?|destinations?|groups?(?:_?ids?)?|chat_?ids?|numbers|receivers|recipient.*)$/;
 
 /**
- * Matches a phone number or a group's id where a value, in JSON, or an element of it begins. A space is the "+" of a
- * form that did not encode it.
+ * Matches a phone number or a group's id where a value, in JSON, or an element of it begins. A space stands for a "+"
+ * that a form did not encode.
  */
 const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,3}\d){5}|group\.\S{40})/;
 
-/** A message is not held back: secured-signal-api schedules by `send_at`, the gateway does not. */
-const NEVER_LATER = 'asks for a later time, and nothing is scheduled here; leave the field out to send at once';
+/** secured-signal-api delays a send until its `send_at`. The gateway does not schedule. */
+const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
 const NAMED_ELSEWHERE =
@@ -2614,19 +2614,19 @@ const NAMED_ELSEWHERE =
 /** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = 'auth';
 
-/** A body that begins like this is meant as JSON: if it is not valid JSON, it is refused and not taken for text. */
+/** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
 /** Matches a recipient in YAML, a header, or JSON without its braces: "recipients: +4915112345678". */
 const NAMED_BY_COLON = /(?:^|[&;,=\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i;
 
 /**
- * What is no text, though it is neither JSON nor a form: as a text it would go to the default recipients, or arrive
- * garbled. A pair that names somebody, such as `x=a b&recipients=…`, is another such doubt.
+ * Bodies that are neither JSON nor a form, but are not text either: as text they would go to the default recipients, or
+ * arrive garbled. So would a pair that names a recipient, such as `x=a b&recipients=…`.
  */
 const DOUBTS: Hints = [
   [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
-  [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'holds a credential, but is no form: encode each value'],
+  [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
   [NAMED_BY_COLON, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
 ];
@@ -2653,7 +2653,7 @@ function makesSends({ defaults, message }: Token) {
 
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
- * memory of its text; nothing of the payload outlives this function, however long the request waits.
+ * memory of its text, so none of it outlives this function, however long the request waits.
  * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
  *   lost.
  */
@@ -2665,7 +2665,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck
   for (const [name, value] of target.parameters) {
     if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
     const isLost = !isGet && (isNeverDropped(name) || namesSomebody(name, value));
-    if (isLost) throw badField(name, 'is in the query, which is not read with a POST');
+    if (isLost) throw badField(name, 'is in the query, which is ignored for a POST');
   }
   const payload = isGet
     ? readFields(readPairs(target.query, token), token)
@@ -2686,13 +2686,13 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   const text = body.toString();
   if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
-  if (!isUtf8(body)) throw badJson('The body is neither JSON nor a form nor a text in UTF-8.');
+  if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
   if (/^(?:application\/x-www-form-urlencoded)?$/.test(type)) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
     if (isHtmlForm(token, form)) return readFields(readPairs(form, token), token);
     const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
     const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
-    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent as it stands.`);
+    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
   }
   return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
 }
@@ -2722,7 +2722,7 @@ function readJson(json: Buffer) {
 }
 
 // The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
-// .NET, which omits quotes and adds "filename*". Programs disagree about other forms: a second "name" or boundary,
+// .NET, which omits quotes and adds "filename*". Programs disagree about anything else: a second "name" or boundary,
 // "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway could miss recipients that another
 // program sees, and the message would go to the default ones. MULTIPART matches `multipart/form-data; boundary=x`,
 // DISPOSITION matches `content-disposition: form-data; name="file"; filename="a.png"`.
@@ -2773,10 +2773,10 @@ function readPart(part: string): Pair {
 }
 
 function failMultipart(): never {
-  throw badJson('The body is not a multipart form as browsers and "curl -F" write one.');
+  throw badJson('The body is not a multipart form as browsers and "curl -F" send it.');
 }
 
-/** Whether one of these pieces of a text begins with a pair that names somebody. */
+/** Whether one of these pieces of a text begins with a pair that names a recipient. */
 function anyNamesSomebody(pieces: readonly string[], { message: template }: Token) {
   return pieces.some((piece) => {
     const [[name, value] = ['', '']] = new URLSearchParams(piece);
@@ -2784,13 +2784,14 @@ function anyNamesSomebody(pieces: readonly string[], { message: template }: Toke
   });
 }
 
-/** The fields of an HTML form or of a query. @throws {Problem} bad_json for what would get lost, cut or garbled. */
+/** The fields of an HTML form or of a query. @throws {Problem} bad_json for what would be lost, cut off or garbled. */
 function readPairs(form: string, token: Token) {
   // URLSearchParams of Node garbles the letters beyond ASCII beside a "%" that begins no escape.
   const pairs = form.replace(/%(?![0-9a-f]{2})/gi, '%25').split('&').filter((pair) => pair.trim() !== '');
-  // Encoders write each "=", and no space. What lacks a name is the rest of a value: "message=Tom & Jerry".
+  // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
+  // "message=Tom & Jerry".
   if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
-    throw badJson('The form has an "&" that was not encoded: write %26 (curl --data-urlencode), or send a text.');
+    throw badJson('The form has an "&" that was not encoded: write %26 (curl --data-urlencode), or send plain text.');
   }
   // In a value that was not encoded. In a query its line feed was, because no URL has one.
   const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
@@ -2800,13 +2801,13 @@ function readPairs(form: string, token: Token) {
   } catch {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
-  // Beside a space that was not encoded, a "+" was meant: "message=C++ build failed".
+  // Next to a space that was not encoded, a "+" is meant literally: "message=C++ build failed".
   return new URLSearchParams(pairs.map((pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair).join('&'));
 }
 
 /**
- * Whether a text is an HTML form. It is one if its first name is a known field. It is also one if every pair is
- * encoded as form encoders do it and any of the names is a known field.
+ * Whether a text is an HTML form: its first name is a known field, or every pair is encoded as form encoders do it and
+ * any of the names is a known field.
  */
 function isHtmlForm({ message: template }: Token, text: string) {
   const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
@@ -2818,12 +2819,12 @@ function isHtmlForm({ message: template }: Token, text: string) {
 
 /**
  * The payload of a form: its fields, or the JSON that its only field holds. GitHub's form has one field with JSON in
- * it, "payload". Uptime Kuma's has one, "data". Plex's has a picture beside it, which becomes an attachment.
- * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names somebody and would
- *   get lost.
+ * it, "payload". Uptime Kuma's has one, "data". Plex's adds a picture, which becomes an attachment.
+ * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names a recipient and
+ *   would be lost.
  */
 function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonObject {
-  const fields: Record<string, string | string[]> = Object.create(null); // here `__proto__` is a name like others
+  const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
   const payloads: JsonObject[] = [];
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
@@ -2850,9 +2851,9 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
     if (!base64_attachments) return payload;
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
-  // Beside other fields this JSON is no field of a send, and its recipients would get lost with it.
+  // Next to other fields, this JSON is not a field of a send, so its recipients would be lost with it.
   const lost = payloads.flatMap((json) => Object.keys(sendFields(json, template))).find(isNeverDropped);
-  if (lost) throw badField(lost, 'is in a field of JSON that stands beside other fields, and would be lost');
+  if (lost) throw badField(lost, 'is in a JSON field next to other fields, and would be lost');
   return fields;
 }
 
@@ -2864,7 +2865,8 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(payload, template) };
   // A template's last line may be a section, whose text ends with a line feed.
   if (template) send.message = template.render(payload).replace(/\r?\n$/, '');
-  // A picture or a sticker needs no message. But what a template does not find must not get lost beside a picture.
+  // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
+  // picture.
   const isAlone = !template || Object.keys(payload).every((key) => SEND_FIELDS.includes(key));
   const isWordless = isAlone && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
@@ -2892,7 +2894,7 @@ function sendFields(payload: JsonObject, template: Template | undefined) {
     if (value === null || (isSchedule && template && typeof payload.message !== 'string')) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     if (!template && key === 'message' && typeof value === 'object') {
-      throw badField(key, 'must be a text, and not an object or a list');
+      throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
     else if (isNeverDropped(key)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
@@ -2918,12 +2920,12 @@ function isNeverDropped(name: string) {
 }
 
 /**
- * Whether a field that the gateway does not use says whom the message is for.
+ * Whether a field that the gateway does not use names a recipient of the message.
  * @param template the token's. For a template a misspelt name, or one of other programs, is data.
  */
 function namesSomebody(name: string, value: unknown, template?: Template) {
   const plain = plainName(name);
-  // Within two letters of "recipients", or of its singular. What is longer than that by three letters need not be read.
+  // Within two letters of "recipients", or of its singular. Letters beyond the thirteenth cannot bring a name closer.
   const distance = editDistance(plain.slice(0, 13).replace(/t$/, 'ts'), 'recipients');
   if (distance <= (template ? 0 : 2)) return true;
   const isAddressing = plain === 'number' || (!template && ADDRESSING.test(plain));
@@ -2955,23 +2957,26 @@ function checkSend(send: object, check: FieldCheck) {
 
 /**
  * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
- * ` alerts `. A `{{` without an end matches alone, to be reported. The last group is the rest of the line, if that is
- * blank; the match does not include it.
+ * ` alerts `. An unclosed `{{` matches alone, so that it is reported. The last group is the rest of the line, if that
+ * is blank; the match does not include it.
  */
 const TAG = /\{\{(?:\{([^]*?)\}\}\}|(?:\s*([#^/!&>=<$]))?([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
 
-/** `.`, or parts joined by dots, without white space and braces. A leading dot means the innermost context only. */
+/**
+ * `.`, or parts joined by dots, without white space and braces. A leading dot limits the lookup to the innermost
+ * context.
+ */
 const TAG_NAME = /^(?:\.|\.?[^\s.{}]+(?:\.[^\s.{}]+)*)$/;
 
 /** A variable, or a section (its sigil is `#`, or `^` if it is inverted). The whole template is the outermost one. */
 interface Tag {
   /** The tag as written, with its braces. */
   readonly text: string;
-  /** Where in the template it stands. */
+  /** Its position in the template. */
   readonly at: number;
   readonly sigil: string;
   readonly name: string;
-  /** The parts of the name. An empty part, before or behind a dot at the start, is the innermost context itself. */
+  /** The parts of the name. An empty part, before or after a leading dot, is the innermost context itself. */
   readonly path: readonly string[];
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
@@ -2994,7 +2999,7 @@ class Template {
     const open = [this.#root];
     let from = 0;
     for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
-      // By the specification, a section's tag or a comment that is alone on its line takes the whole line with it.
+      // By the specification, a section's tag or a comment that is alone on its line removes the whole line.
       const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
       const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
       const { nodes } = open.at(-1)!;
@@ -3038,7 +3043,7 @@ class Template {
       }
     };
     const renderTag = (tag: Tag, contexts: readonly unknown[]) => {
-      leftSteps -= contexts.length + tag.path.length; // the most lookups that follow here
+      leftSteps -= contexts.length + tag.path.length; // at most as many lookups follow
       // The first part of a name is looked up from the innermost context outwards. Each further part is looked up in
       // the value of the part before it.
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
@@ -3060,8 +3065,8 @@ class Template {
 }
 
 /**
- * A member that the data has. Members that JavaScript adds are not enumerable, and have no name here: neither
- * `constructor`, nor the length of a list. The empty name is that of the value itself.
+ * A member of the data itself. Members that JavaScript adds, such as `constructor` or the length of a list, are not
+ * enumerable and so not found. The empty name stands for the value itself.
  */
 function memberOf(value: unknown, name: string) {
   if (name === '') return value;
@@ -3074,7 +3079,7 @@ function toText(value: unknown) {
   return typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value ?? '');
 }
 
-/** Cuts a text that is too long, and never inside a character. The ellipsis that it adds has three bytes. */
+/** Truncates a text that is too long, but never inside a character. The ellipsis that it adds has three bytes. */
 function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BYTES) {
   return isCut ? `${wholeCharacters(Buffer.from(text).subarray(0, RENDER_LIMIT_BYTES - 3))}…` : text;
 }
@@ -3099,7 +3104,7 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]) {
 
 /**
  * Shows a tag in a message. As with `showValue`, a long tag is not shown, because it may be a misplaced secret. The
- * four braces do not count as length.
+ * four braces do not count towards the length.
  */
 function showTag(tag: string) {
   return tag.length < SECRET_MIN_LENGTH + 4 ? JSON.stringify(tag) : 'a tag';
@@ -3111,8 +3116,8 @@ function failTemplate(text: string, at: number, why: string): never {
 }
 
 /**
- * Reads a template, or a list of its lines. A mistake in it is reported when the gateway starts, and not when the first
- * alert comes.
+ * Reads a template, or a list of its lines. A mistake in it is reported when the gateway starts, not when the first
+ * alert arrives.
  */
 function readTemplate(value: unknown) {
   const lines = [value].flat();
@@ -3136,8 +3141,8 @@ const LIST_KEYS = {
 } as const;
 
 /**
- * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Their value is a
- * string, but for the lists.
+ * The keys of a body that the gateway checks, because the backend acts on them, with the role of each. Except for the
+ * lists, their values are strings.
  */
 const KEY_ROLES = {
   ...LIST_KEYS,
@@ -3172,7 +3177,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
   const role = KEY_ROLES[key];
   const isSend = route?.group === 'send';
   if (value === undefined && isSend && token.senders) {
-    throw badField(key, 'must say from which account to send, for this token may not use all');
+    throw badField(key, 'must name the sending account, because this token may not use all of them');
   }
   // The backend ignores an empty `recipient`.
   if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
@@ -3192,7 +3197,7 @@ function checkField(token: Token, { route }: Target, { key, value }: Field) {
 function mistakeInArgument(value: string) {
   if (value === '') return 'may not be empty';
   if (value.startsWith('-')) return 'may not begin with "-"';
-  return /\p{Cc}/u.test(value) ? 'may not hold control characters' : undefined;
+  return /\p{Cc}/u.test(value) ? 'may not contain control characters' : undefined;
 }
 
 /**
@@ -3228,10 +3233,10 @@ function refusalOfRecipient({ recipients }: Token, value: string) {
 
 /** A further sentence for a phone number that is not in the form of the token's lists. */
 function hintForNumber(value: string) {
-  return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits alone, such as +4915112345678.';
+  return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits only, such as +4915112345678.';
 }
 
-/** The kind of a recipient, for messages. The backend takes what is of no known kind for a user name. */
+/** The kind of a recipient, for messages. The backend takes anything else for a user name. */
 function kindOf(value: string) {
   if (value.startsWith('group.')) return 'a group';
   if (/^\+?[\d ()./-]+$/.test(value)) return 'a phone number';
@@ -3256,8 +3261,8 @@ const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
 
 /**
- * A table for `findByte`. It says for each pair of bytes whether the pattern matches one of them. A search with it is
- * many times faster than one with the pattern.
+ * A table for `findByte`: for each pair of bytes, whether the pattern matches one of them. Searching with it is many
+ * times faster than with the pattern.
  */
 function pairTable(pattern: RegExp) {
   const bytes = new Uint8Array(256).map((_, byte) => Number(pattern.test(String.fromCharCode(byte))));
@@ -3299,10 +3304,10 @@ interface Scope {
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
  * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
  *
- * These fields say how far the scan is. `#state` is the method that reads the next byte. `#expected` is the method that
- * reads the next byte between values. `#scope` is the innermost open object or array, with the key that matters there.
- * `#text` is the part read so far of a number, of a word, or of a string whose text is needed. In any other string
- * `#text` is undefined. A chunk may end at any byte; each state continues with the next chunk:
+ * These fields hold the state of the scan. `#state` is the method that reads the next byte. `#expected` is the method
+ * that reads the next byte between values. `#scope` is the innermost open object or array, with the key that matters
+ * there. `#text` is the part read so far of a number, of a word, or of a string whose text is needed. In any other
+ * string `#text` is undefined. A chunk may end at any byte; each state continues with the next chunk:
  *
  *   #readStructure  one byte between values: white space, or a byte for `#expected`
  *   #readString     a run of plain bytes, and the special byte after them
@@ -3314,7 +3319,7 @@ class BodyScan {
   auth: string | undefined;
   /** How many bytes were cut out. */
   cutBytes = 0;
-  /** From when on this is true, cut bytes are replaced by as many spaces. */
+  /** Once this is true, cut bytes are replaced by as many spaces. */
   keepLength = false;
   /**
    * While this is true, `write` throws bad_field only for `auth`. For all other keys `takeFields` throws it. So an
@@ -3447,7 +3452,7 @@ class BodyScan {
   #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // Held bytes stay in memory. An unauthenticated client may occupy no more memory than the head of a body.
+    // Held bytes stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
     else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
@@ -3488,12 +3493,12 @@ class BodyScan {
   #readMember(i: number, char: string) {
     if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
-    if (char !== '"') this.#fail(i, 'a key in double quotes is expected');
+    if (char !== '"') this.#fail(i, 'expected a key in double quotes');
     this.#openString(true);
   }
 
   #readColon(i: number, char: string) {
-    if (char !== ':') this.#fail(i, 'a colon is expected');
+    if (char !== ':') this.#fail(i, 'expected a colon');
     this.#expected = this.#readValue;
   }
 
@@ -3509,7 +3514,7 @@ class BodyScan {
       this.#cut(i + 1); // all members so far were cut, so this comma has none before it
       return this.#hold(i + 1);
     }
-    if (char !== close) this.#fail(i, 'a comma or the end of the object or array is expected');
+    if (char !== close) this.#fail(i, 'expected a comma, or the closing bracket or brace');
     this.#scope = outer!;
     this.#endValue(i + 1);
     if (depth > 1) return;
@@ -3569,7 +3574,7 @@ class BodyScan {
       if (this.#text !== undefined) this.#endText();
       if (this.#expected === this.#readAfter) this.#endValue(end + 1); // the string was a value, not a key
     } else if (char === '\\') this.#state = this.#readEscape;
-    else if (char < ' ') this.#fail(end, 'a string holds a control character');
+    else if (char < ' ') this.#fail(end, 'a string contains a control character');
     // Any other special byte is a "," or ";" in an attachment: "data:image/png;filename=a.png;base64,iVBOR". Here the
     // metadata ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
     else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
@@ -3581,7 +3586,7 @@ class BodyScan {
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
   #readEscape(i: number) {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
-    if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'four hexadecimal digits are expected' : 'an unknown escape');
+    if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'expected four hexadecimal digits' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
     // The backend decodes an attachment first and splits it then. The scan would not see an escaped separator.
     if (this.#isInAttachment() && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
@@ -3623,7 +3628,7 @@ class BodyScan {
     const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
     if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
-      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly so');
+      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly like this');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
@@ -3639,7 +3644,7 @@ class BodyScan {
     if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
     if (this.#text!.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
-    if (!BARE.test(this.#text!)) this.#fail(i, 'a value is expected');
+    if (!BARE.test(this.#text!)) this.#fail(i, 'expected a value');
     if (this.#scope.key !== undefined && this.#text !== 'null') this.#endText();
     this.#endValue(end);
     return end;
@@ -3647,7 +3652,7 @@ class BodyScan {
 }
 
 /**
- * Adds a chunk to a list. A client that sends single bytes must not cost an object for each. So once the list has more
+ * Adds a chunk to a list. A client that sends single bytes must not cost one object per byte, so once the list has more
  * than 32 chunks, small ones are joined, up to 1 KiB.
  */
 function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
@@ -3667,8 +3672,8 @@ function wholeCharacters(bytes: Buffer) {
 }
 
 /**
- * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Only for keys that matter: of
- * these, only `link_preview` can hold an object.
+ * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Of the keys that matter, only
+ * `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
@@ -4333,7 +4338,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
       outgoing.off('error', onFailure).off('close', onFailure);
       resolve(outgoing);
     };
-    outgoing.on('error', onFailure).on('close', onFailure).on('error', () => {}); // the last for ever
+    outgoing.on('error', onFailure).on('close', onFailure).on('error', () => {}); // the last one stays
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) onConnect(); // a kept connection
