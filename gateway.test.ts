@@ -4239,7 +4239,7 @@ test("the backend's own 400 and 429 are logged at their usual level, however man
 section('REQUEST BODY'); // ────────────────────────────────────────────────────────────────────────
 const NO_OBJECT = literal`
   '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
-table('a body that is not a JSON object is 400, and a broken object is without a token too', {})`
+table('a body that is not a JSON object is 400, and so is a broken object without a token', {})`
   * bearer → 400 bad_json
   * bearer | Content-Type: text/plain → 400 bad_json
   * bearer | Content-Type: application/x-www-form-urlencoded → 400 bad_json
@@ -4255,7 +4255,7 @@ table('a body that is not a JSON object is 400, and a broken object is without a
   { ;; '\n\t {"a' ;; {"a":1,} ;; {"number":nul} ;; '{"a":"\n"}' ;; {} x ;; '{"a":"\xff"}'
   {"a":${'['.repeat(64)}${']'.repeat(64)}} ;; {"x":${'{"a":'.repeat(64)}1${'}'.repeat(64)}}`;
 const inUtf16 = (text: string): string => Array.from(text, (char) => `${char}\\x00`).join('');
-table('a body in UTF-16 or with a byte order mark, and a number without quotes, are told with what to write', {})`
+table('the error for UTF-16, a byte order mark or a number without quotes has the correct spelling', {})`
   * bearer → 400 bad_json | "object: save it as UTF-8, without a byte order mark, at byte 0."
   '\xef\xbb\xbf{}' ;; '\xff\xfe${inUtf16(HELLO)}' ;; '\xfe\xff\x00${inUtf16(HELLO).slice(0, -4)}' ;; '\x00${
   inUtf16(HELLO).slice(0, -4)
@@ -4266,7 +4266,7 @@ table('a body in UTF-16 or with a byte order mark, and a number without quotes, 
   '{"a":+15550100002}'
   * bearer → 400 bad_field | "in double quotes."
   '{"number":+15550100001}' ;; {"number":15550100001} ;; {"recipients":[15550100002]} ;; {"recipients":15550100002}`;
-table('a body that does not begin like an object has no token: 401, of any size', {}, { stallTimeoutMs: 2000 })`
+table('a body that does not start like an object has no token: 401, whatever its size', {}, { stallTimeoutMs: 2000 })`
   * → 401 unauthorized | reason=no_credential
   ${NO_OBJECT}
   POST /v2/send ;; Transfer-Encoding: chunked | '' ;; {"auth":null,${HELLO.slice(1)} ;; -- message = hi
@@ -4279,7 +4279,7 @@ table('a body that does not begin like an object has no token: 401, of any size'
 const inBytes = (text: string): string =>
   `${Array.from(Buffer.from(text).toString('latin1'), (byte) => `1\r\n${byte}\r\n`).join('')}0\r\n\r\n`;
 
-test('a body may come in single bytes: a text or a form without a credential is 401, and a webhook is sent', async (t) => {
+test('a body may arrive in single bytes: a text or a form without a credential is 401, and a webhook is sent', async (t) => {
   const { backend, gateway } = await startBoth(t, hook());
   for (const text of ['Backup done: 5 files', `data={"auth":"${SECRET}"}`, ' \n[{"auth":"x"}]', ' '.repeat(300)]) {
     const head = post('', 'chunked', 'Connection: close').replace(/Authorization.*\r\n/, '');
@@ -4291,7 +4291,7 @@ test('a body may come in single bytes: a text or a form without a credential is 
   assert.equal(gotJson(backend).message, 'ü😀');
 });
 
-table('a body that the backend would read in another way is 400; without a token only "Auth" is named', {})`
+table('a body that the backend would read differently is 400; without a token only "Auth" is named', {})`
   * bearer → 400 bad_field
   * → 401 unauthorized
   {"number":1} ;; {"Number":"${FROM}"} ;; {"number":"${FROM}","number":"${FROM}"} ;; {"recipients":["${TO}",null]}
@@ -4299,25 +4299,25 @@ table('a body that the backend would read in another way is 400; without a token
   {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
   * → 400 bad_field
   bearer | {"auth":1} ;; bearer | {"Auth":"x"} ;; {"auth":"${SECRET}","number":1} ;; {"Auth":"${SECRET}"}`;
-/** Settings of a token that makes sends. */
+/** Settings of a token that turns what it posts into sends. */
 const OF_A_WEBHOOK = `@ {"defaults":{"number":"${FROM}","recipients":["${TO}"]}}`;
 const SMALL = { limits: { body: '1KiB' } };
-table('a body of the size that is allowed passes, and one byte more is 413', SMALL, SOON_CLOSED)`
+table('a body of exactly the limit passes, and one byte more is 413', SMALL, SOON_CLOSED)`
   * bearer → 413 body_too_large
   ${sized(1024)} → 201 ;; ${sized(1024)} | Transfer-Encoding: chunked → 201 ;; ${sized(1025)} → bytesIn=0
   ${sized(1025)} | Transfer-Encoding: chunked ;; ${OF_A_WEBHOOK} | ${sized(1025)} → bytesIn=0`;
-table('a compressed body is 415; without a body its encoding says nothing', {})`
+table('a compressed body is 415; without a body, Content-Encoding is ignored', {})`
   * bearer → 415 unsupported_encoding
   ${['gzip', 'br', 'deflate, identity', 'x'].map((encoding) => `${HELLO} | Content-Encoding: ${encoding}`)}
   ${OF_A_WEBHOOK} | ${HELLO} | Content-Encoding: gzip ;; ${HELLO} | Content-Encoding: Identity → 201
   GET /v1/about | Content-Encoding: gzip → 200`;
 
-table('an empty body is fine where the route needs none', { allow: ['setup', 'messaging'] })`
+table('an empty body is accepted if the route needs none', { allow: ['setup', 'messaging'] })`
   * bearer → 201
   POST /v1/register/${FROM} ;; POST /v1/register/${FROM} | '' | Transfer-Encoding: chunked
   DELETE /v1/typing-indicator/${FROM} → 400 bad_json
   DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`;
-/** The routes that take no GET, by the backend's manual: those that need a JSON body, and those that do not. */
+/** The routes without GET, by the backend's manual: those that need a JSON body, and those that do not. */
 const WITH_BODY =
   `POST /v2/send,POST /v1/send,PUT /v1/typing-indicator/N,DELETE /v1/typing-indicator/N,POST /v1/reactions/N
   DELETE /v1/reactions/N,POST /v1/receipts/N,DELETE /v1/remote-delete/N,POST /v1/polls/N,DELETE /v1/polls/N
@@ -4333,27 +4333,27 @@ const WITHOUT_BODY = `DELETE /v1/attachments/a,DELETE /v1/groups/N/G,POST /v1/gr
   POST /v1/contacts/N/sync,POST /v1/plugins/x,PUT /v1/plugins/x,PATCH /v1/plugins/x,DELETE /v1/plugins/x`;
 const rowsOf = (routes: string): string[] =>
   routes.replaceAll('/N', `/${FROM}`).replaceAll('/G', `/${GROUP}`).split(/,|\n */);
-table('every route that needs a body is 400 without one, and every other one passes', ALL_GROUPS, ANSWERING)`
+table('a route that needs a body is 400 without one, and any other passes', ALL_GROUPS, ANSWERING)`
   * bearer → 400 bad_json
   ${rowsOf(WITH_BODY)}
   * bearer → passes
   ${rowsOf(WITHOUT_BODY)}`;
-table('of two fields that are refused the first one is named', {})`
+table('if two fields are refused, the first one is named', {})`
   * → 400 bad_field
   bearer | {"recipients":"x","number":1} → "The field "recipients" must"
   bearer | {"number":1,"recipients":"x"} → "The field "number" must"
   {"number":1,"recipients":"x","auth":"${SECRET}"} → "The field "number" must"
   {"auth":"${SECRET}","recipients":"x","number":1} → "The field "recipients" must"`;
-table('an expectation that nobody knows is ignored', {})`
+table('an unknown expectation is ignored', {})`
   * bearer | Expect: x → 201 | same | > Expect:
   ${HELLO} ;; ${HELLO} | Transfer-Encoding: chunked
   * bearer | Expect: x → 200 | > Expect:
   GET /v1/about`;
-table('the body of a GET authenticates it and goes no further', {})`
+table('the body of a GET authenticates it and is not relayed', {})`
   * GET /v1/about
   {"auth":"${SECRET}"} → 200 | '' ;; '{"auth":"${SECRET}"${' '.repeat(70_000)}}' → 413 body_too_large`;
 
-test('a chunked body beyond the limit that is already on its way is cut off and never complete', async (t) => {
+test('a chunked body that exceeds the limit during the relay is cut off and never complete', async (t) => {
   const { backend, gateway } = await startBoth(t, { limits: { body: '1MiB' } });
   const headers = { ...BEARER, 'transfer-encoding': 'chunked' };
   assert.equal((await ask(gateway, { body: sized(2_000_000), headers })).status, 413);
@@ -4365,7 +4365,10 @@ const BIG_SEND = `${HELLO.slice(0, -1)},"base64_attachments":["${'A'.repeat(1_00
 const LATE_AUTH = `${BIG_SEND.slice(0, -1)},"auth":"${SECRET}"}`;
 const ODD_TEXT = literal`é😀\\u00e9\\n`.repeat(50_000);
 const ODDLY_WRITTEN = `'  {"number":"${FROM}" ,"recipients":[ "${TO}"],"x":"${ODD_TEXT}"}'`;
-table('small bodies, chunked too, arrive with their true length, large ones with the announced one, byte for byte', {})`
+table(
+  'small bodies, also chunked, arrive with their actual length, large ones with the announced one, byte for byte',
+  {},
+)`
   * bearer → 201
   ${HELLO} | Transfer-Encoding: chunked → '${HELLO}' | > Content-Length: ${HELLO.length} | > Transfer-Encoding:
   ${BIG_SEND} → '${BIG_SEND}' | > Content-Length: ${BIG_SEND.length}
@@ -4384,14 +4387,14 @@ const FAIL_LATE = listed`
   bad_field ${LATE_SENDER},"number":null} ;; bad_field ${LATE_SENDER}}
   bad_json ${LATE}}{} ;; bad_json ${LATE} ;; bad_json ${LATE.slice(0, -2)}␊"]} ;; bad_json ${LATE},"x":tru}
   recipient_not_allowed ${LATE},"recipient":"${STRANGER}"} ;; sender_not_allowed ${LATE_SENDER},"number":"${STRANGER}"}`;
-test('what fails late in a large body never becomes a document, and its request breaks off', async (t) => {
+test('a large body that is refused late never becomes a complete document, and its request is cut off', async (t) => {
   const broken: string[] = [];
   const server = net.createServer((socket) => {
     let text = '';
     socket.setEncoding('latin1').on('data', (chunk) => {
       text += chunk;
     }).on('error', () => {}).on('close', () => {
-      if (text !== '') broken.push(text); // by fetch there is a further connection, for the next request
+      if (text !== '') broken.push(text); // with fetch there is a further connection, for the next request
     });
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -4414,7 +4417,7 @@ test('what fails late in a large body never becomes a document, and its request 
   }
 });
 
-test('Expect: 100-continue is answered when the body is wanted, to HTTP/1.1; a refused client is not asked for it', async (t) => {
+test('Expect: 100-continue of HTTP/1.1 is answered when the body is wanted; a refused client is not asked for its body', async (t) => {
   const { backend, gateway } = await startBoth(t, { auth: { methods: ['bearer', 'body'] } });
   const body = sized(2_000_000);
   const small = post(SECRET, HELLO.length, 'Expect: 100-continue');
@@ -4436,8 +4439,8 @@ test('Expect: 100-continue is answered when the body is wanted, to HTTP/1.1; a r
   assert.match(await raw(gateway, small.replace('HTTP/1.1', 'HTTP/1.0') + HELLO), /^HTTP\/1\.1 201 /);
 });
 
-// It said keep-alive, and reset the connection two seconds later, with whatever request was on it by then.
-test('a refusal that does not read the rest of the body says Connection: close, and ends the connection with it', async (t) => {
+// The response had keep-alive, and two seconds later the connection was reset, with any request on it.
+test('a refusal without reading the rest of the body has Connection: close, and ends the connection', async (t) => {
   const config = { limits: { body: '100KiB' }, ...tokens({}, { rate: '1/1h' }) };
   const both = await startBoth(t, config, { stallTimeoutMs: 400 });
   await checkRows(both, [`bearer ${OTHER} → 200`]);
@@ -4451,7 +4454,7 @@ test('a refusal that does not read the rest of the body says Connection: close, 
       : post(token, body.length) + body.slice(0, -1);
     const client = open(t, both.gateway, request);
     await until(() => client.text().endsWith('}\n'));
-    // The good send behind it must not get through: its client was told that the connection ends.
+    // The valid send after it must not pass, because the response announced that the connection ends.
     client.socket.write(`${chunked ? '\n' : ' '}${SEND}`);
     await closed(client.socket);
     const text = client.text();
@@ -4462,8 +4465,8 @@ test('a refusal that does not read the rest of the body says Connection: close, 
   assert.deepEqual(both.backend.sent, []);
 });
 
-// A connection that is kept must not have a body in it of which the gateway waits for the end.
-test('a refusal keeps the connection if the body came with the headers; in the middle of a body it says Connection: close, and nothing behind it is acted on', async (t) => {
+// A connection that is kept must not contain a body whose end the gateway waits for.
+test('a refusal keeps the connection if the body came with the headers; amid a body it has Connection: close, and nothing after it is acted on', async (t) => {
   const { backend, gateway } = await startBoth(t);
   for (const [begun, status] of [[post(OTHER, HELLO.length), 401], [post(SECRET, HELLO.length), 403]] as const) {
     gateway.reload(tokens({ recipients: [STRANGER] }));
@@ -4484,7 +4487,7 @@ test('a refusal keeps the connection if the body came with the headers; in the m
   assert.deepEqual(backend.sent, []);
 });
 
-/** Collects garbage at once. */
+/** Collects garbage immediately. */
 function collectGarbage(): void {
   const { Bun: bun } = globalThis as { Bun?: { gc(isFull: boolean): void } };
   if (bun) return bun.gc(true);
@@ -4492,7 +4495,7 @@ function collectGarbage(): void {
   runInNewContext('gc')();
 }
 
-// A small body whose client had left stayed in memory for 28 s, and its time could be bought with 77 bytes.
+// A small body whose client had disconnected stayed in memory for 28 s, at a cost of 77 bytes.
 test('nothing of a request stays in memory once its connection is gone', { isAlone: true }, async (t) => {
   const text = '{"message":"';
   const health = 'GET /healthz HTTP/1.1\r\nHost: x\r\n';
@@ -4500,7 +4503,7 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
   const handshake = ABOUT.replace('/v1/about', RECEIVE).replace('Host', upgrade);
   const big = `${HELLO.slice(0, -1)},"x":"${'x'.repeat(100_000)}`;
   const begun = post(SECRET, 99) + text;
-  /** What is sent, by what of it arrives at the backend. */
+  /** What is sent, by how much of it arrives at the backend. */
   const sent = {
     nothing: [
       ...['POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{', post('wrong', 9) + text],
@@ -4538,7 +4541,7 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
   };
   for (const [arrives, all] of Object.entries(sent)) {
     const left = await Promise.all(all.map((bytes) => begin(arrives, bytes)));
-    // The runtime may keep the last ones that it has worked on.
+    // The runtime may keep the most recent ones.
     await until(() => {
       collectGarbage();
       return left.every((count) => count() <= 2);
@@ -4548,7 +4551,7 @@ test('nothing of a request stays in memory once its connection is gone', { isAlo
   }
 });
 
-test('a gateway that was closed leaves nothing in memory, no timer either', { isAlone: true }, async () => {
+test('a closed gateway leaves nothing in memory, and no timer', { isAlone: true }, async () => {
   const listenAndClose = async () => {
     const log = (): void => {};
     const config = { listen: '127.0.0.1:0', tokens: { a: { secret: SECRET } }, backend: { url: 'http://127.0.0.1:1' } };
@@ -4568,8 +4571,9 @@ test('a gateway that was closed leaves nothing in memory, no timer either', { is
   });
 });
 
-// What was made of one megabyte of "{},{},…" stayed as 20 MB while its send waited: 16 of them ended a small computer.
-test('while a send waits that was made of a body, nothing but the send is in memory', { isAlone: true }, async (t) => {
+// The objects parsed from one megabyte of "{},{},…" kept 20 MB while the send waited: 16 of them crashed a small
+// computer.
+test('while a send made from a body waits, nothing but the send is in memory', { isAlone: true }, async (t) => {
   const backend = await startBackend(t, () => {}); // and never responds
   const tokens = { test: { secret: SECRET, message: 'hi', defaults: DEFAULTS } };
   const gateway = await startGateway(t, backend, { tokens, backend: { url: backend.url, parallel: 1 } });
@@ -4586,8 +4590,8 @@ test('while a send waits that was made of a body, nothing but the send is in mem
   }).catch(() => assert.fail(`${Math.round((process.memoryUsage().heapUsed - before) / MIB)} MiB`));
 });
 
-// Each byte renewed the time of the rest, so that one in 1.4 s held a connection for 25 hours.
-test('a client that stops or sends single bytes gets 408 when the time for its body is up; a refused one is let go by then', async (t) => {
+// Each byte extended the deadline of the rest, so one byte every 1.4 s held a connection for 25 hours.
+test('a client that stops or sends single bytes gets 408 at the deadline for its body; a refused one is disconnected by then', async (t) => {
   const headers = await startBoth(t, {}, { headersTimeoutMs: 500, lingerMs: 500 });
   const start = (): Promise<Both> => startBoth(t, tokens({}, { defaults: DEFAULTS }), { stallTimeoutMs: 2000 });
   const { backend, gateway } = await start();
@@ -4612,29 +4616,29 @@ test('a client that stops or sends single bytes gets 408 when the time for its b
     endIn(200, gateway, health, health.replace('60000', '1000000')),
     endIn(408, gateway, unknown + text, unknown.replace('60000', '1000000') + text, post(SECRET, 2_000_000) + text),
     endIn(408, gateway, post(OTHER, 1_000_000) + text, post(OTHER, 1_000_000) + text + more), // of a webhook
-    // Of these the head has arrived, and has gone on.
+    // The head of these has arrived, and was relayed.
     endIn(408, streaming, post(SECRET, 2_000_000) + text + more, `${post(SECRET, 'chunked')}ffffff\r\n${text}${more}`),
   ]);
   assert.equal(backend.connections, 0, 'the connections that the backend saw');
 });
 
-test('a client without a token has one time for its whole body, at whatever pace it sends', async (t) => {
+test('a client without a token has one deadline for its whole body, at whatever pace it sends', async (t) => {
   const { gateway } = await startBoth(t, {}, { stallTimeoutMs: 3000 });
   const { socket, text } = open(t, gateway, post('', 60_000).replace(/Authorization.*\r\n/, '') + '{"message":"');
   await pass(2500);
-  socket.write('x'.repeat(31 * 1024)); // with a token, these bytes begin the time anew
+  socket.write('x'.repeat(31 * 1024)); // with a token, these bytes restart the clock
   await closed(socket);
   assert.equal(outcomeOf(text()), '408 request_timeout');
   const { ms } = requests(gateway)[0];
   assert.ok(ms < 5000, `it was refused after ${ms} ms`);
 });
 
-test('what a refused client still sends of its body is read to its end, as long as it goes on sending', async (t) => {
+test('the rest of the body of a refused client is read to its end, as long as the client keeps sending', async (t) => {
   const lingerMs = 1000;
   const [patient, silent] = await Promise.all(
     [{ lingerMs: 1e6 }, { lingerMs }].map((how) => startBoth(t, {}, how)),
   );
-  // The refusal comes in the middle of the body, for which the gateway has waited.
+  // The refusal comes in the middle of the body, which the gateway has been waiting for.
   const waits = open(t, patient!.gateway, `${post(SECRET, 1_000_000)}{"message":"x"`);
   await settled(patient!.gateway);
   waits.socket.write('{'.repeat(1000));
@@ -4642,7 +4646,7 @@ test('what a refused client still sends of its body is read to its end, as long 
   assert.equal(outcomeOf(waits.text()), '400 bad_json');
   waits.socket.write('x'.repeat(1_000_000 - 1014));
   await closed(waits.socket);
-  // It sends for longer than it may be silent.
+  // It sends for longer than it may pause.
   const steady = open(t, silent!.gateway, post(OTHER, 40));
   for (let sent = 0; sent < 40; sent++) {
     assert.ok(!steady.socket.destroyed, `it was closed behind ${sent} bytes`);
@@ -4653,7 +4657,7 @@ test('what a refused client still sends of its body is read to its end, as long 
   assert.equal(outcomeOf(steady.text()), '401 unauthorized');
 });
 
-test('a body that comes slowly but steadily may take longer in all, and so may one that the backend reads slowly', async (t) => {
+test('a body that arrives slowly but steadily may take longer in total, and so may one that the backend reads slowly', async (t) => {
   const [stallTimeoutMs, held] = [1000, [] as unknown[]];
   const backend = await startBackend(t, (req, res) => {
     req.on('error', () => {}).on('end', () => res.writeHead(201).end('[]'));
@@ -4674,8 +4678,8 @@ test('a body that comes slowly but steadily may take longer in all, and so may o
   assert.deepEqual([(await response)[0].statusCode, (await slow).status, held.length], [201, 201, 1]);
 });
 
-// Such a handler acts on its path: the backend had acted before the gateway refused the rest of the body.
-test('a route that needs no body takes none beyond 64 KiB, and the backend sees nothing of it; a plugin and an unknown route take any', async (t) => {
+// Such a handler acts on its path alone, so the backend had acted before the gateway refused the rest of the body.
+test('a route that needs no body refuses one beyond 64 KiB before the backend sees any of it; a plugin and an unknown route take any', async (t) => {
   const group = `/v1/groups/${FROM}/${GROUP}`;
   const rows = `POST ${group}/quit ;; POST ${group}/join ;; POST ${group}/block ;; DELETE ${group}
     DELETE /v1/attachments/a ;; POST /v1/unregister/${FROM} ;; DELETE /v1/devices/${FROM}/local-data`;
@@ -4688,7 +4692,7 @@ test('a route that needs no body takes none beyond 64 KiB, and the backend sees 
   };
   for (const isChunked of [false, true]) {
     for (const row of rows.split(/;;|\n/)) {
-      // one that is good, and two that are refused at their end
+      // one that is valid, and two that are refused at their end
       for (const late of ['', ',"recipients":["-x"]', ',"a":']) {
         const body = `{"x":"${'x'.repeat(100_000)}"${late}}`;
         assertDenied(await send(row, body, isChunked), 413, 'body_too_large', both);
@@ -4711,7 +4715,7 @@ const DEFAULTS = { number: FROM, recipients: [TO] };
 const MEANT = JSON.stringify(DEFAULTS);
 const THIRD = '+15550100003';
 
-/** One token that makes sends of what it posts. */
+/** A token that turns what it posts into sends. */
 function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
   return { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } };
 }
@@ -4719,13 +4723,13 @@ function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
 const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message });
 
 const READS_TEXT = reading('{{text}}');
-/** A request that is sent as JSON from and to the defaults, with what its row says. */
+/** A request that is sent as JSON from and to the defaults, with the fields of its row. */
 const MADE = `POST /v2/send | bearer → 201 | > Content-Type: application/json | ${MEANT}`;
-/** What may declare a form or a text, for curl -d and wget declare the first of these for everything. */
+/** Types that may be declared for a form or a text, because curl -d and wget declare the first one for everything. */
 const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:', ''].map((type) =>
   `* ${type} | ${MADE}`
 );
-table('a webhook: a new send is made of its fields, and nothing else passes', hook())`
+table('webhook: a new send is made from its fields, and nothing else is relayed', hook())`
   * ${MADE} | same
   {"message":"hi"} ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]}
   # The other fields of a send, of whatever type: that is the backend's to judge.
@@ -4778,7 +4782,7 @@ table("a template's lines are joined, and one line feed at the end of its text i
   # A message that no template made stays as it was posted.
   {"message":"a\n"} → {"message":"a\n"}`;
 
-// They were dropped without a word, and the message went to the default person.
+// They were silently dropped, and the message went to the default recipient.
 const LOST = listed`
   "recipients":[15550100003] ;; "recipients":15550100003 ;; "recipients":[] ;; "recipients":""
   "Recipients":["+15550100003"] ;; "Recipients":"" ;; "recipient\u017f":["+15550100003"] ;; "recipients":{"toString":1}
@@ -4789,7 +4793,7 @@ const LOST = listed`
   "base64_attachments":[1] ;; "Base64_Attachments":["QUJD"] ;; "ba\u017fe64_attachments":"QUJD"
   "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[0]":"a.01"
   "@recipients":["a.01"] ;; "amp;recipients":["a.01"] ;; "recipients\u200b":["a.01"] ;; "\u0000recipients":["a.01"]`;
-// Of two JSON.parse takes the last, and null is none: the message would go to the default.
+// JSON.parse takes the last of two, and null counts as absent: the message would go to the default.
 const LOST_TWICE = listed`
   "recipients":["+15550100003"],"recipients":null ;; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
   "Recipients":["a.01"],"Recipients":null ;; "number":"+15550100003","\u006eumber":null ;; "base64_attachments":["QUJD"],"base64_attachments":null`;
@@ -4799,7 +4803,8 @@ table("attack: lose a recipient, a sender or a picture on the way to a webhook's
   ${LOST.map((fields) => `{${fields},"text":"x"} | Content-Type: text/plain`)}
   ${LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"text":"x"}`)}'`)}`;
 
-// V8 in Node 24 and 26 took the second key of each pair for the first, and the message went to the default person.
+// V8 in Node 24 and 26 mistook the second key of each pair for the first, and the message went to the default
+// recipient.
 table('attack: post a key that is then read in place of another one, which ends in an escape', hook(READS_TEXT))`
   * ${MADE}
   {"key1":1,"text":"x","recipient\\":0} → {"message":"x"}
@@ -4810,7 +4815,10 @@ table('attack: post a key that is then read in place of another one, which ends 
   {"key3":1,"text":"x","recipient\u017f":["${THIRD}"]}`;
 
 const ANY_TYPES = ['text/plain', 'application/json', 'application/octet-stream', 'multipart/form-data; boundary=x'];
-table("a webhook's JSON is read whatever its Content-Type, and the backend is told the new one's", hook(READS_TEXT))`
+table(
+  "a webhook's JSON is read whatever its Content-Type, and the backend gets that of the new send",
+  hook(READS_TEXT),
+)`
   ${[...UNDECLARED, ...ANY_TYPES.map((type) => `* Content-Type: ${type} | ${MADE}`)]}
   ' \n{"text":"a=b&c=%41 ü 😀"}\n' | Content-Language: en | Content-MD5: x → {"message":"a=b&c=%41 ü 😀"} | > Content-MD5: | > Content-Language:
   {"text":"x"} | X-Hub-Signature-256: y → {"message":"x"} | > X-Hub-Signature-256: y`;
@@ -4827,9 +4835,11 @@ table('a form with the single field "payload" or "data" that holds JSON is that 
   ),
 ]);
 
-/** A token that makes sends, and reads the names `alert`, `name`, `status` and `when` besides those of a send. */
+/**
+ * A token that makes sends, and reads the names `alert`, `name`, `status` and `when` in addition to those of a send.
+ */
 const READS_NAMES = reading('{{alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}');
-table('a text is the message as it stands, though it be declared a form', hook(READS_NAMES))`
+table('a text is the message unchanged, even if it is declared as a form', hook(READS_NAMES))`
   ${UNDECLARED.map((way) => `${way} | same`)}
   'Backup done: 5 files' ;; 'temp=23' ;; 'temp=23 is fine'
   'temp=23&hum=40&e=%zz' ;; 'a & b' ;; 'message&' ;; 'message' ;; 'x message=hello' ;; 'x\nmessage=hello'
@@ -4845,14 +4855,14 @@ table('a text is the message as it stands, though it be declared a form', hook(R
   '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'
   # What looks like a credential.
   'auth=${T}'`;
-table('a form is a text where it is declared one, or as something else', hook(READS_NAMES))`
+table('a form is a text if it is declared as one, or as something else', hook(READS_NAMES))`
   * ${MADE} | same
   'recipients=%2B15550100003&message=x' | Content-Type: text/plain
   'payload=%7B%7D' | Content-Type: Text/Plain; charset=utf-8 ;; 'message=x' | Content-Type: application/octet-stream
   'message=x' | Content-Type: ${URLENCODED}2 ;; 'message=x' | Content-Type: application/x+jsonp`;
 
 const WHEN = literal`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}"}`;
-table('a urlencoded form is the object of its fields', hook())`
+table('a urlencoded form is read as the object of its fields', hook())`
   ${UNDECLARED}
   * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
   # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
@@ -4879,7 +4889,10 @@ const PNG = literal`Content-Type: image/png = \x89PNG\r\n\x1a\n\x00\xff`;
 const PNG_DATA = 'base64,iVBORw0KGgoA/w==';
 const SNAP = `data:image/png;filename=snap.png;${PNG_DATA}`;
 const FILE_NAMES = ['/etc/a,b.png', 'C:/a,b.png', '../../a,b.png', literal`C:\\a,b.png`, 'a;b.png'];
-table('a multipart form is the object of its fields, and its files are attachments, named without a path', hook())`
+table(
+  'a multipart form is read as the object of its fields, and its files are attachments, named without a path',
+  hook(),
+)`
   * ${MADE}
   -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\n{\"ü\":1}"}
   -- message = x -- file; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}
@@ -4895,7 +4908,7 @@ table('a multipart form is the object of its fields, and its files are attachmen
   * ${MADE} | {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}
   ${FILE_NAMES.map((name) => literal`-- f; filename="${name}"\r\n${PNG}`)}`;
 
-// Beside a file it was dropped, and the picture went to the default person.
+// Next to a file it was dropped, and the picture went to the default recipient.
 table("attack: lose the recipients in a form's JSON that is not its only field", hook())`
   * bearer → 400 bad_field
   -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} -- x = y
@@ -4917,7 +4930,7 @@ table("attack: lose the recipients in a form's JSON that is not its only field",
 
 const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400 bad_json`);
 table(
-  'attack: have a body that names somebody where no field does, or what would arrive garbled, sent as a text',
+  'attack: have a body sent as a text that names a recipient outside any field, or that would arrive garbled',
   hook(),
 )`
   ${COMMON_FORM_TYPES}
@@ -4947,7 +4960,7 @@ table(
   @ {"message":"{{message}}"} | 'Door 1&to=%2B15550100003&receipients=a' → {"message":"Door 1&to=%2B15550100003&receipients=a"}`;
 
 table(
-  'attack: have a form or a query sent that is cut, not in UTF-8, or names somebody within a value',
+  'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient within a value',
   hook({
     ...{ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS },
   }),
@@ -4987,7 +5000,7 @@ const ADDRESSES = [
   'tel:+15550100003',
   GROUP,
 ];
-table('attack: name somebody where a send does not, and have it go to the default recipients', hook())`
+table('attack: name a recipient where a send does not, and have it go to the default recipients', hook())`
   * bearer → 400 bad_field
   ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
   ${ADDRESSES.map((address) => `{"message":"x","to":"${address}","recipients":null}`)}
@@ -5017,7 +5030,7 @@ table('attack: name somebody where a send does not, and have it go to the defaul
   POST /v2/send?to=Bob&text=y | 'x' → {"message":"x"}
   -- message = x -- base64_attachment; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}`;
 
-table('a recipient that begins with a space has lost its plus, and is refused for every token', {
+table('a recipient that starts with a space has lost its plus, and is refused for every token', {
   allow: ['messaging'],
 })`
   * bearer → 400 bad_field | "may not begin with a space"
@@ -5025,7 +5038,7 @@ table('a recipient that begins with a space has lost its plus, and is refused fo
   POST /v1/groups/${FROM} | {"name":"x","members":[" 15550100003"]} ;; POST /v1/reactions/${FROM} | {"recipient":" 15550100003","reaction":"x"}`;
 
 table(
-  'a template finds nothing beside a picture, or a time beside a message: 400; no credential gets into a text',
+  'a template that finds nothing is 400 with a picture, as is a message with a time; no credential gets into a text',
   hook(),
 )`
   * @ {"message":"{{a}}"} | bearer → 400 bad_field
@@ -5039,7 +5052,7 @@ table(
   'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
   -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
 
-// Deno 2.9 and Bun 1.4 passed over parts that they could not read: the message went to the default person.
+// Deno 2.9 and Bun 1.4 skipped parts that they could not read, and the message went to the default recipient.
 const FIELD = 'Content-Disposition: form-data;';
 const MESSAGE_PART = literal`--limit\r\n${FIELD} name="message"\r\n\r\nx\r\n`;
 const partOf = (head: string): string => literal`--limit\r\n${head}\r\n\r\n+15550100003\r\n`;
@@ -5048,7 +5061,7 @@ const NOBODY = `${FIELD} name="x"`;
 const TO_PART = partOf(SOMEBODY);
 const headRow = (head: string): string => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`;
 const IN_MULTIPART = '* bearer | Content-Type: multipart/form-data; boundary=limit';
-table("a multipart form's recipients are found in any case and with any space", hook())`
+table('the recipients of a multipart form are found in any case and with any white space', hook())`
   ${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}
   ${
   ['content-disposition:form-data;name="recipients"', 'CONTENT-DISPOSITION: form-data ; NAME="recipients"'].map(headRow)
@@ -5079,7 +5092,7 @@ const OTHER_TYPES = literal`
   ; boundary*=utf-8''limit ¦; x="; boundary=limit" ¦; boundary=limit x ¦; boundary=limit;x ¦; boundary="limit
   ; boundary=limit, multipart/form-data; boundary=other ¦; boundary="li\mit" ¦; boundary= ¦; boundary=""
   , boundary=limit ¦ boundary=limit`;
-table('attack: write a multipart form that two honest programs read differently', hook())`
+table('attack: write a multipart form that two correct programs read differently', hook())`
   ${IN_MULTIPART} → 400 bad_json
   ${TWO_READINGS.trim().split(/\n *| ¦ /).map(headRow)}
   ${['', literal`--\r\n`, literal`\r\n`].map((end) => headRow(literal`${NOBODY}\r\n\r\n\n--limit${end}${SOMEBODY}`))}
@@ -5097,7 +5110,7 @@ table('attack: write a multipart form that two honest programs read differently'
   )
 }
   '${MESSAGE_PART}--limit--\r\n'`;
-table('a POST that names somebody in its query, which is not read, is not sent to the default person', hook())`
+table('a POST that names a recipient in its query, which is not read, is not sent to the default one', hook())`
   * 'hi' | bearer → 400 bad_field
   POST /v2/send?x=1&recipients=%2B15550100003 ;; POST /v2/send?x=1&recipients%5B%5D=%2B15550100003
   POST /v2/send?x=1&recipient=%2B15550100003 ;; POST /v2/send?x=1&number=%2B15550100003
@@ -5113,7 +5126,7 @@ const TERMINAL = literal`
   \u001b]0;without an end ⇒ ]0;without an end
   10%\r20%\u0008\u0000\u007f\u0085\u001b ⇒ 10%20%
   [31m[0m stays ⇒ [31m[0m stays`.trim().split('\n').map((line) => line.trim().split(' ⇒ ') as [string, string]);
-table('a text loses what only a terminal understands; JSON loses nothing, a form the CR of its line breaks', hook())([
+table('a text loses its terminal control codes; JSON loses nothing, and a form the CR of its line breaks', hook())([
   `* ${MADE}`,
   TERMINAL.flatMap(([text, message]) => [
     `'${text}' | Content-Type: text/plain → {"message":"${message}"}`,
@@ -5124,7 +5137,7 @@ table('a text loses what only a terminal understands; JSON loses nothing, a form
 ]);
 
 const LIMIT = 64 * 1024;
-table('a text beyond 64 KiB is cut with an ellipsis, within no character; JSON and forms are not cut', hook())`
+table('a text beyond 64 KiB is cut between characters, with an ellipsis; JSON and forms are not cut', hook())`
   * ${MADE}
   '${'x'.repeat(LIMIT)}' → same ;; '${'x'.repeat(LIMIT + 1)}' → {"message":"${'x'.repeat(LIMIT - 3)}…"}
   '${'x'.repeat(LIMIT - 5)}😀😀' → {"message":"${'x'.repeat(LIMIT - 5)}…"}
@@ -5142,7 +5155,7 @@ table("a template sees a text, a form, a query and a file's data as it sees JSON
   GET /v2/send → {"message":": !"} ;; GET /v2/send/? → {"message":": !"}`;
 
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
-table('attack: pass off what is no JSON as JSON, or no form as one', hook(reading('{{text}}{{message}}')))`
+table('attack: pass off invalid JSON as JSON, or an invalid form as a form', hook(reading('{{text}}{{message}}')))`
   * bearer → 400 bad_json
   'payload={"message":"x"' ;; ' \n\t{"message":"x"' ;; {message:x} ;; {"message":"x"} {} ;; '\ufeff{"message":"x"}'
   { | Content-Type: ${URLENCODED} ;; {{text}} | Content-Type: text/plain ;; 'payload={"a":${'['.repeat(100_000)}'
@@ -5154,7 +5167,7 @@ table('attack: pass off what is no JSON as JSON, or no form as one', hook(readin
   ${JSON_TYPES.map((type) => `* bearer | Content-Type: ${type} → 400 bad_json`)}
   [{"message":"x"}] ;; "text" ;; 'null' ;; 'hello' ;; '' ;; 'message=hello' ;; '${MESSAGE_PART}--limit--\r\n'`;
 
-// Written by hand or by a sloppy program, these went to the default person, or as a text.
+// Written by hand or by a sloppy program, these went to the default recipient, or as a text.
 const LOST_IN_FORMS = listed`
   recipients= ;; recipients=&recipients=%2B15550100003 ;; recipient=%2B15550100003 ;; recipient=+15550100003 and so on
   Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[]=%2B15550100003 ;; recipients[]=
@@ -5162,7 +5175,7 @@ const LOST_IN_FORMS = listed`
   number=%2B1 ;; Number=%2B15550100003 ;; number[]=x ;; base64_attachments[0]=QUJD ;; Recipients= ;; recipients=-x
   %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
   recipients=${INTERNAL_ID} ;; recipients=a%0Ab`;
-table('attack: have a form or a text sent that says nothing, or to nobody', hook())`
+table('attack: have a form or a text sent that is empty, or has no recipient', hook())`
   * bearer → 400 bad_field
   POST /v2/send ;; '' ;; ' \r\n' ;; '\u001b[0m' ;; 'payload=' ;; 'payload=%5B%5D' ;; 'data=null' ;; 'message=&x=1'
   'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
@@ -5186,7 +5199,10 @@ table('a text, a form or a webhook without a credential, with a wrong one, or wi
   -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
 
 const SHOWS_ALL = hook(reading('{{auth}}{{.}}{{message}}'));
-table('a text or a webhook has its token in each form, and neither the message nor the backend gets it', SHOWS_ALL)([
+table(
+  'a text or a webhook may have its token in each form, and neither the message nor the backend gets it',
+  SHOWS_ALL,
+)([
   `* → 201 | > Authorization: | ${MEANT}`,
   SPELLINGS.map(({ form, ask: make }) => {
     const message = form === 'body' ? `${HELLO}hello` : '{"message":"hi"}hi';
@@ -5194,7 +5210,10 @@ table('a text or a webhook has its token in each form, and neither the message n
   }),
 ]);
 
-table('a token without defaults and message is told at /v2/send, for a text or a form, what would take it', {})`
+table(
+  'for a token without defaults and message, the error for a text or a form at /v2/send names the settings that would accept it',
+  {},
+)`
   * bearer → 400 bad_json | ". To send text or a form, use a token with "defaults" or "message"."
   'Backup done' ;; 'message=x' ;; ' ' ;; -- message = x
   # Not where that would not help.
@@ -5207,14 +5226,17 @@ const FOREIGN_NAMES = 'to target targets destination group groups group_id chat_
 );
 const WORDS = 'Door open Tom & Jerry ; : \n = + - % 98% ü 😀 " { } [ recipients to: to number 5 auth x=1 ?'.split(/ /);
 
-/** A text of words that are hard on forms. Only encoded may it hold what nobody could tell from the end of a value. */
+/**
+ * A text of words that are difficult in forms. Only if encoded may it contain what cannot be told from the end of a
+ * value.
+ */
 function hardText(random: (below: number) => number, isEncoded: boolean): string {
   const words = Array.from({ length: 1 + random(6) }, () => WORDS[random(WORDS.length)]!);
   const text = `Hi ${words.join([' ', ' ', ''][random(isEncoded ? 3 : 2)])}!`;
   return isEncoded ? text : text.replace(/=/g, '-');
 }
 
-/** A message in one of the ways in which programs and people write one. `isSent`: it has to arrive. */
+/** A message in one of the forms in which programs and people write it. `isSent`: it must arrive. */
 function writeBody(random: (below: number) => number) {
   const pick = <T>(items: readonly T[]): T => items[random(items.length)]!;
   const shuffled = (pairs: Pair[]): Pair[] =>
@@ -5236,7 +5258,7 @@ function writeBody(random: (below: number) => number) {
   const pairs = pairsOf(bare);
   const between = pick(['&', '&', '&', ';', '\n', '&amp;']);
   const raw = pairs.map((pair) => pair.join('=')).join(between);
-  const rest = between.includes('&') ? bare : raw.replace(/^.*?message=/s, ''); // other lines are a part of the value
+  const rest = between.includes('&') ? bare : raw.replace(/^.*?message=/s, ''); // further lines are part of the value
   const isText = !to && !pairs.some(([key]) => key === 'message');
   const ways: [type: string, body: string, message: string[], isHonest: boolean][] = [
     ['application/json', json, [encoded], isHonest],
@@ -5246,7 +5268,7 @@ function writeBody(random: (below: number) => number) {
     [AS_MULTIPART, multipart(pairsOf(encoded)), [encoded], isHonest],
     [URLENCODED, String(new URLSearchParams({ [pick(['payload', 'data'])]: json })), [encoded], isHonest],
     [URLENCODED, String(new URLSearchParams(shuffled([['payload', json], ['message', encoded]]))), [encoded], false],
-    // What nobody encoded is a form or a text, or it is refused.
+    // Text that was not encoded is a form or a text, or is refused.
     [pick(['', URLENCODED]), raw, [rest, raw], isText],
     [pick(['', URLENCODED]), bare.replace(/&/g, 'and'), [bare.replace(/&/g, 'and')], !to && false],
     ['text/plain', bare, [bare], true],
@@ -5257,7 +5279,7 @@ function writeBody(random: (below: number) => number) {
 }
 
 randomTest(
-  'a random body that names somebody reaches that one, and arrives as it was written, or it is refused',
+  'a random body that names a recipient goes to that one, unchanged, or is refused',
   async (random, t) => {
     const token: TokenConfig = { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS };
     const { backend, gateway } = await startBoth(t, { tokens: { hook: token } });
@@ -5287,7 +5309,7 @@ randomTest(
   },
 );
 
-/** A token that may send by a GET, and how that is told. */
+/** A token that may send by GET, and the log fields of such a request. */
 const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
 
 const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
@@ -5296,7 +5318,7 @@ const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
 });
 const SENT_BY_GET =
   `→ 201 | Cache-Control: no-store | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`;
-table("GET /v2/send is sent by POST, where the token's allowlist spells it, in each form of the token", {
+table("GET /v2/send becomes a POST, if the token's allowlist spells it out, in each form of the token", {
   ...hook({ allow: ['GET /v2/send'], defaults: DEFAULTS }),
 })`
   * bearer ${SENT_BY_GET}
@@ -5314,13 +5336,13 @@ const KEPT: Handler = (req, res) => {
   const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];
   req.resume().on('end', () => res.writeHead(201, own).end('[]'));
 };
-table('the response to a GET may be kept by nobody, whatever the backend says, and loses none of its headers', {
+table('the response to a sending GET may not be stored, whatever the backend responds, and loses none of its headers', {
   ...{ ...BY_GET, cors: ['https://dash.example'] },
 }, { handler: KEPT })`
   * GET /v2/send?message=x | bearer | Origin: https://dash.example
   → 201 | Cache-Control: no-store | Vary: Origin, Accept | Set-Cookie: a=1, b=2`;
 
-test('the response to a GET is the last one on its connection, a refusal of what it says too', async (t) => {
+test('the response to a sending GET is the last one on its connection, also if it refuses the content', async (t) => {
   const { backend, gateway } = await startBoth(t, BY_GET);
   for (const [message, status] of [['x', 201], ['', 400]] as const) {
     const response = await raw(gateway, ABOUT.replace('/v1/about', `/v2/send?message=${message}`).repeat(2));
@@ -5330,11 +5352,11 @@ test('the response to a GET is the last one on its connection, a refusal of what
   assert.equal(backend.seen.length, 1, 'the requests that the backend saw');
 });
 
-table('a GET that asks to upgrade sends its message, and is not upgraded', BY_GET)`
+table('a sending GET that asks for an upgrade sends its message, and is not upgraded', BY_GET)`
   * ${MADE} | {"message":"x"} | > Upgrade:
   GET /v2/send?message=x | Connection: Upgrade | Upgrade: websocket | Sec-WebSocket-Key: x`;
 
-table('attack: send by a GET that the allowlist does not spell, or with a token that makes no sends', hook({}))`
+table('attack: send by a GET that the allowlist does not spell out, or with a token that makes no sends', hook({}))`
   * bearer | @ {"defaults":${MEANT}} → 405 method_not_allowed
   * bearer | @ {"defaults":${MEANT},"allow":["send","info","messaging","setup"]} → 405 method_not_allowed
   * bearer | @ {"defaults":${MEANT},"allow":["POST /v2/send","GET /v2/*","GET /*","* /*"]} → 405 method_not_allowed
@@ -5343,7 +5365,7 @@ table('attack: send by a GET that the allowlist does not spell, or with a token 
   * bearer | @ {"allow":["GET /v2/send","* /*"],"senders":["${FROM}"],"recipients":["${TO}"]} → 405 method_not_allowed
   GET /v2/send?message=x ;; GET /v2/send?message=x%0Ay ;; GET /v2/send ;; GET //v2/send/?message=x
   GET /@auth=${SECRET}/v2/send?message=x`;
-table('attack: do by a token for GET /v2/send what it may not, or send nothing, or to nobody', BY_GET)`
+table('attack: use a token for GET /v2/send beyond its rights, or send nothing, or without a recipient', BY_GET)`
   * bearer → 405 method_not_allowed
   PUT /v2/send ;; PATCH /v2/send ;; DELETE /v2/send ;; OPTIONS /v2/send ;; GET /v1/send?message=x
   * bearer → 403 endpoint_not_allowed
@@ -5367,7 +5389,7 @@ table('attack: smuggle control characters through the query of a GET', BY_GET)`
   GET /v2/send?message=x&number=%0A ;; GET /v2/send?message%0A=x ;; GET /v2/send?message=x&text=%09
   GET /v1/about?message=x%0Ay ;; GET /v1/send?message=x%0Ay ;; GET /v2%0A/send?message=x`;
 
-/** Begins so many sends, each of which lacks the last byte of its MiB; one of them finds no room. */
+/** Starts this many sends, each without the last byte of its MiB; one of them finds no room. */
 async function holdAllBut(gateway: Gateway, count: number, fill: string, headers: http.OutgoingHttpHeaders) {
   const all = Array.from({ length: count }, () => beginSend(gateway, headers).on('error', () => {}));
   const answers = all.map((req) => once(req, 'response').then(([res]) => ({ req, res: res.resume() })));
@@ -5378,14 +5400,14 @@ async function holdAllBut(gateway: Gateway, count: number, fill: string, headers
   return { refused, held: all.filter((req) => req !== refused) };
 }
 
-test('what is held of bodies is 32 MiB for all connections together, and is given back on every path', async (t) => {
+test('at most 32 MiB of bodies are held for all connections together, and every path releases them', async (t) => {
   const { gateway } = await startBoth(t, hook());
   const countOf = (status: number): number => requests(gateway).filter((line) => line.status === status).length;
   for (const [fill, end, status] of [['x', 'x', 499], ['x', '\xff', 400], ['{', '{{', 413], ['x', 'x', 201]] as const) {
-    // The others have room as soon as the refused one has given back its share.
+    // The others have room as soon as the refused one has released its share.
     const headers = { ...BEARER, ...(status !== 413 && { 'content-length': MIB }) };
     const { refused, held } = await holdAllBut(gateway, 33, fill, headers);
-    // What is not held whole is not concerned.
+    // A body that is not held whole is not affected.
     const json = await ask(gateway, { path: '/v1/send', body: { ...MESSAGE, more: 'x'.repeat(MIB) }, headers: BEARER });
     assert.equal(json.status, 201);
     const before = countOf(status);
@@ -5395,7 +5417,7 @@ test('what is held of bodies is 32 MiB for all connections together, and is give
   }
 });
 
-test('the body of a send that the backend acts on is held until its client leaves, though the send is shorter', async (t) => {
+test('the body of a send in progress counts as held until its client disconnects, even if the send is shorter', async (t) => {
   const { backend, finish } = await startHolding(t);
   const gateway = await startGateway(t, backend, { ...hook(), backend: { url: backend.url, parallel: 64 } });
   const served: net.Socket[] = [];
@@ -5412,8 +5434,8 @@ test('the body of a send that the backend acts on is held until its client leave
   assert.equal(outcomeOf(await answer), '200');
 });
 
-// A form of 1 MiB of control characters is a send of 6 MiB: 97 MiB were held in a share of 16.
-test('a send that waits counts as long as it is, even if the body was shorter', async (t) => {
+// A form with 1 MiB of control characters is a send of 6 MiB: 97 MiB were held in a share of 16.
+test('a waiting send counts with its own length, even if the body was shorter', async (t) => {
   const { backend, finish } = await startHolding(t);
   const config = {
     ...tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }),
@@ -5423,7 +5445,7 @@ test('a send that waits counts as long as it is, even if the body was shorter', 
   const body = `message=${'\x01'.repeat(MIB - 8)}`;
   const headers = { ...BEARER, 'content-type': URLENCODED };
   const answers = [1, 2, 3].map(() => ask(gateway, { body, headers }));
-  const first = await Promise.race(answers); // two of them wait or are at the backend, with 6 MiB each
+  const first = await Promise.race(answers); // two of them wait or are in progress, with 6 MiB each
   assert.deepEqual([first.status, first.json.code], [503, 'busy']);
   const other = ask(gateway, { body, headers: { ...headers, authorization: `Bearer ${OTHER}` } });
   await until(() => backend.seen.length === 1);
@@ -5436,8 +5458,8 @@ test('a send that waits counts as long as it is, even if the body was shorter', 
   assert.equal((await other).status, 200);
 });
 
-// One webhook's token filled all of it, again and again, with bodies that did not end.
-test('where there are several tokens, half of the 32 MiB that are held is for one of them', async (t) => {
+// A single webhook's token repeatedly filled all of it with bodies that did not end.
+test('with several tokens, one token gets at most half of the 32 MiB that are held', async (t) => {
   const { gateway } = await startBoth(t, tokens({ defaults: DEFAULTS }, { defaults: DEFAULTS }));
   const { held } = await holdAllBut(gateway, 17, 'x', { ...BEARER, 'content-length': MIB });
   assert.equal(requests(gateway).length, 1);
@@ -5449,7 +5471,7 @@ test('where there are several tokens, half of the 32 MiB that are held is for on
   assert.equal(await statusFor(BEARER), 201, 'it is given back');
 });
 
-test('where there are three tokens, all of them together hold no more than 32 MiB', async (t) => {
+test('with three tokens, all of them together hold no more than 32 MiB', async (t) => {
   const settings = Object.entries(several('abc').tokens!).map((
     [name, token],
   ) => [name, { ...token, defaults: DEFAULTS }]);
@@ -5463,7 +5485,7 @@ test('where there are three tokens, all of them together hold no more than 32 Mi
 
 const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 30 ? 61 : 1, 'x')}":1`);
 const SHOWN_KEYS = MANY_KEYS.slice(0, 30).map((member) => `${member.slice(0, 61)}…"`).join(', ');
-table('what a send lacks is named to the client and in the log, with at most thirty top-level keys, cut', hook())`
+table('the response and the log name what a send lacks, with at most thirty top-level keys, shortened', hook())`
   * bearer → 400 bad_field
   @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
   @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
@@ -5477,7 +5499,7 @@ table('what a send lacks is named to the client and in the log, with at most thi
   {${MANY_KEYS.slice(0, 30).join()}} → reason=no_message | "keys are ${SHOWN_KEYS}. "
   {${MANY_KEYS.join()}} → reason=no_message | "keys are ${SHOWN_KEYS}, …. "`;
 
-test("a refusal's bytesOut in the log is the length of its body, and 0 for a HEAD", async (t) => {
+test('bytesOut of a refusal in the log is the length of its body, and 0 for a HEAD', async (t) => {
   const { gateway } = await startBoth(t);
   for (const method of ['GET', 'HEAD']) {
     const { text, status } = await ask(gateway, { method });
@@ -5494,14 +5516,14 @@ test('what a client sends is not logged', async (t) => {
 });
 
 const READS_AUTH = reading('{{author}}{{authority}}{{oauth}}{{.}}');
-table('only "auth" is dropped of a webhook, whatever it holds and however it is spelled', hook(READS_AUTH))`
+table('only "auth" is removed from a webhook, whatever its value and spelling', hook(READS_AUTH))`
   * ${MADE} | {"message":"{\"a\":1}"}
   {"auth":{"type":"oauth"},"a":1} ;; {"auth":1,"a":1} ;; {"Auth":"x","a":1}
   {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"} ;; 'payload={"auth":"${OTHER}","a":1}'
   {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
 const HOOKED = hook({ senders: [FROM], recipients: [TO], allow: ['messaging'], ...reading('{{text}}') });
-table('attack: do by a webhook what no body may, or send from another account or to another recipient', HOOKED)`
+table('attack: use a webhook for what no body may do, or send from another account or to another recipient', HOOKED)`
   * bearer → 400 bad_field
   {"text":"x","recipients":["${TO}","group.*"]} ;; {"text":"x","recipients":["${TO}\n"]} ;; {"text":""}
   {"text":"x","link_preview":{"url":"https://a","base64_thumbnail":"data:a/b;filename=/x;base64,QUJD"}}
@@ -5515,13 +5537,19 @@ table('attack: do by a webhook what no body may, or send from another account or
   @ {"defaults":{"number":"${FROM}","recipients":["${TO}","${STRANGER}"]}} | {"text":"x"}`;
 
 const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
-table('a message that is an object or a list is no text, unless a template takes it', tokens({ defaults: DEFAULTS }))`
+table(
+  'a message that is an object or a list is not a text, unless a template reads it',
+  tokens({ defaults: DEFAULTS }),
+)`
   * bearer → 400 bad_field
   {"message":{"text":"hi"}} → "The field \"message\" must be text, not an object or a list.","
   {"message":["a"]} → "must be text" ;; {"message":[]} → "must be text" ;; 'message=a&message=b' → "must be text"
   * bearer → 201
   {"message":5} ;; @ {"message":"{{message.text}}"} | {"message":{"text":"hi"}} → {"message":"hi","number":"${FROM}","recipients":["${TO}"]}`;
-table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if not", hook(READS_TEXT))`
+table(
+  "a webhook's body is at most 1 MiB: 413 at once if Content-Length is larger, otherwise at the limit",
+  hook(READS_TEXT),
+)`
   * ${MADE} | {"message":"x"}
   ${MIB_BODY} ;; ${MIB_BODY} | Transfer-Encoding: chunked
   none | ${MIB_BODY.replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '')}
@@ -5530,7 +5558,7 @@ table("a webhook's body is at most 1 MiB: 413 at once if it says so, and then if
   -- message = x -- f; filename="x" = ${'x'.repeat(MIB)}`;
 const READS_NOTHING = tokens({ ...reading('never'), allow: ['messaging', 'info'] }, {});
 table(
-  'only a POST to /v2/send is made a send: other requests of the token, and other tokens, pass as they are',
+  'only a POST to /v2/send becomes a new send: other requests of the token, and other tokens, pass unchanged',
   READS_NOTHING,
 )`
   * bearer
@@ -5542,7 +5570,7 @@ const WRITE_NUMBER = 'write "+", the country code and digits alone, in double qu
 const IS_NO_RECIPIENT =
   'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
 const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
-/** Settings of a token, and what is said of them. */
+/** Settings of a token, and their error messages. */
 const BAD_SETTINGS = literal`
   {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
   {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
@@ -5561,7 +5589,7 @@ ${
   )
 }
   {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
-test("what is wrong with a token's defaults or message, an empty template too, is said with its place", () => {
+test("every mistake in a token's defaults or message, an empty template too, is reported with its place", () => {
   for (const line of BAD_SETTINGS.trim().split('\n')) {
     const [token = '', ...problems] = line.trim().split(' ⇒ ');
     const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
@@ -5570,7 +5598,7 @@ test("what is wrong with a token's defaults or message, an empty template too, i
 });
 
 const NESTED = hook(reading(`${'{{#a}}'.repeat(20)}{{b.c.d}}${'{{/a}}'.repeat(20)}`));
-table('no webhook keeps the gateway busy for long, and the next send gets through', NESTED)`
+table('no webhook blocks the gateway for long, and the next send passes', NESTED)`
   * ${MADE} | {"message":"…"}
   {"a":[${'0,'.repeat(500_000)}0]} ;; {"a":[${'{},'.repeat(300_000)}{}]}
   * bearer → 400 bad_field
@@ -5590,7 +5618,10 @@ const inEachForm = (pairs: string): string[] => [
 ];
 const SPELLED_ODDLY = 'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ');
 const BY_FORM = hook({ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS });
-table('attack: send from the default number what names two, or to the default person what is spelled oddly', BY_FORM)`
+table(
+  'attack: name two numbers and send from the default one, or misspell a recipient and send to the default one',
+  BY_FORM,
+)`
   * bearer → 400 bad_field
   ${inEachForm('message=hi&number=%2B15550100003&number=%2B15550100004')}
   ${inEachForm(`message=hi&number=%2B${FROM.slice(1)}&number=%2B${FROM.slice(1)}`)}
@@ -5600,18 +5631,21 @@ table('attack: send from the default number what names two, or to the default pe
   {"message":"hi","\u0085\u0001number":"+15550100003"} ;; 'message=hi&%01recipients=%2B15550100003'
   'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
 const READS_NOTE = hook(reading('{{note}}|{{message}}'));
-table('a line break of a textarea, CR LF, is a line feed in every field of a form, and in JSON it stays', READS_NOTE)`
+table('CR LF, the line break of a textarea, becomes a line feed in every field of a form, but not in JSON', READS_NOTE)`
   * ${MADE} | {"message":"a\nb\rc|one\ntwo\n"}
   'message=one%0D%0Atwo%0D%0A%0D%0A&note=a%0D%0Ab%0Dc' ;; -- message = one\r\ntwo\r\n\r\n -- note = a\r\nb\rc
   * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n"}
   {"message":"one\r\ntwo\r\n\r\n","note":"a\r\nb\rc"}
   'payload={"message":"one\\r\\ntwo\\r\\n\\r\\n","note":"a\\r\\nb\\rc"}'`;
 
-// What asks for a later time would be sent at once. A large body that ends in send_at is in REQUEST BODY.
+// A send scheduled for later would be sent at once. A large body that ends in send_at is tested in REQUEST BODY.
 const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
 const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
 const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
-table('attack: have a send, or a form that a template may read, sent at once, though it asks for later', BY_EITHER)`
+table(
+  'attack: have a send, or a form that a template may read, sent at once although it is scheduled for later',
+  BY_EITHER,
+)`
   * ${LATER}
   ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
   ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
@@ -5623,7 +5657,7 @@ table('attack: have a send, or a form that a template may read, sent at once, th
   * @ ${READS_LATER} | ${LATER}
   ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
 const LATER_AS_DATA = tokens({ allow: ['send', 'POST /v1/plugins/later'] }, reading('at {{send_at}}{{Send_At}}'));
-table('send_at is data for a template, nothing where it is null, and no concern of other routes', LATER_AS_DATA)`
+table('send_at is data for a template, absent if it is null, and ignored on other routes', LATER_AS_DATA)`
   * bearer ${OTHER} → 201 | ${MEANT}
   {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
   'payload={"send_at":[5]}' → {"message":"at [5]"}
@@ -5631,7 +5665,9 @@ table('send_at is data for a template, nothing where it is null, and no concern 
   {"send_at":null,${HELLO.slice(1)} ;; {"resend_at":1,"more":{"send_at":1},${HELLO.slice(1)}
   POST /v1/plugins/later | {"send_at":1,"Send_At":2}`;
 
-/** The boundary, the heads of a field and of a file, what is made of the file, and whose form it is. */
+/**
+ * The boundary, the heads of a field and of a file, what becomes of the file, and the program that writes this form.
+ */
 const HONEST = literal`
   ------------------------64c808f5fa53335a ¦ name="recipients" ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ curl
   x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ application/octet-stream;filename=a%22b ¦ curl, with a type and a header
@@ -5644,7 +5680,7 @@ const HONEST = literal`
   'b'.repeat(70)
 } ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
-table('a multipart form is read as honest programs write it: fields, files, and their headers in any order', hook())([
+table('a multipart form is read as common programs write it: fields, files, and their headers in any order', hook())([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
   HONEST.trim().split('\n').flatMap((line) => {
     const [boundary = '', field = '', file = '', made = ''] = line.trim().split(' ¦ ');
@@ -5662,7 +5698,7 @@ table('a multipart form is read as honest programs write it: fields, files, and 
   }),
 ]);
 
-/** Processor time of a task in milliseconds: the least of several tries, of which a good first one is enough. */
+/** The processor time of a task in milliseconds: the minimum of several tries, or the first one if it is good. */
 async function leastMs(goodMs: number, task: () => unknown): Promise<number> {
   let least = Infinity;
   for (let i = 0; i < 8 && least > goodMs && (i < 2 || least < 10 * goodMs); i++) {
@@ -5674,16 +5710,16 @@ async function leastMs(goodMs: number, task: () => unknown): Promise<number> {
   return least;
 }
 
-/** A text of at most so many bytes: a beginning, a piece that is repeated, and an end. */
+/** A text of at most this many bytes: a beginning, a repeated piece, and an end. */
 function repeated(size: number, [first = '', piece = '', last = '']: readonly string[]): string {
   const room = size - Buffer.byteLength(first + last);
   return first + piece.repeat(Math.max(0, Math.floor(room / Buffer.byteLength(piece)))) + last;
 }
 
 /**
- * Runs each row at a quarter and at the whole of a size, and holds the whole to twelve times the time of the quarter. A
- * quarter of less than 30 ms counts as 30 ms. A loop in a loop would take sixteen times as long, and then minutes. The
- * whole is not run where sixteen times the quarter would pass too.
+ * Runs each row at a quarter of a size and at the full size, which may take at most twelve times as long. A quarter of
+ * less than 30 ms counts as 30 ms. A nested loop would take sixteen times as long, and then minutes. The full size is
+ * not run if even sixteen times the quarter would pass.
  */
 async function assertLinear(
   rows: readonly (readonly string[])[],
@@ -5705,9 +5741,9 @@ async function assertLinear(
 }
 
 const PART = '--limit\r\ncontent-disposition:form-data;name=a';
-/** Bodies that are held whole: the Content-Type, the beginning, what is repeated, and the end. */
+/** Bodies that are held whole: the Content-Type, the beginning, the repeated piece, and the end. */
 const LATE_BODIES = [
-  // a multipart form: parts, heads of parts, their values, boundaries
+  // a multipart form: parts, their heads and values, boundaries
   ...[
     ['--limit', '\r\n', 'x\n--limit--\r\n'],
     ['--limit\r\nX: y', '\r\n\r\n', 'x\n--limit--\r\n'],
@@ -5780,9 +5816,9 @@ const LATE_BODIES = [
   ].map((row) => ['application/json', ...row]),
 ];
 
-// One form with an empty line in each two bytes blocked the process for 6 s (64 KiB) or minutes (1 MiB).
+// A form with an empty line every two bytes blocked the process for 6 s (64 KiB) or minutes (1 MiB).
 test(
-  'attack: a body that fails late; what is held whole takes at most 24 times as long as to gather its keys and parse it, and four times the length at most twelve times as long',
+  'attack: a body that fails late; one held whole takes at most 24 times as long as gathering its keys and parsing it; four times the length, twelve times as long',
   {
     isAlone: true,
   },
@@ -5795,7 +5831,7 @@ test(
     const sample = repeated(MIB, ['{"message":"x"', ',"a":0', '}']);
     const work = (): unknown =>
       new Set(Array.from(sample.matchAll(/"((?:[^"\\]|\\.)*)":/g), ([, key]) => key)).add(JSON.parse(sample));
-    // With the second token a template reads what was posted: it sees JSON and forms.
+    // For the second token a template reads the body: it sees JSON and forms.
     for (const token of [SECRET, OTHER]) {
       const bodies = LATE_BODIES.filter(([type]) => token === SECRET || type === URLENCODED || /json/.test(type!));
       const yardMs = Math.min(await leastMs(0, work), await leastMs(0, work), await leastMs(0, work));
@@ -5850,7 +5886,7 @@ test(
         } catch { /* refused */ }
       }
     });
-    // Each header in turn, with words of its grammar; the last piece makes it fail.
+    // Each header in turn, with tokens of its grammar; the last piece makes it fail.
     const headers: [name: string, ...pieces: string[]][] = [
       ['Authorization', ' ', '\t', 'Bearer ', 'a', 'a '],
       ['X-Forwarded-For', ',', ' ', '127.0.0.1,', '[', ']:1', '%F', '::ffff:', '1.', ':1', ', ::1%a'],
@@ -5885,9 +5921,9 @@ test(
 
 section('TEMPLATES'); // ───────────────────────────────────────────────────────────────────────────
 /**
- * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in
- * words of our own: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&",
- * a third brace), and ~ for each section that is shown (# with true, ^ with false). There is no escaping for HTML here.
+ * Each case of the Mustache specification's modules for interpolation, sections, inverted sections and comments, in our
+ * own words: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&", a
+ * third brace), and ~ for each section that is shown (# with true, ^ with false). There is no HTML escaping here.
  */
 const MUSTACHE = literal`
   no interpolation and basic interpolation ¦ The {disk} {{name}} is full}.\n ¦ The {disk} sda is full}.\n ¦ {"name":"sda"}
@@ -5946,7 +5982,7 @@ const MUSTACHE = literal`
   and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}{{length}}{{a.length}} ¦ ab65 ¦ {"__proto__":"a","constructor":{"prototype":"b"},"length":6,"a":{"length":5}}
   unusual names ¦ {{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}} ¦ 12345 ¦ {"a-b":1,"@c":2,":e":3,"ü":{"é":4},"a/b":5}`;
 
-test('a template inserts, repeats and leaves out as the Mustache specification has it', () => {
+test('a template inserts, repeats and omits as the Mustache specification requires', () => {
   for (const line of MUSTACHE.trim().split('\n')) {
     const variants = line.includes('{{*')
       ? ['', '&', '{'].map((way) => line.replace(/\{\{\*(.*?)\}\}/g, `{{${way}$1}}${way === '{' ? '}' : ''}`))
@@ -5984,7 +6020,7 @@ const NO_TEMPLATES = literal`
   {{#a\u001b[31m\nb}} ¦ 1, column 1: "{{#a\u001b[31m\nb}}" has no name
   {{#${'a'.repeat(10_000)}}} ¦ 1, column 1: a tag has no a tag
   {{#a}}{{/\n}} ¦ 1, column 7: "{{/\n}}" has no name`;
-test('a template that is not one is refused, with line and column, in a line without control characters', () => {
+test('an invalid template is refused with line and column, in a single line without control characters', () => {
   for (const line of NO_TEMPLATES.trim().split(/\n */)) {
     const [template = '', mistake] = line.split(' ¦ ');
     const isIt = ({ message }: Error): boolean =>
@@ -5993,7 +6029,7 @@ test('a template that is not one is refused, with line and column, in a line wit
   }
 });
 
-test('a template cut at any place is one or is refused, and renders without an accident', () => {
+test('a template cut at any position is valid or refused, and renders without an internal error', () => {
   const whole = 'a\n  {{#b}}\n{{{c.0}}}{{& d.e }} {{^.}}x{{/.}}\n  {{/b}}\r\n{{! f\n}}{{g}}';
   for (const part of Array.from(whole, (_, i) => [whole.slice(0, i), whole.slice(i)]).flat()) {
     try {
@@ -6006,7 +6042,7 @@ test('a template cut at any place is one or is refused, and renders without an a
 
 const render = (template: string, data: unknown): string => new Template(template).render(data);
 
-test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and not within a character', () => {
+test('a text is at most 64 KiB long, and a longer one is cut between characters, with an ellipsis', () => {
   const [whole, cut] = ['x'.repeat(LIMIT), `${'x'.repeat(LIMIT - 3)}…`];
   assert.equal(render('{{a}}', { a: whole }), whole);
   assert.equal(render('{{a}}', { a: `${whole}x` }), cut);
@@ -6020,10 +6056,10 @@ test('a text is at most 64 KiB long, and one that is cut ends in an ellipsis and
   }
 });
 
-test('the work of a rendering is bounded, and it stops where its text is cut, however sections multiply', () => {
-  // All of it is longer than a string may be.
+test('the work of rendering is bounded, and stops where the text is cut, however sections multiply', () => {
+  // The whole text would be longer than a string can be.
   assert.equal(Buffer.byteLength(render('{{a}}'.repeat(1000), { a: 'x'.repeat(MIB) })), LIMIT);
-  // A name costs more the deeper it is looked for.
+  // A name costs more the deeper it is searched for.
   const nested = (depth: number, inner: string): string => `${'{{#a}}'.repeat(depth)}${inner}${'{{/a}}'.repeat(depth)}`;
   assert.equal(render(nested(60, '{{b}}'.repeat(1000)), { a: 1 }), '…');
   const a = Array<number>(100_000).fill(1);
@@ -6031,23 +6067,23 @@ test('the work of a rendering is bounded, and it stops where its text is cut, ho
   assert.equal(render(nested(3, ''), { a }), '…');
   assert.equal(render(nested(10, '{{b}}'), { a }), '…');
   assert.equal(render(nested(1, `{{${Array<string>(10_000).fill('x').join('.')}}}`), { a }), '…');
-  // Below the limit it is the length of the data times that of the template.
+  // Below the limit the work is the length of the data times that of the template.
   for (const n of [50, 100, 200]) {
     const data = { a: a.slice(0, n) };
     const text = render(nested(3, '.'), data);
     const isBounded = text.length < nested(3, '.').length * JSON.stringify(data).length;
     assert.ok(text.endsWith('…') && isBounded, `${text.length} of ${n ** 3}`);
   }
-  // One way through much data is no multiplication.
+  // One pass through much data does not multiply.
   assert.equal(render('{{#a}}{{x}}{{#y}}{{z}}{{/y}}{{/a}}end', { a: a.map(() => ({ y: [{}] })) }), 'end');
 });
 
 section('POLICY'); // ──────────────────────────────────────────────────────────────────────────────
 const TYPING = `PUT /v1/typing-indicator/${FROM}`;
 const GROUPS = `/v1/groups/${FROM}`;
-/** Fields of a send besides its recipients. */
+/** Fields of a send other than its recipients. */
 const SAID = `"message":"hello","number":"${FROM}"`;
-table('a confined token does what it is meant for', CONFINED)`
+table('a confined token works for its intended requests', CONFINED)`
   * bearer → 201
   GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
   GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
@@ -6072,13 +6108,16 @@ table('attack: hide another sender or recipient behind an allowed one', CONFINED
   {"recipientſ":["${STRANGER}"],${HELLO.slice(1)} ;; {"Recipient":"${STRANGER}",${HELLO.slice(1)}
   {"number":"${FROM}","recipients":"${STRANGER}"}`;
 // The backend would choose one for /v1/send.
-table('attack: send without saying from which account', CONFINED)`
+table('attack: send without naming an account', CONFINED)`
   * POST /v1/send | bearer → 400 bad_field ;; * POST /v2/send | bearer → 400 bad_field
   {"recipients":["${TO}"]} ;; {"recipients":["${TO}"],"number":null} ;; {"recipients":["${TO}"],"number":""}
   {"recipients":["${TO}"],"link_preview":{"number":"${FROM}"}}
   none | {"recipients":["${TO}"],"auth":"${SECRET}"} ;; {}`;
 const AMONG_MANY = [...Array<string>(500).fill(TO), STRANGER, ...Array<string>(500).fill(TO)].join('","');
-table('attack: send to somebody else, in any place that the backend reads, or pass a person off as a group', CONFINED)`
+table(
+  'attack: send to another recipient, in any place that the backend reads, or pass a person off as a group',
+  CONFINED,
+)`
   * bearer → 403 recipient_not_allowed
   {${SAID},"recipients":["${STRANGER}"]} ;; {${SAID},"recipients":["${TO}","${STRANGER}"]}
   {${SAID},"recipients":["${AMONG_MANY}"]} ;; {${SAID},"recipients":["${TO} "]}
@@ -6090,8 +6129,8 @@ table('attack: send to somebody else, in any place that the backend reads, or pa
   POST /v1/polls/${FROM} | {"recipient":"${STRANGER}","answers":["a"]}`;
 const NAMING = ['messaging', 'info', '* /v1/groups/*'];
 const NAMES_GROUPS = `@ ${JSON.stringify({ allow: NAMING })}`;
-// With a link to join it, anybody gets into a group, and reads what is sent there.
-table('attack: let a stranger into a group, and put one into it by a token whose pattern names the route', CONFINED)`
+// With an invitation link anyone can join a group, and read what is sent there.
+table('attack: let a stranger into a group, or add one using a token whose pattern names the route', CONFINED)`
   * bearer → 403 endpoint_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"}
   POST ${GROUPS} | {"name":"x","group_link":"enabled"} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
@@ -6101,7 +6140,7 @@ table('attack: let a stranger into a group, and put one into it by a token whose
   * bearer | ${NAMES_GROUPS} → 403 recipient_not_allowed
   POST ${GROUPS} | {"name":"x","members":["${TO}","${STRANGER}"]}
   POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
-table('a token without recipients may change a group, and one whose pattern names the route', {
+table('a token without recipients may change a group, and so may one whose pattern names the route', {
   ...{ ...CONFINED, tokens: { ...CONFINED.tokens!, other: { secret: OTHER } } },
 }, ANSWERING)`
   * bearer ${OTHER} → 200
@@ -6113,7 +6152,10 @@ table('a token without recipients may change a group, and one whose pattern name
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
 const sendTo = (name: string): string =>
   `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
-table('recipient_not_allowed says of which kind the refused one was, in a path too, and never which', ONE_RECIPIENT)`
+table(
+  'recipient_not_allowed names the kind of the refused recipient, also in a path, but never the recipient',
+  ONE_RECIPIENT,
+)`
   * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
   ${sendTo(STRANGER)}
   * bearer → 403 recipient_not_allowed | "that is not on its list. Write a phone number as \"+\" and digits only, such"
@@ -6128,7 +6170,7 @@ table('recipient_not_allowed says of which kind the refused one was, in a path t
   ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
   POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
 
-table('sender_not_allowed says how a number is written, where it was written otherwise', tokens({ senders: [FROM] }))`
+table('sender_not_allowed explains how to write a number, if it was written differently', tokens({ senders: [FROM] }))`
   * bearer → 403 sender_not_allowed
   {"message":"x","number":"${STRANGER}","recipients":["${TO}"]} → "read, that account.","
   {"message":"x","number":"${
@@ -6137,21 +6179,21 @@ table('sender_not_allowed says how a number is written, where it was written oth
   {"message":"x","number":"+1 555 0100001","recipients":["${TO}"]} → "account. Write a phone number as \"+\" and digits"`;
 
 const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
-// Reactions decode leniently and hand the result to signal-cli as an argument (here "--username=evil.01"); receipts and
-// remote-delete make a phone number of the digits.
+// Reactions decode leniently and pass the result to signal-cli as an argument (here "--username=evil.01"); receipts and
+// remote-delete make a phone number from the digits.
 const NO_GROUPS = [
   ...'LS11c2VybmFtZT1ldmlsLjAx,436641234567x,66412345a,01,123456789,,QUJD ,a b,ü,*,A-B'.split(',').map((id) =>
     `group.${id}`
   ),
   ...[`group.${INTERNAL_ID}`, `${GROUP}=`, `${GROUP} `, GROUP.replace('=', ''), GROUP.replace('=', '==')],
-  // The same 32 bytes, written otherwise, and other lengths.
+  // The same 32 bytes in other spellings, and other lengths.
   otherBits(GROUP),
   ...[Buffer.alloc(31).toString('base64'), Buffer.alloc(33).toString('base64')].map(groupOf),
   ...[INTERNAL_ID.replace('=', ''), otherBits(INTERNAL_ID)].map(groupOf),
 ];
 const ROUTES_TO =
   'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls'.split(',');
-table('attack: name a group that is none, as a recipient, a member or an admin', { allow: ['messaging'] })`
+table('attack: name an invalid group as a recipient, a member or an admin', { allow: ['messaging'] })`
   * bearer → 400 bad_field
   ${NO_GROUPS.map((name) => `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`)}
   ${NO_GROUPS.map((name) => `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`)}
@@ -6166,11 +6208,11 @@ table("attack: turn a group's id in a path into an option of signal-cli", { allo
   * bearer → 400 bad_target
   ${NO_IDS.map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`)}
   ${NO_IDS.map((id) => `GET ${GROUPS}/${id}`)}`;
-// With is_group, /v1/send decodes a recipient and hands the result to signal-cli as the argument of -g.
+// With is_group, /v1/send decodes a recipient and passes the result to signal-cli as the argument of -g.
 table('attack: smuggle an option through /v1/send', { allow: ['send'] })`
   * POST /v1/send | bearer → 400 bad_field
   ${['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`)}`;
-table("a group's internal_id as a recipient is 400, and the sentence says which one to use", { allow: ['messaging'] })`
+table("a group's internal_id as a recipient is 400, and the error names the id to use", { allow: ['messaging'] })`
   * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
   {${SAID},"recipients":["${INTERNAL_ID}"]}
   POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
@@ -6201,13 +6243,13 @@ table("attack: write a file outside the backend's folder", {})([
     `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
     attachment(`filename=${name};data:;base64,QUJD`),
   ]),
-  // BODY SCAN has the separators in the data.
+  // The separators in the data are tested in BODY SCAN.
   listed`
     data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
     data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD ;; data:x;filename=..,base64,QUJD
     data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
     data:x;filename=..xbase64,QUJD`.map(attachment),
-  // The backend stores the thumbnail of a link preview in the same way. Before "base64," it drops one character.
+  // The backend stores the thumbnail of a link preview in the same way. It drops one character before "base64,".
   listed`
     {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
     {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
@@ -6216,7 +6258,7 @@ table("attack: write a file outside the backend's folder", {})([
     {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
     {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.map(preview),
 ]);
-table('an attachment and a link preview with innocent names pass', {})([
+table('an attachment and a link preview with harmless names pass', {})([
   '* bearer → 201',
   listed`
     QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
@@ -6229,8 +6271,8 @@ table('an attachment and a link preview with innocent names pass', {})([
     {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}`
     .map(preview),
 ]);
-// As a member, and on /v1/send, signal-cli takes "group.+4366…" for the phone number of its digits.
-table("attack: reach a person by a group's name where groups are not meant", {
+// As a member, and on /v1/send, signal-cli reads "group.+4366…" as the phone number of its digits.
+table("attack: address a person by a group's name where groups are not accepted", {
   ...{ allow: NAMING, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
 })`
   * bearer → 400 bad_field
@@ -6243,13 +6285,13 @@ table("attack: reach a person by a group's name where groups are not meant", {
   POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
 
 section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
-/** Pushes a chunk through a scanner, and returns what may be passed on then. */
+/** Pushes a chunk through a scanner, and returns what may be relayed after it. */
 function write(scan: InstanceType<typeof BodyScan>, chunk: Uint8Array): Uint8Array[] {
   scan.write(chunk);
   return scan.takePassed();
 }
 
-/** Pushes a document through a scanner; `passed` is what it lets through. */
+/** Pushes a document through a scanner; `passed` is what may be relayed. */
 function push(scan: InstanceType<typeof BodyScan>, chunks: Uint8Array[], passed: Uint8Array[] = []): Uint8Array[] {
   for (const chunk of chunks) passed.push(...write(scan, chunk));
   scan.end();
@@ -6263,7 +6305,7 @@ function scanAll(chunks: Uint8Array[], keepLength = false) {
   return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
 }
 
-/** A document cut in two at every byte, a long one at every seventh, and cut into single bytes. */
+/** A document cut in two at every byte (a long one at every seventh), and cut into single bytes. */
 function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
   const bytes = Buffer.from(text as string);
   const step = bytes.length > 2000 ? 7 : 1;
@@ -6271,7 +6313,7 @@ function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
   yield Array.from(bytes, (byte) => Buffer.from([byte]));
 }
 
-/** Bytes in pieces, each of a size. */
+/** Bytes in pieces of one size. */
 function cutInto(bytes: Buffer, size: () => number): Buffer[] {
   const chunks: Buffer[] = [];
   for (let at = 0; at < bytes.length; at += chunks.at(-1)!.length) chunks.push(bytes.subarray(at, at + size()));
@@ -6294,7 +6336,7 @@ function documents(text: string): string[] {
 }
 
 const LONG_TEXT = 'é'.repeat(300) + 'x'.repeat(300);
-/** What it shows, a document, what goes on if that is something else, and what `auth` was. */
+/** What it shows, a document, what is relayed if that differs, and the value of `auth`. */
 const SCANNED = literal`
   white space stays, but what follows the end goes before the brace ¦ {␠␉}␠␍␊ ¦ {␠␉␠␍␊}
   no auth ¦ {"a":1,␠"b"␠:␠[true,false,null]␠,␠"c":{"d":{}}}
@@ -6322,7 +6364,7 @@ const SCANNED = literal`
   keys that matter only on top ¦ {"a":{"number":1,"recipients":"x","Recipients":2}}
   null under every key that matters ¦ {"base64_attachments":null,"base64_attachment":null,"number":null,"recipients":null,"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null,"link_preview":null}`;
 
-test('BodyScan: auth is cut out and all else goes on, cut at every byte, whether the length is kept or not', () => {
+test('BodyScan: auth is removed and everything else is relayed, cut at every byte, whether the length is kept or not', () => {
   for (const line of SCANNED.trim().split('\n')) {
     const [name = '', ...texts] = line.trim().split(/ ¦ ?/);
     const [input, output = input, auth] = texts.map((text) => documents(text)[0]) as [string, string?, string?];
@@ -6342,7 +6384,7 @@ test('BodyScan: reports every field that matters, decoded, cut at every byte', (
     "admins":["a"],"answers":["y",1],"selected_answers":[0,2],
     "base64_attachment":"data:image/png;filename=a\u002fb.png;base64,QUJD\/\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",
     "data:application/pdf;filename=Invoice, März; 1\u002e,base6,4.pdf;\u0062ase64,QUJD","no, data; here"],"x":"y"}`;
-  // Of an attachment only what stands before its data.
+  // Of an attachment, only what precedes its data.
   const fields =
     literal`number=+4912|recipients=+1|recipients=group.x|recipients=ü␊|recipient=r|admins=a|answers=y|answers=1|
     selected_answers=0|selected_answers=2|base64_attachment=data:image/png;filename=a/b.png;base64|base64_attachments=QUJD|
@@ -6368,7 +6410,7 @@ const NOT_AN_OBJECT = [
   {"a":${'1'.repeat(300)}} {"auth":"x" {"auth":"x","a":1 {"auth":"x",}`),
 ];
 
-/** Documents that are JSON, and that the backend would read in another way than it looks. */
+/** Documents that are valid JSON, but that the backend would read differently than expected. */
 const BAD_FIELDS = documents(literal`
   {"auth":1} {"auth":["x"]} {"auth":{}} {"auth":"x","auth":"x"} {"auth":"x","\u0061uth":"y"} {"Auth":"x"} {"AUTH":"x"}
   {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(683)}"}
@@ -6390,7 +6432,7 @@ const BAD_FIELDS = documents(literal`
 
 for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
   const late = code === 'bad_field' ? '; but for "auth", this waits while its sender is not known' : '';
-  test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete has passed${late}`, () => {
+  test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete was relayed${late}`, () => {
     for (const document of all) {
       const waits = code === 'bad_field' && !/auth|u0061uth|u0041uth/i.test(document);
       for (const chunks of everySplit(document)) {
@@ -6416,7 +6458,7 @@ test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at 
   for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
 });
 
-randomTest('BodyScan: a random document comes out as JSON.parse reads it, however it is cut', (random) => {
+randomTest('BodyScan: a random document is output as JSON.parse reads it, however it is cut', (random) => {
   const pick = <V>(values: V[]): V => values[random(values.length)]!;
   const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
   const spaced = (...tokens: string[]): string => tokens.map((token) => space() + token + space()).join('');
@@ -6465,14 +6507,14 @@ test('BodyScan: 64 MiB pass through without being kept', () => {
   const after = process.memoryUsage();
   passed += lengthOf(push(scan, [Buffer.from('"]}')]));
   assert.equal(passed, 64 * MIB + 64, 'the bytes that passed');
-  // Made for a native search and dropped at once; what is alive may wait for the collector.
+  // Made for a native search and dropped at once; some may still wait for the collector.
   const kept = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
   assert.ok(kept < 16 * MIB, `${kept} bytes are kept`);
 });
 
-// White space before a key is held until the key is known; a client that sent it byte by byte had an object kept for
-// each, and all of them counted again with each byte.
-test('what comes in single bytes is held in few pieces', () => {
+// White space before a key is held until the key is known. If a client sent it byte by byte, an object was kept for
+// each byte, and all were counted again with each byte.
+test('a body that arrives in single bytes is held in few pieces', () => {
   for (const keys of ['all', 'none'] as const) {
     const scan = new BodyScan(keys);
     const out = ['{', ...' '.repeat(60_000)].flatMap((char) => write(scan, Buffer.from(char)));
@@ -6484,8 +6526,8 @@ test('what comes in single bytes is held in few pieces', () => {
   }
 });
 
-// The limit was looked at once for each chunk.
-test('BodyScan: how much white space may stand between members does not depend on the chunks', () => {
+// The limit was checked only once per chunk.
+test('BodyScan: the limit of white space between members does not depend on the chunks', () => {
   for (
     const around of documents('{"a":1,#"b":2} {#"a":1} {"a":1,"auth"#:"x"} {"a":1,"auth":#"x"} {"a":[1,#2],#"b":#3}')
   ) {
@@ -6504,7 +6546,7 @@ test('BodyScan: how much white space may stand between members does not depend o
   }
 });
 
-test('the syntax of a document of any size is checked without its keys, and passes as it is', () => {
+test('the syntax of a document of any size is checked without its keys, and it passes unchanged', () => {
   const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
   const scan = new BodyScan('none');
   assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
@@ -6513,7 +6555,7 @@ test('the syntax of a document of any size is checked without its keys, and pass
   assert.throws(() => new BodyScan('none').write(broken), { message: /expected a colon, at byte 54/ });
 });
 
-test('BodyScan: a byte that is not plain is found at every place of a long string, at even and at odd addresses', () => {
+test('BodyScan: a special byte is found at every position of a long string, at even and odd addresses', () => {
   const ATTACHED = '{"base64_attachment":"base64,';
   const CONTROL = 'a string contains a control character, at byte ';
   const MARK = 'may have "," and ";" only before its data';
