@@ -708,9 +708,9 @@ class Mistakes {
 // #region ROUTES
 // The backend's router as of August 2026 (release 0.100 and the main branch). A route that a newer backend adds belongs
 // to no group, so only a pattern can open it. The pattern may be a wildcard such as `* /v1/*`, unless the route lies
-// below a setup prefix. To tokens with `senders` or `recipients` such a route stays closed.
+// below a setup prefix. Tokens with `senders` or `recipients` cannot use such a route.
 
-/** The groups of `allow`: each has the routes of one kind of client. `messaging` opens send and receive too. */
+/** The groups of `allow`, each with the routes of one kind of client. `messaging` also opens send and receive. */
 const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup', 'metrics'];
 
 /** A route for one method. `template` is written as in the backend; `parts` are its segments. */
@@ -720,25 +720,24 @@ type Route = (typeof ROUTES)[number];
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
- * What the row of a route can say. What it does not say is the stricter: without a word a row acts, may change who is
- * in a group, has persons as recipients, takes no body beyond its head, needs a slot, and shows the data of all
- * accounts unless its path names one. A path without a row says nothing either; where it is judged differently, the
- * code says so.
+ * What the row of a route can declare. The default is the stricter assumption: without a word, a route acts, may change
+ * who is in a group, has persons as recipients, accepts no body beyond its head, needs a slot, and shows the data of
+ * all accounts unless its path names one. The same holds for a path without a row, except where a comment says so.
  *
  *   body          the backend refuses the request without a JSON body, and a large one streams
  *   any-body      there may be a body of any kind, and a large one streams
- *   reads         a GET that does not act, so that a browser may send it for a typed address: see `refusalOfOrigin`
- *   same-members  lets nobody into a group, so that a token with `recipients` may use it
+ *   reads         a GET that does not act, so a browser may send it for a typed address: see `refusalOfOrigin`
+ *   same-members  adds no one to a group, so a token with `recipients` may use it
  *   to-groups     its recipients may be groups
- *   no-account    shows nothing of an account, or has it in the body, so that a token with `senders` may use it
- *   no-slot       does not queue behind others: a health check must not, and a poll would hold a slot for long
+ *   no-account    shows nothing of an account, or has it in the body, so a token with `senders` may use it
+ *   no-slot       does not queue: a health check must not wait, and a poll would hold a slot for a long time
  *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
  */
 type Fact = 'body' | 'any-body' | 'reads' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
 
 /**
  * Every route of the backend, by group: its methods, its template and its facts. The first match wins, so a literal
- * segment stands before a parameter, as in the backend's own router.
+ * segment comes before a parameter, as in the backend's own router.
  */
 const ROUTES = Object.entries({
   // The backend answers both without signal-cli.
@@ -746,7 +745,7 @@ const ROUTES = Object.entries({
     'GET /v1/about                                         reads no-slot no-account waits',
     'GET /v1/health                                        reads no-slot no-account',
   ],
-  // By the second, signal-cli would read the digits in a group's id as a number.
+  // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
     'POST /v2/send                                         body to-groups same-members no-account waits',
     'POST /v1/send                                         body same-members no-account waits',
@@ -773,7 +772,7 @@ const ROUTES = Object.entries({
     'POST /v1/groups/:number                               body',
     'GET /v1/groups/:number/:groupid                       reads',
     'DELETE /v1/groups/:number/:groupid                    same-members', // quits the group
-    'PUT /v1/groups/:number/:groupid                       body', // can make a link by which anybody joins
+    'PUT /v1/groups/:number/:groupid                       body', // can create a link by which anyone can join
     'GET /v1/groups/:number/:groupid/avatar                reads',
     'POST /v1/groups/:number/:groupid/block                same-members',
     'POST /v1/groups/:number/:groupid/join                 same-members',
@@ -783,8 +782,8 @@ const ROUTES = Object.entries({
     'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
-  // sender (profiles, contacts), or run what the owner has installed (plugins). None says that it reads, because no
-  // page of another site needs one.
+  // sender (profiles, contacts), or run what the owner has installed (plugins). None is marked `reads`, because no page
+  // of another site needs one.
   setup: [
     'GET /v1/configuration',
     'POST /v1/configuration                                body same-members',
@@ -818,7 +817,7 @@ const ROUTES = Object.entries({
     'GET /swagger/*',
   ],
   metrics: [
-    'GET /metrics                                          reads no-slot', // the gateway's own: it is never relayed
+    'GET /metrics                                          reads no-slot', // the gateway's own, never relayed
   ],
 }).flatMap(([group, rows]) =>
   rows.flatMap((row) => {
@@ -828,12 +827,12 @@ const ROUTES = Object.entries({
   })
 );
 
-/** Whether the row of a route says this; undefined for a path without a row. */
+/** Whether the row of a route declares a fact; undefined for a path without a row. */
 function says(route: Route | undefined, fact: Fact) {
   return route?.facts.includes(fact);
 }
 
-/** The route of a send. A token that makes sends may be allowed to GET it; the backend gets a POST then. */
+/** The route of a send. A token that makes sends may be allowed to GET it; the backend then gets a POST. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
@@ -845,12 +844,12 @@ function isSendByGet(method: string, route: Route | undefined) {
 }
 
 /**
- * The first two segments of every setup route, or the first of swagger. A route below one of them that a newer backend
- * adds counts as setup too.
+ * The first two segments of every setup route, or the first of swagger. A route that a newer backend adds below one of
+ * them also counts as setup.
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments that decide whether a path belongs to setup. */
+/** The segments that determine whether a path belongs to setup. */
 function prefixOf(segments: readonly string[]) {
   return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
 }
@@ -862,7 +861,7 @@ const NUMBER = /^\+[0-9]{5,15}$/;
 
 /**
  * The mistake in a value for a path parameter. The backend decodes `:number` a second time, so `%252B` becomes a plus.
- * It makes `:number` and `:groupid` arguments of signal-cli, where `--username=…` would be an option.
+ * It passes `:number` and `:groupid` to signal-cli as arguments, where `--username=…` would be an option.
  */
 function mistakeInParameter(name: string, value: string) {
   if (name === ':number' && !NUMBER.test(value)) return 'the account in the path must be "+" and 5 to 15 digits';
@@ -883,7 +882,7 @@ function isInternalId(value: string) {
   return bytes.length === 32 && value === bytes.toString('base64');
 }
 
-/** A parsed allowlist: its `groups`, its `patterns`, and all entries as the owner has `written` them. */
+/** A parsed allowlist: its `groups`, its `patterns`, and all entries as `written` by the owner. */
 type Allow = ReturnType<typeof readAllow>;
 
 /**
@@ -903,22 +902,22 @@ function isLiteral(part: string) {
 // #endregion
 
 // #region GATEWAY
-// Connections: how many there may be, how long they live, and how their requests reach the pipeline. node:http parses
-// HTTP. What it leaves open is decided here, once for http and https: upgrades, pipelining, and what it cannot parse.
+// Connections: how many there may be, how long they last, and how their requests get to the pipeline. node:http parses
+// HTTP. The rest is handled here, for http and https alike: upgrades, pipelining, and requests that cannot be parsed.
 
 type Core = ReturnType<typeof makeCore>;
 
 /**
- * Makes a gateway from a configuration.
+ * Creates a gateway from a configuration.
  * @throws {ConfigError} with every mistake in the configuration, before anything is opened.
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
-  // Without `core`, which has the secrets, and would be shown where a program prints its gateway.
+  // Without `core`, so that a program that prints its gateway does not show the secrets.
   const { server, listen, close, reload } = startGateway(embeddedSettings(config, options), options);
   return { server, listen, close, reload };
 }
 
-/** The gateway of the command line, which reads its settings from several sources and applies them itself. */
+/** The gateway as the command line uses it, which reads settings from several sources and applies them itself. */
 type RunningGateway = ReturnType<typeof startGateway>;
 
 function startGateway(settings: Settings, options: GatewayOptions) {
@@ -935,7 +934,7 @@ function startGateway(settings: Settings, options: GatewayOptions) {
   };
 }
 
-/** The state of a gateway. A reload replaces `rules` as a whole, so that a request sees one version of them. */
+/** The state of a gateway. A reload replaces `rules` as a whole, so each request sees one version of them. */
 function makeCore(settings: Settings, options: GatewayOptions) {
   const {
     now = Date.now,
@@ -956,33 +955,33 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     slotTimeoutMs,
     connectTimeoutMs,
     lingerMs,
-    // Three limiters, because each forgets its least recently used key. Unauthenticated clients can fill the second and
-    // the third with addresses: in one limiter for all, they would give a token its rate back.
-    /** Counts the requests of tokens, by name, and the few kinds of warnings. */
+    // Three limiters, because each drops its least recently used key. Unauthenticated clients can fill the second and
+    // the third with addresses. In a shared limiter, that would reset the rate of a token.
+    /** Counts requests per token name, and the few kinds of warnings. */
     rateLimiter: new RateLimiter(),
-    /** Counts wrong credentials, by address. */
+    /** Counts wrong credentials per address. */
     failureLimiter: new RateLimiter(),
-    /** Counts log lines: unauthenticated requests by address, the refusals of a token by its name and their code. */
+    /** Counts log lines: unauthenticated requests per address, refusals per token name and code. */
     lineLimiter: new RateLimiter(),
     /**
-     * All connections, by transport socket. The map's order decides which connection is closed at the limit: the first
+     * All connections, by transport socket. The map's order determines which one is closed at the limit: the first one
      * without `token` has gone longest without a valid token.
      */
     connections: new Map<Socket, Connection>(),
     /**
-     * All requests that are being handled, and WebSockets until they are open. Not a Set: V8 chains the tables that a
-     * Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
+     * All requests that are being handled, and WebSockets until they are open. Not a Set, because V8 chains the tables
+     * that a Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** The way to the current backend. A request that began before a reload keeps the way to its own backend. */
+    /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
-    /** The open WebSockets: the request that opened each, which is checked again, and a function that closes it. */
+    /** The open WebSockets: the request that opened each, which is rechecked, and a function that closes it. */
     tunnels: new Map<Exchange, (reason: string) => void>(),
     draining: false,
   };
 }
 
-/** @param headersTimeout in milliseconds; named as node:http names it. */
+/** @param headersTimeout in milliseconds; the name is that of node:http. */
 function createServer(settings: AtStart, headersTimeout: number) {
   const tls = tlsFiles(settings);
   const limits = {
@@ -995,9 +994,9 @@ function createServer(settings: AtStart, headersTimeout: number) {
     IncomingMessage: UpgradableMessage,
   };
   const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
-  // One field more than checkHead accepts, so that checkHead sees the excess. Without this limit the fields of a head
-  // of 16 KiB would take 240 KB of memory. node:http hides further fields, but obeys them. So a request with too many
-  // fields is refused, and is the last one on its connection.
+  // One field more than checkHead accepts, so that checkHead notices the excess. Without a limit, the fields of a head
+  // of 16 KiB would take 240 KB of memory. node:http hides further fields but obeys them, so a request with too many
+  // fields is refused and is the last one on its connection.
   server.maxHeadersCount = HEADERS_LIMIT + 1;
   return server;
 }
@@ -1007,8 +1006,8 @@ function attachListeners(core: Core, server: http.Server) {
   server.setTimeout(core.stallTimeoutMs, timeout);
   for (const [event, listener] of Object.entries(others)) server.on(event, listener);
   guardListeners(core, server);
-  // For node:http, whose `close` calls this too, a connection is idle as soon as its response has ended, although the
-  // response may not have gone out. So all wait for such a response.
+  // node:http, whose `close` also calls this, considers a connection idle once its response has ended, even if bytes
+  // are still queued. So no idle connection is closed while an ended response is unsent.
   const closeIdle = server.closeIdleConnections.bind(server);
   server.closeIdleConnections = () => {
     const isOut = ({ due }: Connection) => !due.some((res) => res.writableEnded);
@@ -1016,18 +1015,18 @@ function attachListeners(core: Core, server: http.Server) {
   };
 }
 
-/** What each event of the server does, by the name of the event. Through `guardListeners`, none can end the process. */
+/** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
 function listenersOf(core: Core, server: http.Server) {
   const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
-    // In a shutdown, an idle connection that its client keeps open would delay the end until the deadline. Behind
-    // `handleInTurn`, after whose own listener this response is not due any more.
+    // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
+    // Registered after the 'close' listener of handleInTurn, which has already removed this response from `due`.
     res.on('close', () => core.draining && server.closeIdleConnections());
   };
   const upgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // node:http parses the rest of a packet after its socket was destroyed, and such a socket takes no response. Nor
-    // may this response, which is written past node:http's order of responses, get into an unfinished earlier one. No
-    // client sends an upgrade then.
+    // node:http continues to parse a packet after its socket was destroyed, and such a socket accepts no response. This
+    // response bypasses node:http's order of responses, so it must not get into an unfinished earlier one. No real
+    // client sends an upgrade at that point.
     if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
     request(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
   };
@@ -1038,23 +1037,23 @@ function listenersOf(core: Core, server: http.Server) {
     upgrade,
     connect: upgrade,
     connection: (socket: Socket) => watchConnection(core, socket, 'setSecureContext' in server),
-    /** With https, the socket that speaks HTTP: it comes when the handshake is done. */
+    /** With https, the socket that speaks HTTP is available after the handshake. */
     secureConnection: (speaker: Socket) => void (connectionOf(core, speaker).speaker = speaker),
-    /** Drops a client that does not read its response, or is idle between requests. Keeps one that waits. */
+    /** Disconnects a client that does not read its response or is idle between requests, but not one that waits. */
     timeout: (socket: Socket) => {
       if (socket.writableLength > 0 || connectionOf(core, socket).due.length === 0) socket.destroy();
     },
     clientError: (error: Error, socket: Socket) => respondUnparsed(core, error, socket),
-    /** Runs after `clientError`, which cannot write to a socket whose handshake failed, and would leave it open. */
+    /** Runs after `clientError`, which cannot write to a socket whose handshake failed and would leave it open. */
     tlsClientError: (_: Error, socket: Socket) => void socket.destroy(),
-    /** An error without a listener would end the process. Before `listening`, openPort reports it. */
+    /** An error without a listener would crash the process. Before `listening`, openPort reports it. */
     error: ({ code }: NodeJS.ErrnoException) => {
       if (server.listening) warnRarely(core, 'a connection could not be accepted', { reason: code });
     },
   };
 }
 
-/** Catches what a listener of the server throws, which would end the process. */
+/** Catches what a listener of the server throws, which would crash the process. */
 function guardListeners(core: Core, server: http.Server) {
   const emit = server.emit.bind(server) as (...event: unknown[]) => boolean;
   server.emit = (...event: unknown[]) => {
@@ -1067,7 +1066,7 @@ function guardListeners(core: Core, server: http.Server) {
   };
 }
 
-/** Ends the connection of an event whose listener has failed. @param event its arguments, as listeners get them. */
+/** Closes the connection of an event whose listener failed. @param event the arguments of its listeners. */
 function failEvent(core: Core, error: unknown, event: unknown[]) {
   logInternalError(core, error);
   for (const each of event) {
@@ -1084,8 +1083,8 @@ function isWebSocket(req: IncomingMessage) {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
-// UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and take every wish for another protocol
-// for an upgrade (test "a wish for another protocol").
+// UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and treat every offer of another protocol
+// as an upgrade (test "a wish for another protocol").
 /** A request whose `upgrade`, which node:http writes and reads, is true only for a WebSocket and for CONNECT. */
 class UpgradableMessage extends IncomingMessage {
   isUpgrade = false;
@@ -1100,30 +1099,30 @@ class UpgradableMessage extends IncomingMessage {
 }
 
 /**
- * Makes a ServerResponse for a request that node:http handed over as an upgrade, so that it can be refused like any
+ * Creates a ServerResponse for a request that node:http passed on as an upgrade, so that it can be refused like any
  * other.
  */
 function responseOn(socket: Duplex, req: IncomingMessage) {
-  socket.on('error', () => socket.destroy()); // first: an error without a listener would end the process
+  socket.on('error', () => socket.destroy()); // first: an error without a listener would crash the process
   const res = new ServerResponse(req);
   res.assignSocket(socket as Socket);
-  socket.on('drain', () => res.emit('drain')); // node:http has taken its own listener off
+  socket.on('drain', () => res.emit('drain')); // node:http has removed its own listener
   res.once('finish', () => socket.end(() => socket.destroy()));
   return res;
 }
 
 /**
- * A client's connection. Everything that outlives one of its requests is here.
+ * A client's connection, with all state that outlives one of its requests.
  *
- * `decideKeepAlive` alone decides whether the connection is kept, when the head of a response is written. Once it is
- * `closing`, that stays so, and no further request of the connection is acted on (RFC 9112 9.6).
+ * Only `decideKeepAlive` decides whether the connection is kept, when the head of a response is written. Once it is
+ * `closing`, it remains so, and no further request of the connection is acted on (RFC 9112 9.6).
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
   speaker;
   /** The name of the token whose request is being served. */
   token: string | undefined;
-  /** The responses that are not finished yet, in the order of their requests. */
+  /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
   /** Why the connection is not kept: the first reason, for the log. Only `beginClosing` writes it. */
   closing: string | undefined;
@@ -1137,19 +1136,19 @@ class Connection {
     this.closing ??= reason;
   }
 
-  /** Decides whether the connection is kept after a response, whose head is about to be written. */
+  /** Decides whether the connection is kept after a response whose head is about to be written. */
   decideKeepAlive({ core, req, res, isMadeSend }: Exchange) {
     const reasons = {
-      client: !res.shouldKeepAlive, // its wish, as node:http reads it
+      client: !res.shouldKeepAlive, // its `Connection` header, as node:http reads it
       body_not_read: hasBody(req) && !req.complete,
-      // node:http closes behind a response to HTTP/1.0 whose length is not known.
+      // node:http closes the connection after an HTTP/1.0 response of unknown length.
       http_1_0: req.httpVersion === '1.0',
-      // HTTP libraries repeat a GET on a kept connection that broke, and this GET sends.
+      // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
       send_by_get: isMadeSend && req.method === 'GET',
-      // UNTIL Node keeps the bytes behind a declined upgrade: it loses them, and parses the next piece of the body as a
-      // request of its own (test "a request hidden in the body").
+      // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
+      // separate request (test "a request hidden in the body").
       upgrade: req.headers.upgrade !== undefined || req.method === 'CONNECT',
-      // node:http hides the fields beyond the limit, but obeys them: where the request ends is not certain.
+      // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
       too_many_headers: isTooLong(req),
       shutdown: core.draining,
     };
@@ -1172,9 +1171,9 @@ function connectionOf({ connections }: Core, speaker: Socket) {
 
 // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
 /**
- * Puts a new connection on the list. At the limit it is accepted, and an unauthenticated one is closed. Otherwise idle
- * connections, which cost an attacker nothing, would lock everybody out. There is always one to close, because the new
- * connection is unauthenticated itself.
+ * Registers a new connection. At the limit it is accepted, and an unauthenticated one is closed for it. Otherwise idle
+ * connections, which cost an attacker nothing, would lock all clients out. There is always one to close, because the
+ * new connection is itself unauthenticated.
  */
 function watchConnection(core: Core, socket: Socket, isTls: boolean) {
   const { connections } = core;
@@ -1187,17 +1186,17 @@ function watchConnection(core: Core, socket: Socket, isTls: boolean) {
 }
 
 /**
- * Handles the requests of a connection one after the other, also where a client has sent several (RFC 9112 9.3.2). In
- * parallel they could overtake each other at the backend, and one connection would count for many.
+ * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
+ * parallel they could overtake each other at the backend, and one connection would count as many.
  */
 async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
   const { socket } = req;
-  // A connection that was reset may still deliver requests, but has no address, by which `clients` could be checked.
+  // A connection that was reset may still deliver requests, but has no address to check against `clients`.
   if (socket.remoteAddress === undefined) return void socket.destroy();
   const connection = connectionOf(core, socket);
   const { due } = connection;
   const previous = due.at(-1);
-  // Closed without a response: one could only be sent after those still due.
+  // Closed without a response, which could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => due.splice(due.indexOf(res), 1));
   if (previous !== undefined) await once(previous, 'close');
@@ -1206,18 +1205,18 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
 
 /**
  * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
- * on the connection are ignored.
+ * on the connection are discarded.
  */
 function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
   const { code: reason = '', rawPacket } = error;
   const connection = connectionOf(core, socket);
   const [current] = connection.due; // the response that is due
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
-  // UNTIL Deno keeps the parser of a refused connection to itself: Deno 2.9 uses it again for another connection, also
-  // after a timeout, and tells it the bytes and the end of this one (tests "rubbish behind a refusal" and "the end of a
+  // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
+  // a timeout, and feeds it the bytes and the end of this one (tests "rubbish behind a refusal" and "the end of a
   // refused connection").
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error was answered already
+  if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error has its response
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
   const problem = new Problem(/TIMEOUT/.test(reason) ? 'request_timeout' : refusal);
   logUnparsed(core, socket, reason, problem.code, rawPacket?.[0] === 0x16); // RFC 8446 5.1
@@ -1246,18 +1245,18 @@ function logUnparsed(core: Core, socket: Socket, reason: string, code: ProblemCo
 }
 
 /**
- * Decides what becomes of a response that is due when the bytes behind its request cannot be parsed. The requests
- * behind it get no response, and are not acted on. The first row that fits decides:
+ * Decides what happens to a due response if the bytes after its request cannot be parsed. Later requests get no
+ * response and are not acted on. The first row that applies to the request decides:
  *
- *   its response has begun    relayed to its end, and then the connection ends
- *   the backend has it        relayed, whatever follows: the backend may act on it (of a send by GET no body is read)
+ *   its response has begun    relayed to its end, and then the connection is closed
+ *   the backend has it        relayed, whatever follows, because the backend may act on it (a send by GET has no body)
  *   it is not complete        refused: the parser failed in its body
- *   a POST without a length   refused: node:http took its body for a second request, because there is neither
+ *   a POST without a length   refused: node:http took its body for a second request, because it has neither
  *                             Content-Length nor chunked
- *   any other                 relayed: the parser failed in the bytes behind it
+ *   any other                 relayed: the parser failed in the bytes after it
  *
- * A response that has not begun says "close".
- * @param wasKept whether one that has begun says otherwise. Then node:http would not end the connection.
+ * A response that has not begun will say "close".
+ * @param wasKept whether one that has begun says otherwise, so that node:http would not close the connection.
  */
 function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) {
   const { due } = connectionOf(core, socket);
@@ -1272,11 +1271,11 @@ function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) 
 
 /**
  * Replaces the rules.
- * @returns whether requests go to another backend from now on.
- * @throws {ConfigError} if there is no token, unless the owner wants an open gateway. The owner does if
- *   `auth.anonymous` is true, or if the gateway had no token before either and listens on a local address. A gateway
- *   that had tokens stays closed, because its file may have been emptied by mistake. The address in use counts: a new
- *   `listen` takes effect only after a restart.
+ * @returns whether requests now go to another backend.
+ * @throws {ConfigError} if there is no token, unless the owner wants an open gateway: `auth.anonymous` is true, or the
+ *   gateway had no token before either and listens on a local address. A gateway that had tokens stays closed, because
+ *   its file may have been emptied by mistake. The current address counts, because a new `listen` takes effect only
+ *   after a restart.
  */
 function applySettings(core: Core, server: http.Server, settings: Settings) {
   const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
@@ -1302,7 +1301,7 @@ function applySettings(core: Core, server: http.Server, settings: Settings) {
   return !isSameBackend;
 }
 
-/** What is wrong, or may be unintended. Logged at every start and reload, and printed by `--check`. */
+/** Mistakes and settings that may be unintended. Logged at start and reload, and printed by `--check`. */
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { anonymous, all, warnings } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
@@ -1325,7 +1324,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   ];
 }
 
-/** Warns of the gateway's own certificate, if it is not valid, or not for long. */
+/** Warns if the gateway's own certificate is not valid or expires soon. */
 function certificateWarnings({ certificate }: Rules, nowMs: number) {
   if (certificate === undefined) return [];
   const { validFrom, validTo } = certificate;
@@ -1335,14 +1334,14 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
   return [`the certificate in tls.cert ${state}: ${validFrom} to ${validTo}`];
 }
 
-/** Joins words for a line of the log. Beyond the first twenty, it says only how many there are. */
+/** Joins words for a log line. Beyond the first twenty, gives only their number. */
 function joinFirst(words: readonly string[], separator: string) {
   const rest = words.length - LOG_LIST_LIMIT;
   const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
   return rest > 0 ? `${shown}${separator}and ${rest} more` : shown;
 }
 
-/** Logs the rules that are in force from now on, as a warning if there is something to warn of. */
+/** Logs the rules that are now in force, as a warning if there is anything to warn about. */
 function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
   const warnings = [...warningsOf(rules, atStart, now()), ...rules.notes];
   log(warnings.length > 0 ? 'warn' : 'info', message, {
@@ -1355,7 +1354,7 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
   });
 }
 
-/** Opens the port. @returns the URL. Rejects if the port is taken, or the address is not one of this machine. */
+/** Opens the port. @returns the URL. Rejects if the port is in use or the address is not one of this machine. */
 async function openPort(server: http.Server, settings: AtStart) {
   const { host, port } = settings.listen;
   server.listen({ port, ...(host && { host }) });
@@ -1365,7 +1364,7 @@ async function openPort(server: http.Server, settings: AtStart) {
   return `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
 }
 
-/** Opens the port, and begins what runs as long as it is open. @returns and rejects as openPort. */
+/** Opens the port, and starts the periodic checks. @returns and rejects as openPort. */
 async function startListening(server: http.Server, core: Core) {
   const url = await openPort(server, core.atStart);
   const warnOfCertificate = () =>
@@ -1392,8 +1391,8 @@ async function closeGateway(server: http.Server, core: Core) {
   const closed = once(server, 'close');
   server.close();
   server.closeIdleConnections();
-  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not, on Bun it
-  // does, where `bytesRead` stays 0 (test "a connection on which no request has begun").
+  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not. On Bun it
+  // does, and there `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
     if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
   }
@@ -1404,13 +1403,13 @@ async function closeGateway(server: http.Server, core: Core) {
   ];
   await closed;
   deadlines.forEach(clearTimeout);
-  // The requests that still run have no client any more: see Exchange.leave. Each of them gets its log line.
+  // The requests that still run have lost their client: see Exchange.leave. Each of them still gets its log line.
   for (const exchange of core.running) exchange.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped', {});
 }
 
-/** Ends the running requests. The response tells the client whether the backend has the request. */
+/** Ends the running requests. The status tells the client whether the backend may have the request. */
 function endRunning(core: Core) {
   for (const each of core.running) each.end(new Problem(each.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
@@ -1420,42 +1419,42 @@ function endRunning(core: Core) {
 // #region PIPELINE
 
 /**
- * How far a request has come. The section RELAY moves it on, and `standBy` below.
+ * The progress of a request. Set by the section RELAY, and by `standBy` below.
  *
  *   received   the gateway checks the request; the backend has nothing
- *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: nothing is lost by a refusal
- *   sending    the connection is made, or a large body goes out; the backend does not have the last byte
+ *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: a refusal loses nothing
+ *   sending    connecting, or sending a large body; the backend does not have the last byte
  *   sent       the backend has the last byte, and may have acted on it
- *   answered   the head of the response is here; a large body may still be on its way
- *   tunnel     an open WebSocket: nothing of HTTP is written any more
+ *   answered   the head of the response has arrived; a large body may still be in transit
+ *   tunnel     an open WebSocket: no HTTP is written any more
  */
 type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
 
 /**
- * One request with its response. The functions of all stages get it as `exchange`. Its life:
+ * One request with its response, passed to the functions of all stages as `exchange`. Its life:
  *
  *   received ──► waiting ──► sending ──► sent ──► answered ──► the end of the response
  *      │         ▲  │          │ │         │         │ │
- *      │         └──│──────────┘ │         │         │ └────► tunnel, of which `core.tunnels` takes care
+ *      │         └──│──────────┘ │         │         │ └────► tunnel, kept in `core.tunnels`
  *      └────────────┴────────────┴────────┬┴─────────┘
  *                                         ▼
  *                               `end`: ended early, with a problem
  *
- * How it is over early, in seven words:
+ * How it ends early:
  *
- *   end(problem)     ends it, in any stage: notes the first problem, destroys `underway` and wakes what waits
+ *   end(problem)     ends it, in any stage: keeps the first problem, destroys `underway` and wakes the current wait
  *   endedBy          that problem
  *   throwIfEnded()   throws it, before and after each wait, so that the steps stop and `refuse` responds
- *   leave()          its client is gone: `end`, unless the backend acts on it
- *   hasLeft          then it goes on without a client, for its slot, until the backend's head or its slot's time
+ *   leave()          its client has disconnected: `end`, unless the backend acts on it
+ *   hasLeft          it then continues without a client and keeps its slot, until the response's head or a timeout
  *   underway         the request to the backend
- *   earlyResponse    ends an upload alone: the backend has responded before it had the whole body
+ *   earlyResponse    ends only an upload: the backend responded before it had the whole body
  */
 class Exchange {
   readonly core;
   /** The client's connection. */
   readonly connection;
-  /** The rules when the request began: a reload in the middle changes nothing for it. */
+  /** The rules when the request began, so that a reload does not affect it. */
   readonly rules;
   /** The gate and the slots of the backend in these rules. */
   readonly upstream;
@@ -1467,12 +1466,12 @@ class Exchange {
   readonly beganMs = performance.now();
   readonly client;
 
-  // What the steps of the pipeline find out.
-  /** What is asked of the backend. */
+  // Set by the steps of the pipeline.
+  /** What the client requests from the backend. */
   target: Target | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
-  /** Whether the gateway makes a send from the body, or from the query of a GET, and relays that send instead. */
+  /** Whether the gateway makes a send from the body, or from the query of a GET, and relays that instead. */
   isMadeSend = false;
 
   // Further fields of the log line.
@@ -1482,31 +1481,31 @@ class Exchange {
   bytesIn = 0;
   bytesOut = 0;
 
-  // How far the exchange has come, and what ended it.
+  // The progress of the exchange, and what ended it.
   stage: Stage = 'received';
   hasLeft = false;
   endedBy: Problem | undefined;
-  /** Only `transmit` writes it. */
+  /** Set only by `transmit`. */
   earlyResponse: EarlyResponse | undefined;
 
-  // What the exchange holds. Only `connectInTurn`, Slots and Gate write the first four.
+  // What the exchange holds. The first four are set only by `connectInTurn`, Slots and Gate.
   slot: Slot | undefined;
   /** How long the request may still wait for a slot. */
   slotWaitMs = 0;
   /** How long the request may still wait for a backend that is down. */
   gateWaitMs = 0;
-  /** When the request was ready to be sent, by performance.now(). Requests wait in this order. */
+  /** When the request was ready to be sent, by performance.now(). Requests queue in this order. */
   readyMs = 0;
-  /** How many bytes of its body are in memory, for a send that is made from them. */
+  /** How many bytes of its body are in memory, to make a send from them. */
   heldBytes = 0;
-  /** How many bytes the backend has of a large body that is not complete. */
+  /** How many bytes of an incomplete large body the backend has. */
   uploadBytes = 0;
   /**
-   * The request to the backend, which ends with the exchange. Not a closure: the context of a closure would keep a
-   * whole request of node:http alive, and took twice the memory.
+   * The request to the backend, which ends with the exchange. Not a closure, whose context would keep a whole request
+   * of node:http alive and take twice the memory.
    */
   underway: { destroy(): unknown } | undefined;
-  /** The last part of the response's body. `endResponse` writes it, so that a short response is one write. */
+  /** The last part of the response's body. `endResponse` writes it, so that a short response takes one write. */
   rest: Uint8Array | string | undefined;
   #resume: (() => void) | undefined;
 
@@ -1528,14 +1527,14 @@ class Exchange {
     this.rest = rest;
     if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
-    // writeHead takes the wish back if the client still awaits "100 Continue".
+    // writeHead undoes this if the client still expects "100 Continue".
     if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
   }
 
   /**
-   * Called when the client has left. The exchange ends at once, unless it is in stage `sent` with a slot: then the
-   * backend acts, whether anybody listens or not. Such a request keeps its slot until the head of the response, or
-   * until the slot is overdue.
+   * Called when the client has disconnected. The exchange ends at once, unless it is in stage `sent` with a slot: then
+   * the backend may act on it, so the request keeps its slot until the head of the response, or until the slot is
+   * overdue.
    */
   leave() {
     if (this.stage !== 'sent' || this.slot?.state !== 'held') return this.end(new Problem('client_left'));
@@ -1543,7 +1542,7 @@ class Exchange {
     this.heldBytes = 0;
   }
 
-  /** Ends the exchange early, in any stage. The first reason counts; if the client has left, it is `client_left`. */
+  /** Ends the exchange early, in any stage. The first reason counts, but `client_left` if the client is gone. */
   end(reason: Problem) {
     if (this.endedBy !== undefined) return;
     this.endedBy = this.hasLeft && reason.code !== 'client_left' ? new Problem('client_left') : reason;
@@ -1552,13 +1551,13 @@ class Exchange {
   }
 
   // An exchange waits for one thing at a time: a part of the client's body, a slot, the backend, or room to write. All
-  // of its waits but that of `connect`, which has its own timer, go through `waitUntil`, which alone sets a timer.
+  // of its waits go through `waitUntil`, the only place with a timer, except that of `connect`, which has its own.
 
   /**
-   * Waits until `isOver` returns true, which `wake` asks again.
-   * @param timeoutMs Infinity sets no timer.
-   * @param late the problem after that time, or its code.
-   * @returns how long it took, in milliseconds.
+   * Waits until `isOver` returns true, which `wake` rechecks.
+   * @param timeoutMs Infinity for no timeout.
+   * @param late the problem on a timeout, or its code.
+   * @returns the time it took, in milliseconds.
    * @throws {Problem | EarlyResponse} as throwIfEnded.
    */
   async waitUntil(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
@@ -1578,29 +1577,29 @@ class Exchange {
     }
   }
 
-  /** @throws {Problem | EarlyResponse} what has ended the exchange, or its upload. */
+  /** @throws {Problem | EarlyResponse} what ended the exchange, or its upload. */
   throwIfEnded() {
     const reason = this.endedBy ?? this.earlyResponse;
     if (reason) throw reason;
   }
 
-  /** Asks the condition of the wait again. Is a listener for the events of streams. */
+  /** Rechecks the condition of the current wait. Used as a listener of streams. */
   readonly wake = () => this.#resume?.();
 
   /**
-   * Waits while the backend has nothing of the request, or not its last byte. The caller says the next stage.
-   * @returns and throws as waitUntil. A shutdown ends this wait at once.
+   * Waits before the request's last byte has reached the backend. A shutdown ends this wait at once. The caller sets
+   * the next stage. @param wait @returns and @throws as waitUntil.
    */
-  async standBy(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
+  async standBy(...wait: Parameters<Exchange['waitUntil']>) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.stage = 'waiting';
-    return await this.waitUntil(isOver, timeoutMs, late);
+    return await this.waitUntil(...wait);
   }
 }
 
 /**
- * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, and each step says
- * why it stands where it stands.
+ * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, so a comment at
+ * each step gives the reason for its position.
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
 async function handle(exchange: Exchange, upgrade?: Side) {
@@ -1608,32 +1607,31 @@ async function handle(exchange: Exchange, upgrade?: Side) {
   const body = new RequestBody(exchange);
   begin(exchange);
   try {
-    // First: a health check needs no token, and is answered even during a shutdown. The response is only "ok".
+    // First: a health check needs no token and is answered even during a shutdown. The response is only "ok".
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return respondHealth(exchange);
     if (core.draining) throw new Problem('shutting_down');
 
-    // Before the refusals below: if the preflight fails, the browser sends no request, and the page learns no reason.
-    // A preflight of an origin that is not on `cors` is handled like any other request.
+    // Before the refusals below, because if a preflight fails, the browser sends no request and the page gets no
+    // reason. A preflight of an origin that is not on `cors` is handled like any other request.
     if (respondToPreflight(exchange)) return;
 
-    // Before all further steps: they check this one canonical form, and the backend gets the same.
+    // Before all further steps, which check this one canonical form; the backend gets the same form.
     checkHead(req);
     const target = exchange.target = parseTarget(req.method ?? '', req.url ?? '');
     exchange.route = target.route?.template ?? maskPath(target.segments);
 
-    // Before the credential: an address that no token accepts costs neither a hash nor a byte of the body.
+    // Before the credential, so that an address which no token accepts costs neither a hash nor a byte of the body.
     if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
 
-    // Header, path, query, in this order. If these have no credential, and a token accepts `auth`: the head of the
-    // body.
+    // In the order header, path, query; if these have no credential and a token accepts `auth`, the head of the body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
 
-    // Before the endpoint: an unauthenticated client must not learn which endpoints an allowlist opens.
+    // Before the endpoint, so that an unauthenticated client cannot learn which endpoints an allowlist opens.
     const token = exchange.token = identify(exchange);
 
-    // The cross-site check comes after the token, because only Basic is a form that a browser adds by itself. It comes
-    // before the endpoint, because another site must not learn which endpoints are allowed. The rate comes after the
-    // endpoint: a request that can never pass must not use up the rate of those that can.
+    // The cross-site check comes after the token, because only Basic is a form that a browser adds automatically. It
+    // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
+    // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
     const refusal = refusalOfOrigin(rules, exchange) ?? refusalOfEndpoint(token, target, client);
     if (refusal) throw refusal;
@@ -1646,7 +1644,7 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     const check = (field: Field) => checkField(token, target, field);
     const content = exchange.isMadeSend ? await readSend(exchange, body, check) : await body.open(check);
 
-    // Once: see `relay`. A send that was made is no WebSocket.
+    // Only once: see `relay`. A made send is not a WebSocket.
     await relay(exchange, content, exchange.isMadeSend ? undefined : upgrade);
     // The rules may have changed during the handshake, or a shutdown may have begun.
     if (exchange.stage === 'tunnel') closeStaleTunnels(core);
@@ -1660,8 +1658,8 @@ async function handle(exchange: Exchange, upgrade?: Side) {
 }
 
 /**
- * Adds the exchange to `running`. If the client leaves, the exchange ends or continues without it (see `leave`). When
- * the response is finished, the connection counts as unauthenticated again, until its next valid token.
+ * Adds the exchange to `running`. If the client disconnects, the exchange ends or continues without it (see `leave`).
+ * After the response, the connection counts as unauthenticated again until its next valid token.
  */
 function begin(exchange: Exchange) {
   const { core: { connections, running }, connection, req, res } = exchange;
@@ -1671,15 +1669,15 @@ function begin(exchange: Exchange) {
     if (!res.writableFinished) exchange.leave();
     if (connection.token === undefined) return;
     connection.token = undefined;
-    // Set again as the last: its valid token is the most recent. A connection that is closed is on the list no more.
+    // Moved to the end: it authenticated most recently. Closed connections are not listed.
     if (connections.delete(socket)) connections.set(socket, connection);
   });
 }
 
 /**
- * Marks the connection as one that serves this token, so that it is not closed for a new one. Where there are several
- * tokens, one token is served on at most half of `limits.connections`: a stolen one must not lock the others out.
- * @throws {Problem} busy if the token has that many.
+ * Marks the connection as serving this token, so that it is not closed for a new one. If there are several tokens, each
+ * is served on at most half of `limits.connections`, so that a stolen one cannot lock the others out.
+ * @throws {Problem} busy if the token already has that many.
  */
 function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
   const { name } = token!;
@@ -1694,18 +1692,18 @@ function claimConnection({ core: { connections, atStart }, rules, connection, to
   connection.token = name;
 }
 
-/** The transport socket of a connection. On Node and Deno the socket that speaks TLS lies above it. */
+/** The transport socket of a connection. On Node and Deno the TLS socket wraps it. */
 function transportSocket(socket: Socket & { _parent?: Socket | null }) {
   return socket._parent ?? socket;
 }
 
-/** Says that the gateway runs. Anybody may ask, so it says nothing of backend, version or tokens. */
+/** Reports that the gateway runs. Needs no token, so it reveals nothing about the backend, version or tokens. */
 function respondHealth(exchange: Exchange) {
   exchange.route = '/healthz';
   respondText(exchange, 'ok\n', 'text/plain');
 }
 
-/** Responds with a text of the gateway's own. */
+/** Responds with a text from the gateway itself. */
 function respondText(exchange: Exchange, text: string, type: string) {
   exchange.respond(200, {
     'Content-Type': type,
@@ -1717,19 +1715,19 @@ function respondText(exchange: Exchange, text: string, type: string) {
 }
 
 /**
- * Responds with what went wrong. If a response has begun, the connection is destroyed instead: a body that is cut must
- * look cut. A mistake of the gateway itself is logged with its stack, which the client does not see.
+ * Responds with the problem. If a response has begun, the connection is destroyed instead, because a truncated body
+ * must look truncated. An internal error is logged with its stack, which the client does not see.
  * @param thrown what a step threw.
  */
 async function refuse(exchange: Exchange, thrown: unknown) {
   const { core, req, res, requestId } = exchange;
-  // A small body mostly comes in one packet with the headers, and node:http has parsed it one turn later. Then the
-  // connection can be kept. A promise alone would be too early on Bun and on Node.
+  // A small body usually arrives in one packet with the headers, and node:http has parsed it one turn later. Then the
+  // connection can be kept. Waiting for a promise would be too early on Bun and on Node.
   if (!req.complete && hasBody(req) && !res.headersSent) await new Promise(setImmediate);
-  const error = exchange.endedBy ?? thrown; // a client that left meanwhile is logged as client_left
+  const error = exchange.endedBy ?? thrown; // a client that disconnected meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
   exchange.problem = problem;
-  // Nobody sees this status. Of a response that has begun, the client has seen the status already.
+  // Only in the log. For other problems of a response that has begun, the log keeps the status that the client got.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
   if (problem.code === 'bad_request') exchange.connection.beginClosing(problem.code);
@@ -1739,9 +1737,9 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 }
 
 /**
- * Writes the one log line of a request, and counts the request. The line has the route's template, and never the path,
- * which holds phone numbers. Only two texts come from the client: the method, which is one that node:http knows, and an
- * origin that is not on `cors`.
+ * Writes the log line of a request, and counts the request. The line has the route's template, never the path, which
+ * contains phone numbers. Only two texts come from the client: the method, which node:http restricts to known ones, and
+ * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
   const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
@@ -1751,15 +1749,16 @@ function logExchange(exchange: Exchange) {
   const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
   const ms = Math.round(core.now() - exchange.startedMs);
   // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
-  // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token, by their codes:
-  // harmless ones must not hide what a stolen token tries. No address has a space, so that the keys cannot collide.
+  // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token. These are counted
+  // per code, so that harmless ones cannot hide what a stolen token tries. No address contains a space, so the keys
+  // cannot collide.
   const refusal = (worst < 500 || code === 'busy') && code && `token ${token} ${code}`;
   const lineKey = token === undefined ? failureKey(client) : refusal;
   const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
   const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
   if (isFlood && token) warnRarely(core, 'further refusals of a token are logged at debug level', { token, code });
   const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
-  // At debug level also why the connection is not kept.
+  // At debug level, the line also has the reason why the connection is not kept.
   const closing = core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined;
   const told = { status, code, reason, hint, origin, closing, bytesIn, bytesOut, ms };
   core.log(level, 'request', { requestId, client, method, route, token, form, ...told });
@@ -1772,8 +1771,8 @@ function levelOf(status: number): Level {
 }
 
 /**
- * Closes the WebSockets whose token is gone or has expired, or that would be refused now; all of them in a shutdown. A
- * WebSocket is checked when it opens; without this function it would outlive its token by weeks.
+ * Closes the WebSockets whose token was removed or has expired, or that would now be refused; all of them in a
+ * shutdown. Otherwise a WebSocket, which is checked when it opens, could outlive its token by weeks.
  */
 function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
