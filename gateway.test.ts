@@ -2088,11 +2088,11 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
     () => rmSync(file),
   ];
   for (const damage of bad) {
-    await becomes(/^not reloaded/, () => damage() ?? signal());
+    await becomes(/^reload failed/, () => damage() ?? signal());
     assert.deepEqual(await statuses(SECRET, OTHER, third), [200, 200, 401], String(damage));
     assert.equal((await ask(gateway)).fingerprint, first, String(damage));
   }
-  const problems = linesOf(gateway, /^not reloaded/).map((line) => line.problems);
+  const problems = linesOf(gateway, /^reload failed/).map((line) => line.problems);
   // On a slow machine the watcher may report a broken file as well, so a line is found by its words and not by its
   // position.
   assert.ok(problems.some((each) => /^tokens\.a\.secretFile: \S+ does not exist$/.test(each)), problems.join());
@@ -2102,7 +2102,7 @@ test('reload: by SIGHUP or a changed file; a configuration, secret or certificat
   await becomes(/^reloaded/, () => replace({ a: { secretFile }, b: { secret: OTHER } }) ?? signal());
   await becomes(/^reloaded/, () => writeFileSync(secretFile, fresh));
   assert.deepEqual(await statuses(SECRET, fresh), [401, 200]);
-  await becomes(/^not reloaded/, () => writeFileSync(tls.cert, CERTS[1].cert) ?? signal());
+  await becomes(/^reload failed/, () => writeFileSync(tls.cert, CERTS[1].cert) ?? signal());
   await becomes(/^reloaded/, () => writeFileSync(tls.key, CERTS[1].key));
   assert.equal(count(/^reloaded/), reloaded + 3);
   assert.equal((await ask(gateway)).fingerprint === first, 'Bun' in globalThis);
@@ -4022,7 +4022,7 @@ test('the start-up warning is followed by an all-clear when the backend comes up
   assert.equal(await up(), 0);
   await until(() => linesOf(gateway, /^the backend /).length === 2);
   assert.deepEqual(linesOf(gateway, /^the backend /).map(({ level, message, version }) => [level, message, version]), [
-    ['warn', 'the backend does not answer as it should', undefined],
+    ['warn', 'the backend did not answer as expected', undefined],
     ['info', 'the backend answers', '0.100'],
   ]);
   assert.deepEqual([await up(), asked], [1, Array(3).fill('/v1/about')]);
@@ -4063,7 +4063,7 @@ test('the start-up query ends when a request is answered, on a reload to another
   assert.equal(await up(), 1);
   held!.destroy(); // that this query is no longer answered is not logged
   await until(() => said().length === 2);
-  assert.deepEqual(said(), [`the backend does not answer as it should ${mute}`, `the backend answers ${mute}`]);
+  assert.deepEqual(said(), [`the backend did not answer as expected ${mute}`, `the backend answers ${mute}`]);
   assert.equal(asked, 2);
   // A reload to another backend starts again.
   const other = await sparePort();
@@ -8644,16 +8644,16 @@ const OUTSIDE: Record<string, (on: { gateway: Process; file: string; t: TestCont
   'the watcher: the file is a link to itself': async ({ gateway, file }) => {
     rmSync(file);
     await symlink(file, file);
-    await until(() => gateway.output().includes('not reloaded'));
+    await until(() => gateway.output().includes('reload failed'));
   },
   'the reload: by a signal, while the file is a link to itself': async ({ gateway }) => {
-    const count = () => gateway.output().split('not reloaded').length;
+    const count = () => gateway.output().split('reload failed').length;
     const before = count();
     process.kill(gateway.child.pid!, 'SIGHUP');
     await until(() => count() > before);
   },
   'the reload: the file is a folder': async ({ gateway, file }) => {
-    const count = () => gateway.output().split('not reloaded').length;
+    const count = () => gateway.output().split('reload failed').length;
     const before = count();
     rmSync(file);
     await mkdir(file);
@@ -8667,7 +8667,7 @@ const OUTSIDE: Record<string, (on: { gateway: Process; file: string; t: TestCont
     await until(() => gateway.output().includes('"reloaded"'));
   },
   'the question to the backend: it is not there': async ({ gateway }) => {
-    await until(() => gateway.output().includes('does not answer as it should'));
+    await until(() => gateway.output().includes('did not answer as expected'));
   },
   'sockets of clients: they are reset, in each state': async ({ gateway, t }) => {
     const beginnings = [
@@ -9151,7 +9151,7 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
   const { child, output } = await startProcess(t, { args: ['--config', file] });
   writeFileSync(file, JSON.stringify({ [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
-  await until(() => output().includes('not reloaded'));
+  await until(() => output().includes('reload failed'));
   assert.match(output(), /the configuration\[0\]: is not a setting; tokens\[0\]: needs /);
   assert.doesNotMatch(output(), SECRETS);
 });
@@ -9813,7 +9813,7 @@ test('the command line asks the backend once at start, and after a reload to ano
     writeFileSync(file, JSON.stringify(config(url)));
     process.kill(gateway.child.pid!, 'SIGHUP');
     const line = await heard(i + 2);
-    const wrong = ['warn', 'the backend does not answer as it should'];
+    const wrong = ['warn', 'the backend did not answer as expected'];
     assert.deepEqual([line.level, line.message], i === 0 ? ['info', 'the backend answers'] : wrong, url);
     assert.match(JSON.stringify(line), said);
   }
@@ -9913,8 +9913,8 @@ test('a file that changes between its reading and the first look at it is read a
     await running;`;
   const script = fileWith(t, code, 'script.mjs');
   const gateway = await startProcess(t, { program: [...AS_IT_IS.slice(0, -1), script] as unknown as Program });
-  await until(() => linesOf(gateway, /^not reloaded/).length === 1);
-  assert.match(linesOf(gateway, /^not reloaded/)[0]!.problems, /^tls: its "cert" is empty/);
+  await until(() => linesOf(gateway, /^reload failed/).length === 1);
+  assert.match(linesOf(gateway, /^reload failed/)[0]!.problems, /^tls: its "cert" is empty/);
   assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [200, 401]);
   writeFileSync(tls.cert, CERTS[0].cert);
   await until(() => linesOf(gateway, /^reloaded/).length === 1);
@@ -9938,14 +9938,14 @@ test('a file is read when it no longer changes; one that only a reloaded configu
   // A file that is being written changes for 2.5 s, by a process that waits for nobody. A gateway that a busy machine
   // has halted for that long may read it too early; so it has four tries.
   const isReadTooEarly = async (): Promise<boolean> => {
-    const before = count(/^not reloaded/);
+    const before = count(/^reload failed/);
     const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
     const ended = once(writer, 'exit');
     await pass(2500);
     writer.kill('SIGKILL');
     await ended;
     await becomes(() => writeFileSync(file, configOf({ secretFile })));
-    return count(/^not reloaded/) > before;
+    return count(/^reload failed/) > before;
   };
   let tries = 1;
   while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');

@@ -3720,15 +3720,15 @@ const NOT_TO_CLIENT = new Set([...HOP_BY_HOP, 'x-request-id']);
 const NOT_TO_BACKEND = new Set([
   ...HOP_BY_HOP,
   ...placesOf('header '),
-  // The gateway sets these itself, has obeyed them (`expect`), or says the same in its X-Forwarded-For.
+  // The gateway sets these itself, has obeyed them (`expect`), or gives the same information in its X-Forwarded-For.
   ...'host expect forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
   // Browsers and proxies copy the URL, which may hold a token, into the first four. Cookies belong to other programs.
   ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
 ]);
 
 /**
- * Sends the request to the backend, once, and its response to the client. There are two phases, and no way back from
- * the second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
+ * Sends the request to the backend once, and its response to the client. There are two phases, and no way back from the
+ * second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
  * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
@@ -3750,10 +3750,10 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
     }
     exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
     await relayBody(exchange, incoming, length);
-    // The end must be read, or the connection is not used again.
+    // The end must be read, or the connection is not reused.
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
-    // The connection of a response that breaks off is not used again.
+    // A connection whose response was cut off is not reused.
     // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response.
     if (incoming?.readableEnded === false) incoming.socket.destroy();
     // Ends the request to the backend too: the backend never gets the last byte of an upload that is refused.
@@ -3764,10 +3764,10 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
   }
 }
 
-/** Ends what an upload waits for: the backend has responded, perhaps before it had the whole body. */
+/** Ends the wait of an upload, because the backend has responded, perhaps before it had the whole body. */
 class EarlyResponse extends Error {}
 
-/** The options of node:http for the request to the backend. Each try to connect uses the same. */
+/** The options of node:http for the request to the backend. Each attempt to connect uses the same ones. */
 function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const backend = exchange.rules['backend.url'];
   const { method } = exchange.target!;
@@ -3829,7 +3829,8 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
     if (gate.isShut) {
-      // First: the slot goes to the next in the queue, which gives it back too. So all wait at the gate, in order.
+      // The slot is released first. The next request in the queue gets it and releases it too, so all wait at the gate
+      // in order.
       slots.release(exchange);
       await gate.wait(exchange);
       continue;
@@ -3862,7 +3863,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   const onHead = (message: IncomingMessage) => {
     incoming = message;
     if (isLarge(content)) exchange.earlyResponse = new EarlyResponse();
-    // Nobody needs the body; the log says what became of the request.
+    // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
     if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
@@ -3870,12 +3871,12 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     exchange.wake();
   };
   outgoing.on('response', (message) => {
-    // A response may end before the request does: nobody reads the rest of the request then.
+    // A response may end before the request does. The backend then does not read the rest of the request.
     message.once('end', () => outgoing.writableEnded || outgoing.destroy());
     onHead(message);
   });
   outgoing.on('upgrade', (message, socket, head) => {
-    // node:http has let go of the socket: it need not destroy it with `outgoing`, nor listen for its errors.
+    // node:http no longer owns the socket, so it may neither destroy it with `outgoing` nor listen for its errors.
     exchange.underway = socket.on('error', destroyThis);
     socket.unshift(head); // openTunnel reads it
     onHead(message);
@@ -3895,13 +3896,13 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
       exchange.stage = 'sent';
       outgoing.end(content);
     }
-    // A slot has a timer of its own. A poll waits for as long as its client says.
+    // A slot has its own timer, and a poll lasts as long as its client asks.
     if (!exchange.slot && target!.route?.group !== 'receive') {
       watch = setTimeout(() => answers.miss(exchange), core.slotTimeoutMs);
     }
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
-    // Every other request may act once it is sent, even if it asks for a WebSocket.
+    // Any other request may act once it is sent, even if it asks for a WebSocket.
     if (isUpgrade && !needsSlot(exchange)) await exchange.standBy(isHere, timeoutMs, 'backend_timeout');
     else await exchange.waitUntil(isHere, timeoutMs, 'backend_timeout');
   } catch (error) {
@@ -3916,9 +3917,9 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
 // its response on Deno 2.9.
 /**
- * Writes a large body at the backend's pace. Its last byte waits for a slot. Time in which the client is waited for
- * does not count for `backend.timeout`.
- * @throws {Problem} busy if the backend would have too many unfinished bytes of one token, and as `waitUntil`.
+ * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
+ * count towards `backend.timeout`.
+ * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
 async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: Upload) {
   const { rules, upstream } = exchange;
@@ -3936,7 +3937,7 @@ async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upl
 }
 
 /**
- * Counts what the backend has of a token's large bodies that are not complete. Without a bound, one token could fill
+ * Counts the bytes of a token's unfinished large bodies that the backend holds. Without a limit, one token could fill
  * the backend's memory, because an upload needs no slot before its last byte.
  * @throws {Problem} busy.
  */
@@ -3966,7 +3967,7 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
   const passed: string[] = [];
   for (let i = 0; i < rawHeaders.length; i += 2) {
     const name = rawHeaders[i]!.toLowerCase();
-    // Only `cors` says which origins may read a response: some proxies before a backend say "*".
+    // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
     const isDropped = NOT_TO_CLIENT.has(name) || named.has(name) || name.startsWith('access-control-');
     if (!isDropped) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
   }
@@ -3984,7 +3985,7 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
 }
 
 /**
- * Writes the response's body at the client's pace. A body that breaks off breaks the client's connection too.
+ * Writes the response's body at the client's pace. If the body is cut off, so is the client's connection.
  * @param length Infinity if it is not known.
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
@@ -4001,7 +4002,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     if (chunk === undefined) return;
     exchange.bytesOut += chunk.length;
     collectSoon(chunk);
-    // The last chunk is written with the end, so that no response looks whole too early.
+    // The last chunk is written with the end, so that no response looks complete too early.
     if (exchange.bytesOut === length) exchange.rest = chunk;
     else await (write ??= writerTo(exchange, res, core.stallTimeoutMs, 'client_left'))(chunk);
   }
@@ -4032,9 +4033,9 @@ function collectSoon(chunk: Uint8Array) {
 // #endregion
 
 // #region GATE AND SLOTS
-// What stands before the backend. The gate is shut while the backend cannot be connected to. The slots bound how many
-// requests act at the backend at one time: in normal mode the backend starts a process for each, and in json-rpc mode
-// parallel requests can end its process.
+// What stands between the requests and the backend. The gate is shut while the backend is unreachable. The slots limit
+// how many requests act at the backend concurrently, because it starts a process for each in normal mode, and parallel
+// requests can crash it in json-rpc mode.
 //
 //   slots.acquire ──► gate open? ──► connect ──► transmit ──► head, or end of the connection ──► slots.release
 //        ▲                │ no          │ refused
@@ -4050,9 +4051,9 @@ class Upstream {
 }
 
 /**
- * Whether the backend answers. One that hangs would leave no line in the log before `backend.timeout`. So one line says
- * that it has been silent for `slotTimeoutMs`, and one that it answers again. What needs no slot says little of
- * signal-cli: such an answer does not end the silence of other requests.
+ * Whether the backend answers. One that hangs would leave no line in the log before `backend.timeout`, so one line
+ * reports that it has been silent for `slotTimeoutMs`, and another that it answers again. A request that needs no slot
+ * shows little about signal-cli, so its answer does not end the silence of other requests.
  */
 class Answers {
   /** Whether `askBackend` waits for a first answer. */
@@ -4096,17 +4097,17 @@ function needsSlot({ target }: Exchange) {
   return !says(target?.route, 'no-slot');
 }
 
-/** Failures of this machine, such as no more files or ports. They say nothing of the backend. */
+/** Failures of this machine, such as running out of files or ports. They show nothing about the backend. */
 const LOCAL_FAILURES = 'EMFILE ENFILE EADDRNOTAVAIL ENOBUFS ENOMEM'.split(' ');
 
 /**
  * The gate is shut by a failed `connect`, and opened by a probe that has connected. While the gate is shut, only the
- * probe tries to connect. Requests that may wait do so, for `backend.wait` in all; any other is refused at once.
+ * probe tries to connect. Requests that may wait do so, for `backend.wait` in total; any other is refused at once.
  */
 class Gate {
   /** How often the gate has opened again. */
   openings = 0;
-  /** The connection of the probe, while the probe tries. `connect` sets it. */
+  /** The connection of the probe, while it tries to connect. `connect` sets it. */
   underway: Exchange['underway'];
   #failure: Problem | undefined; // the last one, while the gate is shut
   #waiting: Exchange[] = [];
@@ -4123,7 +4124,7 @@ class Gate {
 
   /**
    * Shuts the gate, because `connect` has failed.
-   * @param openings how often the gate had opened when that `connect` began: a failure from before shuts nothing.
+   * @param openings how often the gate had opened when that `connect` began: an older failure does not shut the gate.
    * @returns whether it is the backend that failed, so that the request may `wait` or try again.
    */
   shut(exchange: Exchange, failure: unknown, openings: number) {
@@ -4132,7 +4133,7 @@ class Gate {
     if (openings < this.openings) return true;
     const isNew = !this.isShut;
     this.#failure = failure;
-    if (isNew) this.#log(exchange.core, exchange.rules, 'no connection to the backend: sends wait for it');
+    if (isNew) this.#log(exchange.core, exchange.rules, 'the backend is unreachable: sends are waiting for it');
     void this.#probe(exchange.core, exchange.rules);
     return true;
   }
@@ -4154,7 +4155,7 @@ class Gate {
     }
   }
 
-  /** Ends the try of a probe that nobody needs. */
+  /** Ends the attempt of a probe that is no longer needed. */
   stopIfIdle(core: Core) {
     if (!this.#isNeeded(core)) this.underway?.destroy();
   }
@@ -4168,7 +4169,7 @@ class Gate {
   async #probe(core: Core, rules: Rules) {
     if (this.#isProbing) return;
     this.#isProbing = true;
-    // A connection of its own: a kept one would not show whether the backend accepts connections.
+    // A new connection, because a kept one would not show whether the backend accepts connections.
     const request = { ...rules['backend.url'].options, agent: false };
     for (let pauseMs = RETRY_PAUSE_MS; this.#isNeeded(core); pauseMs = Math.min(2 * pauseMs, RETRY_PAUSE_LIMIT_MS)) {
       await new Promise((resolve) => setTimeout(resolve, pauseMs).unref());
@@ -4184,7 +4185,7 @@ class Gate {
   }
 
   #open(core: Core, rules: Rules) {
-    this.#log(core, rules, 'the backend can be connected to again');
+    this.#log(core, rules, 'the backend is reachable again');
     const waiting = this.#waiting.sort((a, b) => a.readyMs - b.readyMs);
     this.#waiting = [];
     this.#failure = undefined;
@@ -4203,13 +4204,13 @@ class Gate {
 /** The requests of one token that wait for a slot, in the order in which they were ready. */
 interface Line {
   waiting: Exchange[];
-  /** Which slot was the token's last one, counted from the first slot of all. */
+  /** The number of the token's latest slot, counting the slots of all tokens. */
   lastSlot: number;
 }
 
 /**
  * A slot that a request holds. It is overdue after `slotTimeoutMs`, and then `lent`, as soon as fewer than
- * `backend.parallel` slots are: another request may act beside the one that holds it.
+ * `backend.parallel` slots are: another request may act at the same time as the one that holds it.
  */
 interface Slot {
   state: 'held' | 'overdue' | 'lent';
@@ -4218,8 +4219,8 @@ interface Slot {
 }
 
 /**
- * The slots of a backend. At most `backend.parallel` slots are not lent, and as many are. So a backend that hangs has
- * at most twice `backend.parallel` requests, and does not stop everybody else.
+ * The slots of a backend. At most `backend.parallel` slots are not lent, and at most as many are. So a backend that
+ * hangs has at most twice `backend.parallel` requests, and other requests still get through.
  */
 class Slots {
   readonly #lines = new Map<string, Line>();
@@ -4245,7 +4246,7 @@ class Slots {
     }
   }
 
-  /** Gives the slot back, if the request holds one. A free slot goes to the next request at once. */
+  /** Releases the slot, if the request holds one. A free slot goes to the next request at once. */
   release(exchange: Exchange) {
     const { slot } = exchange;
     if (slot === undefined) return;
@@ -4255,7 +4256,7 @@ class Slots {
     this.serve(exchange.core);
   }
 
-  /** Lends overdue slots, and gives free slots to those that wait. */
+  /** Lends overdue slots, and gives free slots to waiting requests. */
   serve(core: Core) {
     let lent = this.#slots.filter(({ state }) => state === 'lent').length;
     for (const slot of this.#slots) {
@@ -4272,8 +4273,9 @@ class Slots {
   }
 
   /**
-   * The line that gets a free slot: that of the token whose last slot is the longest ago. Where there are several
-   * tokens, a token that hangs leaves a slot to the others, lent slots counted; of a single slot it has one in all.
+   * The line that gets a free slot: that of the token whose latest slot is the longest ago. If there are several
+   * tokens, one whose requests hang leaves a slot to the others, even of the lent ones. If there is a single slot, such
+   * a token holds only one in total.
    */
   #next({ tokens, 'backend.parallel': parallel }: Rules) {
     const unlent = this.#slots.filter(({ state }) => state !== 'lent');
@@ -4314,11 +4316,11 @@ function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
 // #region CONNECT
 
 /**
- * Makes a connection to the backend, or takes a kept one. With TLS the handshake is done. Writes nothing.
+ * Makes a connection to the backend, or takes a kept one. With TLS, the handshake is complete. Writes nothing.
  * @param owner can end the connection by `underway`, which is set before this function returns.
  * @returns the request, to be written by `transmit`.
  * @throws {Problem} backend_unreachable. Nothing was sent.
- * @throws {Error} of the runtime, if a connection cannot even be tried. It says nothing of the backend.
+ * @throws {Error} of the runtime, if a connection cannot even be attempted. It shows nothing about the backend.
  */
 function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
   const isTls = request.protocol === 'https:';
@@ -4346,7 +4348,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
   });
 }
 
-/** @param hint what to do, if a connection cannot even be tried. */
+/** @param hint what to do, if a connection cannot even be attempted. */
 const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
@@ -4368,7 +4370,7 @@ type Side = readonly [socket: Duplex, head: Buffer];
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
- *   A client must send nothing before the handshake is complete (RFC 6455 4.1).
+ *   A client must not send anything before the handshake is complete (RFC 6455 4.1).
  */
 function listenEarly(exchange: Exchange, [socket, head]: Side) {
   const early = [head];
@@ -4376,7 +4378,7 @@ function listenEarly(exchange: Exchange, [socket, head]: Side) {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
   const onLeave = () => exchange.leave();
-  // A connection that its client has half closed would delay the end of the gateway.
+  // A connection that its client has half closed would delay the gateway's shutdown.
   socket.on('data', onData).on('end', destroyThis).on('close', onLeave);
   return () => {
     socket.off('data', onData).off('end', destroyThis).off('close', onLeave);
@@ -4387,7 +4389,7 @@ function listenEarly(exchange: Exchange, [socket, head]: Side) {
 
 /**
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
- * too far behind. One log line at the end has the reason and the number of bytes.
+ * too far behind, and then logs one line with the reason and the number of bytes.
  */
 function openTunnel(exchange: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
   const { core, requestId, client, token } = exchange;
@@ -4407,7 +4409,7 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
     if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
     side.on('error', () => close('broken'));
-    // After one side has ended its half, the other may send its last bytes, but not for ever.
+    // After one side has ended its half, the other has limited time to send its last bytes.
     side.once('end', () => setTimeout(close, core.lingerMs, 'ended').unref());
   }
   // `pipe` would pause the backend for a slow client, and the backend writes to all its readers in turn.
@@ -4433,12 +4435,12 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
 
 /**
  * Reads the next chunk of a request's or a response's body. It is cheaper than the async iterator of node:http, because
- * it adds no listener for a message that is here already, as most are.
+ * it adds no listener for a message that has already arrived, as most have.
  * @param timeoutMs how long that may take; then the exchange ends with `late`.
- * @param broken the code of the problem if the message breaks off.
+ * @param broken the code of the problem if the message is cut off.
  * @param limitBytes the largest chunk to return; the rest stays for the next call.
  * @returns undefined at the end of the message.
- * @throws {Problem} what ended the exchange, or that the message broke off.
+ * @throws {Problem} what ended the exchange, or that the message was cut off.
  */
 async function readChunk(
   exchange: Exchange,
@@ -4494,7 +4496,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * not the page's. Two Origin headers arrive as one value that equals no origin.
  *
  * A page of another site could load the response as a picture or in a frame, and learn its size and whether something
- * exists. Two headers prevent that where a browser adds the credential by itself, or none is needed.
+ * exists. Two headers prevent that if a browser adds the credential automatically, or none is needed.
  */
 function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<string, string> {
   const own = { 'X-Request-Id': requestId };
@@ -4511,7 +4513,7 @@ function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<str
   return { ...own, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
 }
 
-/** Media types that a page shows without running or loading anything: of these SVG is none. */
+/** Media types that a page shows without running or loading anything. SVG is not one. */
 const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
 
 /**
@@ -4520,9 +4522,9 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
- * would not play them; they cannot run a script. A playlist is text here: Chromium plays one by itself, and fetches
- * what it names. An attachment or avatar that is neither sound nor film nor picture is a download: a person's click on
- * a link in it would use the token of the path form.
+ * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
+ * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
+ * because a click on a link in it would use the token of the path form.
  * @param passed the backend's headers, name and value in turn.
  * @returns name and value in turn.
  */
@@ -4538,7 +4540,7 @@ function headersForClient(exchange: Exchange, status: number, passed: readonly s
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
     const isPlayed = kind === 'audio' || kind === 'video';
     if (!isPlayed) own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
-    // Only a file that is there: on a 404 this header would tell a page of another site which attachments exist.
+    // Only a file that is there: on a 404 this header would reveal to another site which attachments exist.
     const isFile = status >= 200 && status < 300 && isStrangersFile(target!);
     if (kind === '' && isFile) own['Content-Disposition'] = 'attachment';
   }
@@ -4547,7 +4549,7 @@ function headersForClient(exchange: Exchange, status: number, passed: readonly s
   return [...Object.entries(own).flat(), ...kept];
 }
 
-/** Of these, the backend's own fields count beside the gateway's. */
+/** The backend's fields of these names are kept next to the gateway's. */
 const ADDED_UP = ['vary', 'content-security-policy'];
 
 /**
@@ -4561,15 +4563,15 @@ function headerValues(fields: readonly string[], name: string) {
 
 /**
  * Whether a browser sent a request. One without Sec-Fetch-Site, over plain http, is recognised by its User-Agent, which
- * no page can remove. Node's fetch sends Sec-Fetch-Mode, and is no browser.
+ * no page can remove. Node's fetch sends Sec-Fetch-Mode too, but is not a browser.
  */
 function isFromBrowser(headers: IncomingHttpHeaders) {
   return 'sec-fetch-site' in headers || headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
- * Whether a client may show a dialog for a password. A program that is taken for one loses only a challenge. Browsers
- * send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on localhost.
+ * Whether a client may show a dialog for a password. A program that is mistaken for a browser only loses a challenge.
+ * Browsers send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on localhost.
  */
 function mayAskForPassword({ headers }: IncomingMessage) {
   return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
@@ -4578,7 +4580,8 @@ function mayAskForPassword({ headers }: IncomingMessage) {
 
 /**
  * The head of a response as bytes, for a socket that node:http no longer serves.
- * @param fields name and value in turn. None holds a line feed: they are the gateway's own, or node:http parsed them.
+ * @param fields name and value in turn. None contains a line feed, because they are the gateway's own, or node:http
+ *   parsed them.
  */
 function responseHead(status: number, fields: readonly string[]) {
   let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
@@ -4586,7 +4589,9 @@ function responseHead(status: number, fields: readonly string[]) {
   return Buffer.from(`${head}\r\n`, 'latin1');
 }
 
-/** Whether a path has a file that a stranger may have sent: an attachment, or the avatar of a contact or a group. */
+/**
+ * Whether a path leads to a file that a stranger may have sent: an attachment, or the avatar of a contact or a group.
+ */
 function isStrangersFile({ segments }: Target) {
   return segments.at(-1) === 'avatar' || (segments.length > 2 && prefixOf(segments) === 'v1/attachments');
 }
@@ -4597,9 +4602,9 @@ function hasBody({ headers }: IncomingMessage) {
 }
 
 /**
- * Ends the response. If the request has not arrived whole, its rest is read and dropped first: a connection that is
- * closed with unread bytes is reset, and the reset can overtake the response. node:http would destroy the connection.
- * What of the response has not gone out then, the client must take within `stallTimeoutMs`.
+ * Ends the response. If the request has not arrived completely, its rest is read and discarded first, because a
+ * connection that is closed with unread bytes is reset, and the reset can overtake the response. node:http would
+ * destroy the connection. The client must then read the rest of the response within `stallTimeoutMs`.
  */
 async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
@@ -4613,21 +4618,21 @@ async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn 
     req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
     res.end(rest);
   }
-  // The time-out of the idle connection begins anew with each byte that the client sends.
+  // The time-out of an idle connection restarts with each byte that the client sends.
   if (req.socket.writableLength === 0) return;
   const timer = setTimeout(() => req.socket.destroy(), core.stallTimeoutMs).unref();
   res.once('close', () => clearTimeout(timer));
 }
 
-/** Ends a socket that node:http no longer serves. What its client still sends is read and dropped. */
+/** Ends a socket that node:http no longer serves. What its client still sends is read and discarded. */
 function endSocket(core: Core, socket: Socket, last = '') {
   socket.end(last);
   void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
 }
 
 /**
- * Reads and drops what a refused client still sends. Resolves at its end, after `lingerMs` of silence, or after
- * `stallTimeoutMs` in all.
+ * Reads and discards what a refused client still sends. Resolves at its end, after `lingerMs` of silence, or after
+ * `stallTimeoutMs` in total.
  * @param limitBytes where the reading stops; the silence begins then.
  */
 function dropRest({ lingerMs, stallTimeoutMs }: Core, source: IncomingMessage | Socket, limitBytes: number) {
@@ -4661,7 +4666,7 @@ type AddressList = ReturnType<typeof readAddresses>;
 
 /**
  * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
- * no trusted proxy. The addresses left of it are the client's own claim.
+ * not a trusted proxy. The addresses to its left are only the client's claim.
  */
 function clientAddress(req: IncomingMessage, trusted: AddressList | undefined) {
   let address = normalizeAddress(req.socket.remoteAddress);
@@ -4681,14 +4686,14 @@ function isTrustedProxy(req: IncomingMessage, trusted: AddressList | undefined) 
   return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
-/** Whether a list holds an address. An absent list holds every address. */
+/** Whether a list contains an address. An absent list contains every address. */
 function addressAllowed(allowed: AddressList | undefined, address: string) {
   return allowed === undefined || allowed.list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
 /**
  * An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer that is gone has no address: 0.0.0.0 stands
- * for it, which is no client's address.
+ * for it, which no client has.
  */
 function normalizeAddress(address = '0.0.0.0') {
   return address.replace(/^::ffff:(?=\d+\.)|%.*/gis, '');
@@ -4714,14 +4719,14 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
     const bytes = Buffer.byteLength(text);
     pending = '';
     unreadBytes += bytes;
-    // A log that nobody reads must neither stop the gateway nor fill its memory. So lines are dropped; when the log is
-    // read again, one line says how many.
+    // An unread log must neither stop the gateway nor fill its memory, so lines are dropped. When the log is read
+    // again, one line has their number.
     writeOut(text, () => {
       unreadBytes -= bytes;
       if (dropped === 0 || unreadBytes > 0) return;
       const lines = dropped;
       dropped = 0; // first: Bun calls back before `log` returns
-      log('warn', 'log lines were dropped, because nobody read them', { lines });
+      log('warn', 'log lines were dropped: nothing was reading standard output', { lines });
     });
   };
   const write = sink ?? ((line) => {
@@ -4743,8 +4748,8 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
 }
 
 /**
- * `time level message name=value …`, for a person. A request's line has no message; it begins with what a person looks
- * for. Attack: `origin` is text from a client, so it stands last, behind everything that a filter such as fail2ban's
+ * `time level message name=value …`, for a person. A request's line has no message, and begins with what a person looks
+ * for. Attack: `origin` is text from a client, so it comes last, after everything that a filter such as fail2ban's
  * reads. A value that is not plain is quoted as JSON, on the same line.
  */
 function textLine(entry: Record<string, unknown>) {
@@ -4762,8 +4767,8 @@ function textLine(entry: Record<string, unknown>) {
 }
 
 /**
- * Logs and counts a failure of the gateway itself, with its stack. Beyond thirty a minute the lines are at debug level,
- * because a client that has found such a failure can repeat it.
+ * Logs and counts a failure of the gateway itself, with its stack. Beyond thirty a minute, they are logged at debug
+ * level, because a client that has found such a failure can repeat it.
  */
 function logInternalError(core: Core, error: unknown, requestId?: string) {
   core.metrics.internalErrors++;
@@ -5899,7 +5904,7 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
-/** What to do if the backend does not answer as it should. Each runtime has its own words for the reasons. */
+/** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
 const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused/i, 'start the backend, or correct its port'],
@@ -5959,7 +5964,7 @@ async function askBackend(
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
     // A request that was answered meanwhile is told of by the next question, which is not sent then.
     isOver ||= reason === 'own_address';
-    if (isFirst || isOver) log('warn', 'the backend does not answer as it should', { backend, reason, hint });
+    if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (isOver) return;
     setTimeout(askBackend, pauseMs, gateway, settings, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
   } finally {
@@ -6008,7 +6013,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
       if (gateway.apply(settings)) void askBackend(gateway, settings);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
-      gateway.core.log('error', 'not reloaded, the old configuration stays in force', { problems });
+      gateway.core.log('error', 'reload failed; keeping the old configuration', { problems });
     }
   };
   // The log says that the gateway listens after this: a SIGHUP without a listener would end the process.
