@@ -6579,7 +6579,7 @@ test('BodyScan: a special byte is found at every position of a long string, at e
 });
 
 section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
-/** Starts a server, on an address of its own and a free port unless told otherwise, until the test ends. */
+/** Starts a server, by default on a separate address and a free port, until the test ends. */
 async function serve(t: TestContext, server: net.Server, port = 0, host = ownHost()): Promise<string> {
   const sockets: net.Socket[] = [];
   server.on('connection', (socket: net.Socket) => sockets.push(socket));
@@ -6594,7 +6594,10 @@ async function serve(t: TestContext, server: net.Server, port = 0, host = ownHos
 
 type Respond = (socket: net.Socket, before: number) => void;
 
-/** A backend of raw bytes: `respond` is called for each whole request, with how many its connection had before. */
+/**
+ * A backend of raw bytes: `respond` is called for each complete request, with the number of requests before it on its
+ * connection.
+ */
 async function startRawBackend(t: TestContext, respond: Respond) {
   const backend = { url: '', requests: [] as string[], sockets: [] as net.Socket[] };
   const server = net.createServer((socket) => {
@@ -6614,7 +6617,7 @@ async function startRawBackend(t: TestContext, respond: Respond) {
   return backend;
 }
 
-/** The same, and a gateway before it. */
+/** The same, with a gateway in front of it. */
 async function startRaw(t: TestContext, respond: Respond, config: GatewayConfig = {}, options?: GatewayOptions) {
   const backend = await startRawBackend(t, respond);
   const own = { ...config, backend: { url: backend.url, wait: '0', ...config.backend } };
@@ -6623,10 +6626,10 @@ async function startRaw(t: TestContext, respond: Respond, config: GatewayConfig 
 
 const SENT = 'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
 
-/** The lines that a text separates by bars. */
+/** The lines of a text, which bars separate. */
 const barred = (text: string): string[] => text.trim().split(/\s*\|\s*/);
 
-test("a backend's IPv6 address and path prefix are kept, its userinfo becomes Basic, and no name in Connection drops these", async (t) => {
+test('the IPv6 address and path prefix of a backend are kept, its userinfo becomes Basic, and no name in Connection removes them', async (t) => {
   const backend = await startBackend(t, ANY_ROUTE);
   const six = http.createServer((req, res) => void backend.server.emit('request', req, res));
   const { port } = new URL(await serve(t, six, 0, '::1'));
@@ -6642,7 +6645,7 @@ test("a backend's IPv6 address and path prefix are kept, its userinfo becomes Ba
   assert.doesNotMatch(gateway.log.join(''), /p@ss|p%40ss/);
 });
 
-test('hop-by-hop headers end here, both ways, and so does what only the gateway may say', async (t) => {
+test('hop-by-hop headers are removed both ways, and so are headers that only the gateway may set', async (t) => {
   const back = `Connection: X-Hop-Back | X-Hop-Back: secret | Keep-Alive: timeout=1 | Proxy-Authenticate: Basic |
     Upgrade: h2c | X-End: to end | Set-Cookie: a=1 | Set-Cookie: b=2; Path=/ | X-Request-Id: its own | Content-Length: 2`;
   const backend = await startBackend(t, (_, res) => {
@@ -6657,7 +6660,7 @@ test('hop-by-hop headers end here, both ways, and so does what only the gateway 
     X-Envoy-Original-Path: /x | User-Agent: test/1`;
   const response = await rawRequest(gateway, '/v1/about', { headers: barred(sent) });
   const { 'x-request-id': id, ...headers } = backend.seen[0]!.headers;
-  for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // a runtime's
+  for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // the runtime's
   const kept = { 'accept-encoding': 'identity', 'x-end': 'to end', 'user-agent': 'test/1' };
   const added = { 'x-forwarded-for': '127.0.0.1', 'x-forwarded-host': 'gateway', 'x-forwarded-proto': 'http' };
   assert.deepEqual(headers, { host: `${backend.host}:${backend.port}`, ...kept, ...added });
@@ -6667,7 +6670,7 @@ test('hop-by-hop headers end here, both ways, and so does what only the gateway 
   for (const field of [/\r\nx-end: to end\r\n/i, /\r\ncontent-length: 2\r\n/i]) assert.match(response, field);
 });
 
-test('the headers into which browsers and proxies copy a URL with its token end here; a copy that a client makes elsewhere is its own affair', async (t) => {
+test('headers into which browsers and proxies copy a URL with its token are removed; a copy that a client puts elsewhere is not', async (t) => {
   const { backend, gateway } = await startBoth(t, ALL_FORMS);
   const kept = { 'x-other': OTHER, 'x-own': SECRET, 'user-agent': 'x', 'x-bad': '%zz%e4%' };
   for (const copy of copiesOf(SECRET)) {
@@ -6682,8 +6685,8 @@ test('the headers into which browsers and proxies copy a URL with its token end 
 
 const TOO_MANY = '431 too_many_headers';
 
-// Each field of four bytes takes some seventy in memory. What is hidden of a head says what follows it, too.
-test('200 header fields pass, with any number of names in Connection; of more the further ones are not kept, the response is 431, and nothing that follows is a request; two Host are 400', async (t) => {
+// Each field of four bytes takes about seventy in memory. The hidden fields of a head can also define what follows it.
+test('200 header fields pass, with any number of names in Connection; more are not kept, and are 431 and the end of all requests; two Host are 400', async (t) => {
   const { backend, gateway } = await startBoth(t);
   let most = 0;
   for (const event of ['request', 'upgrade']) {
@@ -6703,7 +6706,7 @@ test('200 header fields pass, with any number of names in Connection; of more th
     assert.deepEqual([outcomeOf(response), response.split('HTTP/1.1 ').length], [TOO_MANY, 2]);
     assert.match(response, /^connection: close\r$/im);
   }
-  // Host was among the fields that node:http hides, and its absence was a 400.
+  // Host was among the fields that node:http hides, and the missing Host was a 400.
   const hostless = await raw(gateway, `GET /v1/about HTTP/1.1\r\n${'a:b\r\n'.repeat(230)}Host: gateway\r\n\r\n`);
   assert.equal(outcomeOf(hostless), TOO_MANY);
   if (!('Deno' in globalThis)) assert.ok(most < 600, `${most}`); // Deno 2.9 keeps all
@@ -6714,13 +6717,13 @@ test('200 header fields pass, with any number of names in Connection; of more th
     assert.ok(gateway.log.join().includes(`"code":"${code}"`), code);
   }
   assert.equal(backend.connections, 0);
-  const passing = 'Bun' in globalThis ? 198 : 200; // Bun 1.4.5 refuses more by itself
+  const passing = 'Bun' in globalThis ? 198 : 200; // Bun 1.4.5 refuses more before the gateway does
   assert.equal(statusOf(await request(passing, 'x-more: 1')), 200);
   const { headers } = backend.seen[0]!;
   assert.deepEqual([headers['x-more'], headers['x-0'], headers['x-193']], ['1', undefined, undefined]);
 });
 
-test('status, type and body come back as the backend sent them', async (t) => {
+test('status, type and body are relayed as the backend sent them', async (t) => {
   let [status, type, body]: string[] = [];
   const backend = await startBackend(t, (req, res) => {
     req.resume();
@@ -6741,8 +6744,8 @@ test('status, type and body come back as the backend sent them', async (t) => {
 });
 
 /**
- * Responses that no honest backend gives. Clients were given their garbage, a 500, or nothing at all. What the gateway
- * refuses, and not node:http, has the reason in the log as its name.
+ * Responses that no correct backend sends. Clients used to get their garbage, a 500, or nothing at all. A row that the
+ * gateway refuses, and not node:http, is named after the reason in the log.
  */
 const LIES = String.raw`
   a length beside chunked: 201 Created | Content-Length: 2 | Transfer-Encoding: chunked | | 5 | hello | 0 | |
@@ -6766,7 +6769,7 @@ const LIES = String.raw`
   redirect: 308 | Location: /v2/send | Content-Length: 0 | |
   no HTTP: rubbish | |`;
 
-test('a redirect, a compressed body or a broken response of the backend is 502, and the log says why; it is asked once, and the next response is another', async (t) => {
+test('a redirect, a compressed body or a broken response of the backend is 502 with its reason in the log, without a retry, and the next response is unaffected', async (t) => {
   let lie: Buffer | undefined;
   const { backend, gateway } = await startRaw(t, (socket) => {
     socket.write(lie ?? SENT);
@@ -6788,8 +6791,8 @@ test('a redirect, a compressed body or a broken response of the backend is 502, 
   assert.deepEqual(gateway.log.filter((line) => line.includes('"stack"')), []);
 });
 
-// A response that declines a WebSocket was ended for taking longer than its headers may.
-test('a backend that is silent for backend.timeout is 504, or cut in mid-response, and its request is aborted; a response that goes on slowly is not cut', async (t) => {
+// A response that declines a WebSocket was ended by the time-out for its headers.
+test('a backend that is silent for backend.timeout is 504, or cut off in mid-response, and its request is aborted; a slow response is not cut off', async (t) => {
   const { backend, gateway } = await startRaw(t, (socket) => {
     const [request] = backend.requests.slice(-1) as [string];
     if (request.includes(RECEIVE)) socket.write('HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n');
@@ -6818,7 +6821,7 @@ test('a backend that is silent for backend.timeout is 504, or cut in mid-respons
   assert.deepEqual(requests(gateway).map(outcomeOf).sort(), outcomes);
 });
 
-test("a response that breaks off breaks the client's connection too, as does one that declines a WebSocket; without a length, a close completes it", async (t) => {
+test("a truncated response closes the client's connection, also if it declines a WebSocket; without a length, a close completes the response", async (t) => {
   const { backend, gateway } = await startRaw(t, (socket) => void socket.write(`HTTP/1.1 ${head}`), RECEIVING);
   const chunked = 'Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n';
   const untilClose = '200 OK\r\nConnection: close\r\n\r\nhalf';
@@ -6834,7 +6837,7 @@ test("a response that breaks off breaks the client's connection too, as does one
       await until(() => requests(gateway).length > before && (text().endsWith('\r\n0\r\n\r\n') || socket.closed));
       assert.match(text(), isWhole ? /half\r\n0\r\n\r\n$/ : /half(\r\n)?$/);
       const { code, status, level } = requests(gateway).at(-1)!;
-      // The status is the one that the client saw; the level is that of the failure.
+      // The status is the one that the client saw, and the level that of the failure.
       const told = Number(head.slice(0, 3));
       assert.deepEqual(
         [code, level, status],
@@ -6844,7 +6847,7 @@ test("a response that breaks off breaks the client's connection too, as does one
   }
 });
 
-test('without slots, a client that leaves takes its request to the backend with it, in mid-upload too, and is 499 in the log', async (t) => {
+test('without slots, a client that disconnects, also in mid-upload, ends its request to the backend, and is logged as 499', async (t) => {
   const backend = await startBackend(t, (req, _, seen) => void req.on('end', () => (seen.complete = true)).resume());
   const gateway = await startGateway(t, backend, { backend: { url: backend.url, parallel: 0 } });
   const cut = `${post(SECRET, LARGE.length)}${LARGE.slice(0, -1)}`;
@@ -6862,15 +6865,15 @@ test('without slots, a client that leaves takes its request to the backend with 
 });
 
 section('READING'); // ─────────────────────────────────────────────────────────────────────────────
-test('no more of an upload is read than the backend takes', async (t) => {
+test('no more of an upload is read than the backend accepts', async (t) => {
   let taken = 0;
   const total = 40 * MIB;
   const backend = await startBackend(t, async (req, res) => {
-    // Takes a chunk, lets everything else run for a while, and takes the next.
+    // Reads a chunk, lets everything else run for a while, and reads the next.
     for await (const chunk of req) {
       taken += (chunk as Buffer).length;
       await new Promise((resolve) => setImmediate(resolve));
-      // Most of it is in the system's socket buffers.
+      // Most of the difference is in the system's socket buffers.
       assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
     }
     res.writeHead(201).end('{"timestamp":"1"}');
@@ -6889,7 +6892,7 @@ test('no more of an upload is read than the backend takes', async (t) => {
 
 section('RESPONSES'); // ───────────────────────────────────────────────────────────────────────────
 // The head waited for the end of the upload, for 2 s of silence, or for 30 s.
-test('a response without a body is written at once, though its request has not arrived whole', async (t) => {
+test('a response without a body is written at once, although its request is not complete', async (t) => {
   const backend = await startBackend(t, (_, res) => void res.writeHead(413, { 'Content-Length': 0 }).end());
   const own = { cors: [DASHBOARD], ...tokens({}) };
   const gateway = await startGateway(t, backend, own, { lingerMs: 3_600_000, stallTimeoutMs: 3_600_000 });
@@ -6908,11 +6911,12 @@ test('a response without a body is written at once, though its request has not a
 });
 
 section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
-// The backend's time ran on while the client was the slow one, or began anew after its headers, and ended the response.
-test("the backend's time stands still while the client is waited for, and a response that begins before the upload ends is delivered", async (t) => {
+// The backend's time-out continued while the client was the slow one, or restarted after its headers, and ended the
+// response.
+test("the backend's time-out is paused while the client is waited for, and a response that starts before the upload ends is delivered", async (t) => {
   let [begins, reads, finish] = [false, true, (): void => {}];
   const backend = await startBackend(t, (req, res, seen) => {
-    if (req.url === '/v1/health') return; // no response: whoever asks waits for as long as backend.timeout
+    if (req.url === '/v1/health') return; // no response: the client waits for backend.timeout
     if (!begins) return ANY_ROUTE(req, res, seen);
     if (reads) req.resume();
     res.writeHead(400).write('begin,');
@@ -6927,7 +6931,7 @@ test("the backend's time stands still while the client is waited for, and a resp
     socket.write('A'.repeat(200_000));
     finish();
     await until(() => text().includes('end'));
-    socket.write('"]}'); // and so nothing of the request is left that could be waited for
+    socket.write('"]}'); // so nothing of the request is left to wait for
     if (reads) await until(() => text().endsWith('end\r\n0\r\n\r\n'));
     assert.equal(statusOf(text()), 400);
   }
@@ -6936,8 +6940,8 @@ test("the backend's time stands still while the client is waited for, and a resp
   assert.equal(await statusFor(upload), 200);
 });
 
-// On Deno 2.9 it fails where connections are used again: of 300 requests 599 arrive.
-test('nothing is sent twice, where a connection that was used before ends by FIN or RST at any byte of the head', async (t) => {
+// On Deno 2.9 it fails if connections are reused: of 300 requests 599 arrive.
+test('nothing is sent twice if a reused connection ends by FIN or RST at any byte of the head', async (t) => {
   let [cut, way]: [number, 'end' | 'resetAndDestroy'] = [0, 'end'];
   const { backend, gateway } = await startRaw(t, (socket, before) => {
     if (before === 0) return void socket.write(SENT);
@@ -6948,7 +6952,7 @@ test('nothing is sent twice, where a connection that was used before ends by FIN
     DELETE /v1/attachments/abc`.split(/ ;;\s+/).map((row) => parseRow(`bearer | ${row}`));
   for (way of ['end', 'resetAndDestroy'] as const) {
     for (const [i, row] of rows.entries()) {
-      // Every sixth byte for each method, another sixth for the next.
+      // Every sixth byte for each method, with another offset for the next.
       for (cut = i; cut < SENT.indexOf('\r\n\r\n') + 4; cut += rows.length) {
         for (let time = 0; time < 2; time++) await sendRow(gateway, row);
       }
@@ -6959,16 +6963,16 @@ test('nothing is sent twice, where a connection that was used before ends by FIN
   assert.equal(requests(gateway).length, ids.length, 'a request never came');
 });
 
-// The connect timer went on while a large body was written, and its end was taken for a connection that never came: the
-// rest of the body went out as a request of its own, with what a crafted body had at its 64 KiB.
-test('attack: a large send whose backend takes the connection and nothing more is not sent again', {
+// The connect timer continued while a large body was written, and its expiry was mistaken for a failed connection: the
+// rest of the body was sent as a separate request, with whatever a crafted body had at its 64 KiB.
+test('attack: a large send whose backend accepts the connection but reads nothing is not sent again', {
   skip: !isNode && 'the hook into the socket is of Node',
 }, async (t) => {
   const backend = await startRawBackend(t, (socket) => void socket.write(SENT));
   const { port } = new URL(backend.url);
   const config = { ...CONFINED, backend: { url: backend.url, timeout: '2s', wait: '1m' } };
   const gateway = await startGateway(t, backend, config, { connectTimeoutMs: 200 });
-  // The sockets to the backend take nothing, as those of a path that loses packets behind the handshake.
+  // The sockets to the backend accept no data, like those of a path that loses packets after the handshake.
   const proto = net.Socket.prototype as unknown as { _writeGeneric: (...args: unknown[]) => void };
   const write = proto._writeGeneric;
   const held: (() => void)[] = [];
@@ -6991,7 +6995,7 @@ test('attack: a large send whose backend takes the connection and nothing more i
   assert.deepEqual(backend.requests, []);
 });
 
-test('a client that takes nothing of its response is dropped, and its request to the backend with it', async (t) => {
+test('a client that reads nothing of its response is disconnected, and its request to the backend ends', async (t) => {
   const part = `10000\r\n${'x'.repeat(65_536)}\r\n`;
   const { backend, gateway } = await startRaw(
     t,
@@ -7008,14 +7012,14 @@ test('a client that takes nothing of its response is dropped, and its request to
   open(t, gateway, ABOUT).socket.pause();
   await until(() => requests(gateway).length === 1);
   assert.equal(requests(gateway)[0].code, 'client_left');
-  // At once, and not when somebody collects garbage: on Deno 2.9 that took half a minute.
+  // At once, and not at the next garbage collection, which took half a minute on Deno 2.9.
   const late = new Promise((resolve) => setTimeout(resolve, 5000, 'late').unref());
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
 section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
-test('connections to the backend are used again, by whoever sends next; not those on which it says what nobody asked for', async (t) => {
-  // The gateway has noted the end of a large body when the response comes: otherwise it would drop the connection.
+test('connections to the backend are reused for the next request of any client, except those with an unsolicited response', async (t) => {
+  // The gateway has noted the end of a large body when the response arrives; otherwise it would discard the connection.
   const { backend, gateway } = await startRaw(t, (socket) => void setTimeout(() => socket.write(SENT), 20));
   for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
     for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
@@ -7026,7 +7030,7 @@ test('connections to the backend are used again, by whoever sends next; not thos
   }
   assert.equal(plain.backend.connections, 'Deno' in globalThis ? 3 : 1, 'the connections for responses without a body');
   const used = backend.sockets.length;
-  assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would send again on one that breaks
+  assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would resend on a connection that breaks
   for (let i = 0; i < 5; i++) {
     assert.equal((await send(gateway, 'hello')).text, '{}');
     backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
@@ -7035,7 +7039,7 @@ test('connections to the backend are used again, by whoever sends next; not thos
   assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
 });
 
-test('a connection to the backend that does not come about, TLS included, is 502: nothing was sent; the log says why', async (t) => {
+test('a connection to the backend that is not established, TLS included, is 502: nothing was sent; the reason is logged', async (t) => {
   const silent = await startRawBackend(t, () => {});
   const ways = [
     [silent.url.replace('http', 'https'), '300ms', /^timeout$/],
@@ -7051,7 +7055,7 @@ test('a connection to the backend that does not come about, TLS included, is 502
 });
 
 section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
-test('attack: smuggling a second request into the first', async (t) => {
+test('attack: smuggle a second request into the first', async (t) => {
   const { backend, gateway } = await startBoth(t, {}, { stallTimeoutMs: 1000 });
   const inner = `POST /v1/register/${FROM} HTTP/1.1 | Host: x | Content-Length: 0 | | `;
   const [size, last] = [HELLO.length, inner.replace('Host: x', 'Host: x | Connection: close')];
@@ -7076,7 +7080,7 @@ test('attack: smuggling a second request into the first', async (t) => {
 });
 
 section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
-test('a backend behind TLS is believed if its certificate is, and else nothing is sent to it', async (t) => {
+test('a backend with TLS is trusted only if its certificate is; otherwise nothing is sent to it', async (t) => {
   const seen: string[] = [];
   const server = https.createServer(CERTS[0], (req, res) => {
     if (req.method === 'POST') seen.push(req.url!);
@@ -7085,7 +7089,7 @@ test('a backend behind TLS is believed if its certificate is, and else nothing i
   const url = `${(await serve(t, server, 0, '127.0.0.1')).replace('http', 'https')}/prefix`;
   const refused = await send(await startGateway(t, { url }), 'not believed');
   assert.deepEqual([outcomeOf(refused), seen], ['502 backend_unreachable', []]);
-  // The certificate of an authority of one's own is believed by what the runtime has for that.
+  // A certificate from a private CA is trusted through the runtime's own options.
   if (!isNode) return;
   const file = join(folder(t), 'ca.pem');
   writeFileSync(file, CERTS[0].cert);
@@ -7095,12 +7099,12 @@ test('a backend behind TLS is believed if its certificate is, and else nothing i
 });
 
 section('GATE AND SLOTS'); // ──────────────────────────────────────────────────────────────────────
-/** So many slots at a backend that is not waited for while it is down. */
+/** This many slots, at a backend that requests do not wait for while it is down. */
 function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-/** A backend that responds when it is told to, and, like the real one, goes on when the gateway has hung up. */
+/** A backend that responds on demand and, like the real one, continues its work after the gateway has disconnected. */
 async function startHeld(t: TestContext, parallel: number, config?: GatewayConfig, options?: GatewayOptions) {
   const waiting: http.ServerResponse[] = [];
   const base = await startBackend(t, (req, res, seen) => {
@@ -7112,12 +7116,12 @@ async function startHeld(t: TestContext, parallel: number, config?: GatewayConfi
       backend.most = Math.max(backend.most, ++backend.acting);
     });
   });
-  /** Responds to the request that has come completely, and has no response, for the longest time. */
+  /** Responds to the complete request that has been without a response for the longest time. */
   const answer = (how: 'end' | 'write' = 'end'): void => {
     backend.acting--;
     waiting.shift()!.writeHead(201, { 'Content-Type': 'application/json' })[how]('[]');
   };
-  // How many requests it is at work on, whether their clients are still there or not; and how many at most.
+  // How many requests are in progress, whether their clients are still connected or not, and the maximum so far.
   const backend = Object.assign(base, { answer, acting: 0, most: 0 });
   const all = { ...slots(backend, parallel), ...config };
   return { backend, gateway: await startGateway(t, backend, all, { slotTimeoutMs: 1e6, ...options }) };
@@ -7125,7 +7129,7 @@ async function startHeld(t: TestContext, parallel: number, config?: GatewayConfi
 
 type HeldBackend = Awaited<ReturnType<typeof startHeld>>['backend'];
 
-/** Responds as often as there are sends: all of them are delivered. */
+/** Responds once for each send, so all of them are delivered. */
 async function answerAll(backend: HeldBackend, sends: Promise<Answer>[]): Promise<void> {
   for (let i = 0; i < sends.length; i++) {
     await until(() => backend.acting > 0);
@@ -7138,17 +7142,17 @@ function send(gateway: Gateway, message: string, secret = SECRET): Promise<Answe
   return ask(gateway, { body: { ...MESSAGE, message }, headers: { authorization: `Bearer ${secret}` } });
 }
 
-/** Many sends at a time. */
+/** Many sends at the same time. */
 function sendMany(gateway: Gateway, count: number): Promise<Answer>[] {
   return Array.from({ length: count }, (_, i) => send(gateway, `number ${i}`));
 }
 
-/** The messages that the backend has got completely. */
+/** The messages that the backend has received completely. */
 function arrived(backend: Backend): string[] {
   return backend.seen.filter(({ complete }) => complete).map(({ body }) => JSON.parse(body.toString()).message);
 }
 
-/** Everything that came to the gateway before this has been read. */
+/** Resolves once the gateway has read everything that arrived before this. */
 async function settled(gateway: Gateway): Promise<void> {
   await ask(gateway, { path: '/healthz' });
 }
@@ -7165,7 +7169,7 @@ async function queueUp(gateway: Gateway, messages: string[], secret = SECRET): P
 
 const LARGE = JSON.stringify({ ...MESSAGE, message: 'large', base64_attachments: ['A'.repeat(200_000)] });
 
-/** A large send, of which the backend has the head, and the client still the last byte. */
+/** A large send whose head has reached the backend, and whose last byte the client has not sent yet. */
 async function beginLarge(gateway: Gateway, backend: Backend): Promise<http.ClientRequest> {
   const before = backend.seen.length;
   const req = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }));
@@ -7174,11 +7178,11 @@ async function beginLarge(gateway: Gateway, backend: Backend): Promise<http.Clie
   return req;
 }
 
-/** The status of each large send. It is listened for from the beginning: the response may come at any time. */
+/** The status of each large send, listened for from the start because the response may arrive at any time. */
 const STATUS = new WeakMap<http.ClientRequest, Promise<number>>();
 function listened(req: http.ClientRequest): http.ClientRequest {
   const status = once(req.on('error', () => {}), 'response').then(([res]) => res.resume().statusCode as number);
-  status.catch(() => {}); // the client may leave
+  status.catch(() => {}); // the client may disconnect
   STATUS.set(req, status);
   return req;
 }
@@ -7187,19 +7191,19 @@ const statusFor = (req: http.ClientRequest): Promise<number> =>
 
 const LAST = 'a-third-secret-of-one';
 
-/** Tokens by name, each with a secret of its own. */
+/** Tokens by name, each with its own secret. */
 function several(names: string): Pick<GatewayConfig, 'tokens'> {
   return { tokens: Object.fromEntries([...names].map((name, i) => [name, { secret: [SECRET, OTHER, LAST][i]! }])) };
 }
 
-test('the backend acts on as many requests at a time as it has slots, and 0 is no limit; of several tokens none holds all slots', async (t) => {
+test('the backend works on at most as many requests as there are slots, and 0 is no limit; no token of several holds all slots', async (t) => {
   for (const [names, parallel, most] of [['a', 1, 1], ['a', 2, 2], ['a', 0, 20], ['ab', 4, 3], ['ab', 1, 1]] as const) {
     const { backend, gateway } = await startHeld(t, parallel, several(names));
     const flood = sendMany(gateway, 20);
     await until(() => backend.acting === most);
     for (let i = 0; i < 3; i++) await settled(gateway);
     assert.equal(backend.acting, most);
-    if (most < parallel) { // and so another token's send is served at once
+    if (most < parallel) { // so another token's send is served at once
       flood.push(send(gateway, 'other', OTHER));
       await until(() => arrived(backend).includes('other'));
     }
@@ -7208,7 +7212,7 @@ test('the backend acts on as many requests at a time as it has slots, and 0 is n
   }
 });
 
-test('who asks first gets the first slot, and a reload that gives more or fewer is obeyed', async (t) => {
+test('slots are assigned in the order of requests, and a reload to more or fewer slots takes effect', async (t) => {
   const { backend, gateway } = await startHeld(t, 1);
   const answers = await queueUp(gateway, [...'abcde']);
   await answerAll(backend, answers.slice(0, 3));
@@ -7217,7 +7221,7 @@ test('who asks first gets the first slot, and a reload that gives more or fewer 
   gateway.reload(slots(backend, 2));
   await until(() => backend.acting === 2);
   await answerAll(backend, answers.slice(3));
-  // Fewer: what runs is not disturbed, and the next waits for both.
+  // Fewer: running requests are not affected, and the next one waits for both.
   const both = sendMany(gateway, 2);
   await until(() => backend.acting === 2);
   gateway.reload(slots(backend, 1));
@@ -7244,7 +7248,7 @@ test('a reload to another path or userinfo at the same address takes effect', as
   }
 });
 
-test('a reload to another address with more slots serves at once who waits at the old one', async (t) => {
+test('a reload to another address with more slots serves the requests that wait at the old one at once', async (t) => {
   const { backend, gateway } = await startHeld(t, 1);
   const answers = await queueUp(gateway, ['a', 'b']);
   assert.deepEqual(arrived(backend), ['a']);
@@ -7272,7 +7276,7 @@ test('a slot is released, however a request ends', async (t) => {
   for (const [method, path] of replies.map(([asked]) => asked!.split(' '))) {
     for (const body of method === 'GET' ? [undefined] : [HELLO, LARGE, `${LARGE.slice(0, -1)},"number":"-x"}`]) {
       const request = { method: method!, path: path!, headers: BEARER, ...body && { body } };
-      await ask(gateway, request).catch(() => {}); // a response that breaks off breaks the connection
+      await ask(gateway, request).catch(() => {}); // a truncated response breaks the connection
       await isFree(`${method} ${path} ${body?.length}`);
     }
   }
@@ -7303,7 +7307,7 @@ test('info, polls and WebSockets neither wait for a slot nor hold one; uploads b
   await until(() => backend.acting === 4);
   const asked = once(backend.server, 'upgrade');
   openWebSocket(t, gateway);
-  await asked; // and says nothing
+  await asked; // and does not respond
   await answerAll(backend, [first]);
   const second = send(gateway, 'second');
   await until(() => backend.acting === 4);
@@ -7316,7 +7320,7 @@ test('info, polls and WebSockets neither wait for a slot nor hold one; uploads b
   assert.equal(await statusFor(upload), 201);
 });
 
-test('the last byte of a large body waits for its slot without a time limit for its client; one that has its response needs none', async (t) => {
+test('the last byte of a large body waits for its slot without a time limit for its client, and needs no slot after the response', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { stallTimeoutMs: 3000 });
   backend.server.keepAliveTimeout = 0; // only the gateway closes a connection
   const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage, http.ServerResponse]>;
@@ -7342,9 +7346,9 @@ test('the last byte of a large body waits for its slot without a time limit for 
   assert.equal(backend.most, 1);
 });
 
-// The parser's refusal ended the request on which the backend was at work, told 400, and freed its slot: one token
-// could have any number of sends at the backend.
-test('attack: free the slot of a send by GET by rubbish in its body', async (t) => {
+// The parser error ended the request that the backend was working on, with a 400, and released its slot, so one token
+// could have any number of sends in progress.
+test('attack: release the slot of a send by GET by garbage in its body', async (t) => {
   const own = { allow: ['send', 'GET /v2/send'], tokens: { a: { secret: SECRET, defaults: DEFAULTS } } };
   const { backend, gateway } = await startHeld(t, 1, own, { lingerMs: 20 });
   const begun = `GET /v2/send?message=first HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer ${SECRET}\r\n`;
@@ -7361,11 +7365,11 @@ test('attack: free the slot of a send by GET by rubbish in its body', async (t) 
   assert.deepEqual(requests(gateway).map(({ status }) => status).filter((status) => status !== 200), [201, 201]);
 });
 
-// Its time counted from the arrival: requests were handed over in the last milliseconds, and then told 504.
-test('who gets no slot within backend.timeout is 503 busy, and nothing was sent; the time begins anew with the last byte: nobody is handed over with none left', async (t) => {
+// The time counted from the arrival, so requests were sent in the last milliseconds, and then answered with 504.
+test('a request without a slot within backend.timeout is 503 busy, and was not sent; its last byte restarts the time, so none is sent with no time left', async (t) => {
   const allow = ['messaging'];
   const { backend, gateway } = await startHeld(t, 1, { allow });
-  const large = await beginLarge(gateway, backend); // under the old time
+  const large = await beginLarge(gateway, backend); // under the old time-out
   large.end(LARGE.slice(-1));
   await until(() => backend.acting === 1);
   gateway.reload({ ...slots(backend, 1, '5s'), allow });
@@ -7385,8 +7389,8 @@ test('who gets no slot within backend.timeout is 503 busy, and nothing was sent;
   assert.deepEqual(arrived(backend), ['large', 'second']);
 });
 
-// 40 clients that left after 40 ms had 40 requests at work behind a limit of 1.
-test('a client that leaves while it waits for its slot was not sent; one that leaves later releases no slot, and the log has the status', async (t) => {
+// 40 clients that disconnected after 40 ms had 40 requests in progress despite a limit of 1.
+test('a request whose client disconnects while waiting for a slot is not sent; later the slot is kept, and the final status is logged', async (t) => {
   for (const parallel of [1, 2]) {
     const { backend, gateway } = await startHeld(t, parallel);
     const clients = Array.from({ length: 40 }, () => open(t, gateway, SEND));
@@ -7410,7 +7414,7 @@ test('a client that leaves while it waits for its slot was not sent; one that le
   }
 });
 
-test('a request without a client is aborted when its slot is overdue, at once where there are no slots, and by the end of the gateway, which logs it', async (t) => {
+test('a request without a client is aborted when its slot is overdue, at once without slots, and when the gateway closes, which logs it', async (t) => {
   for (const [parallel, slotTimeoutMs, isEnd] of [[1, 100, false], [0, 1e6, false], [1, 1e6, true]] as const) {
     const { backend, gateway } = await startHeld(t, parallel, { shutdown: '1h' }, { slotTimeoutMs });
     const { socket } = open(t, gateway, SEND);
@@ -7426,7 +7430,7 @@ test('a request without a client is aborted when its slot is overdue, at once wh
   }
 });
 
-test('a large send keeps its slot if its client leaves behind the last byte, and its bytes count no longer as unfinished', async (t) => {
+test('a large send keeps its slot if its client disconnects after the last byte, and its bytes no longer count as unfinished', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, { limits: { body: '1MiB' } });
   const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
   const large = await beginLarge(gateway, backend);
@@ -7442,7 +7446,7 @@ test('a large send keeps its slot if its client leaves behind the last byte, and
   const reasons = requests(gateway).filter(({ status }) => status === 499).map(({ reason }) => reason);
   assert.deepEqual(reasons, ['answered_201']);
   await answerAll(backend, [next!]);
-  // Three complete ones are more than twice limits.body, and the backend acts on all of them.
+  // Three complete ones are more than twice limits.body, and the backend works on all of them.
   gateway.reload({ ...slots(backend, 3), limits: { body: '1MiB' } });
   const complete: Promise<Answer>[] = [];
   for (const acting of [1, 2, 3]) {
@@ -7452,7 +7456,7 @@ test('a large send keeps its slot if its client leaves behind the last byte, and
   await answerAll(backend, complete);
 });
 
-test('a large body that ends in white space waits for its slot as any other does', async (t) => {
+test('a large body that ends in white space waits for its slot like any other', async (t) => {
   const { backend, gateway } = await startHeld(t, 1);
   const first = send(gateway, 'first');
   await until(() => backend.acting === 1);
@@ -7468,7 +7472,7 @@ test('a large body that ends in white space waits for its slot as any other does
   assert.equal(backend.most, 1);
 });
 
-test('a large send whose last byte comes late goes before those that came after its beginning', async (t) => {
+test('a large send whose last byte is late goes before requests that arrived after its start', async (t) => {
   const { backend, gateway } = await startHeld(t, 1);
   const large = await beginLarge(gateway, backend);
   const sends = await queueUp(gateway, ['first', 'second', 'third']);
@@ -7481,22 +7485,22 @@ test('a large send whose last byte comes late goes before those that came after 
   await answerAll(backend, sends.slice(1));
 });
 
-test('a client that leaves while its slot is overdue, and could not be lent, disturbs nobody', async (t) => {
+test('a client that disconnects while its slot is overdue, and could not be lent, does not affect the others', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
   const first = send(gateway, 'first');
   await until(() => backend.acting === 1);
   const { socket } = open(t, gateway, SEND);
-  await until(() => backend.acting === 2); // beside the first, whose slot is lent
+  await until(() => backend.acting === 2); // in addition to the first, whose slot is lent
   await pass(500); // its slot is overdue too
   socket.destroy();
   await until(() => requests(gateway).some(({ status }) => status === 499));
   await answerAll(backend, [first]);
-  backend.answer(); // to nobody
+  backend.answer(); // to no client
   await answerAll(backend, [send(gateway, 'last')]);
   assert.deepEqual(linesOf(gateway, /internal error/), []);
 });
 
-test('a request whose slot is lent ends when its client leaves', async (t) => {
+test('a request whose slot is lent ends when its client disconnects', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, {}, { slotTimeoutMs: 50 });
   const asked = once(backend.server, 'request') as Promise<[http.IncomingMessage]>;
   const { socket } = open(t, gateway, SEND);
@@ -7509,7 +7513,7 @@ test('a request whose slot is lent ends when its client leaves', async (t) => {
   await until(() => requests(gateway).some(({ status }) => status === 499));
 });
 
-test('a request without a client is 499 in the log, and not the failure that ends it', async (t) => {
+test('a request without a client is logged as 499, and not as the failure that ends it', async (t) => {
   for (const [timeout, isBroken] of [['1h', true], ['3s', false]] as const) {
     const { backend, gateway } = await startHeld(t, 1);
     gateway.reload(slots(backend, 1, timeout));
@@ -7526,8 +7530,8 @@ test('a request without a client is 499 in the log, and not the failure that end
   }
 });
 
-// The daemon was killed with 4 sends in flight: for 144 s nobody else was served.
-test('a slot that is overdue is lent to the next, and its request still gets a late response', async (t) => {
+// The daemon was killed with 4 sends in flight, and for 144 s no other client was served.
+test('an overdue slot is lent to the next request, and its own request still gets a late response', async (t) => {
   for (const parallel of [1, 4]) {
     const { backend, gateway } = await startHeld(t, parallel, {}, { slotTimeoutMs: 50 });
     const hanging = sendMany(gateway, parallel);
@@ -7544,8 +7548,8 @@ test('a slot that is overdue is lent to the next, and its request still gets a l
   }
 });
 
-// Slots that were lent did not count: one token's hang had both of them, and 57 of 62 sends of another token were 503.
-test('a token that hangs leaves a slot to the others, lent slots counted: of one slot it has one in all, of several one less than twice as many', async (t) => {
+// Lent slots did not count, so one token that hung had both of them, and 57 of 62 sends of another token were 503.
+test('a token that hangs leaves a slot to the others, counting lent slots: it has at most one of one slot, and one less than twice as many of several', async (t) => {
   for (const parallel of [1, 2, 4]) {
     const { backend, gateway } = await startHeld(t, parallel, several('ab'), { slotTimeoutMs: 50 });
     const most = parallel === 1 ? 1 : 2 * parallel - 1;
@@ -7560,11 +7564,11 @@ test('a token that hangs leaves a slot to the others, lent slots counted: of one
   }
 });
 
-// Forty uploads of 20 MiB by one token put 799 MiB into the backend at once.
-test("what the backend has of one token's unfinished uploads is at most twice limits.body; the upload beyond it is 503 busy, and others go on", async (t) => {
+// Forty uploads of 20 MiB by one token put 799 MiB into the backend at the same time.
+test('unfinished uploads of one token at the backend are at most twice limits.body; an upload beyond that is 503 busy, and the others continue', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, { ...tokens({}, {}), limits: { body: '1MiB' } });
   const body = sized(MIB);
-  let taken = 0; // by the backend, of the upload that came last
+  let taken = 0; // by the backend, from the most recent upload
   backend.server.on('request', (req: http.IncomingMessage) => {
     taken = 0;
     req.on('data', (chunk: Buffer) => (taken += chunk.length));
@@ -7595,8 +7599,8 @@ test("what the backend has of one token's unfinished uploads is at most twice li
   assert.equal(backend.seen.filter(({ complete }) => complete).length, 3);
 });
 
-// "The token that holds the fewest goes first" would let two busy tokens keep a third out.
-test('a free slot goes to the token that got one longest ago, and a reload forgets nothing of that', async (t) => {
+// "The token that holds the fewest goes first" would let two busy tokens lock out a third.
+test('a free slot goes to the token that got one longest ago, and a reload keeps that order', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, several('abc'));
   const answers = await queueUp(gateway, ['a0', 'a1', 'a2', 'a3']);
   answers.push(...await queueUp(gateway, ['b0', 'b1', 'b2', 'b3'], OTHER));
@@ -7604,7 +7608,7 @@ test('a free slot goes to the token that got one longest ago, and a reload forge
   answers.push(...await queueUp(gateway, ['c0'], LAST));
   for (let i = 0; i < answers.length; i++) {
     await until(() => backend.acting === 1);
-    // One that comes late, of a token that was served long ago, goes before those that were served since.
+    // A late request of a token that was served long ago goes before those of tokens served since.
     if (i === 6) answers.push(...await queueUp(gateway, ['c1'], LAST));
     backend.answer();
   }
@@ -7612,7 +7616,7 @@ test('a free slot goes to the token that got one longest ago, and a reload forge
   assert.deepEqual(arrived(backend), ['a0', 'b0', 'c0', 'a1', 'b1', 'a2', 'b2', 'c1', 'a3', 'b3']);
 });
 
-/** A port on which nobody listens, below those that the system gives to other tests meanwhile. */
+/** A port without a listener, below those that the system assigns to other tests meanwhile. */
 async function sparePort(host = '127.0.0.1'): Promise<number> {
   const spare = http.createServer().listen(20_000 + Math.floor(Math.random() * 10_000), host);
   await once(spare, 'listening');
@@ -7621,13 +7625,13 @@ async function sparePort(host = '127.0.0.1'): Promise<number> {
   return port;
 }
 
-/** A backend as signal-cli-rest-api is, which is down until `up`. `settings` are those of the gateway for it. */
+/** A backend like signal-cli-rest-api, which is down until `up`. `settings` are the gateway's settings for it. */
 async function startDown(t: TestContext, wait: string, config: GatewayConfig = {}) {
   const [backend, host] = [await startBackend(t), ownHost()];
   const port = await sparePort(host);
   const up = async (): Promise<http.Server> => {
     const server = http.createServer((req, res) => {
-      res.shouldKeepAlive = false; // what is sent on a connection that just ends is lost, and may not be sent again
+      res.shouldKeepAlive = false; // a request on a connection that is just ending is lost, and may not be sent again
       backend.server.emit('request', req, res);
     });
     server.on('connection', () => void backend.connections++);
@@ -7647,10 +7651,10 @@ async function isDown(gateway: Gateway): Promise<void> {
   await until(() => linesOf(gateway, /is unreachable/).length > 0);
 }
 
-test('a backend that goes down in the middle of twenty sends: none is lost, none doubled', async (t) => {
+test('if a backend goes down in the middle of twenty sends, none is lost and none is duplicated', async (t) => {
   const { backend, gateway, url, up } = await startDown(t, '1h');
   const server = await up();
-  let most = 0; // connections beyond the sends
+  let most = 0; // connections in addition to the sends
   backend.server.prependListener('request', () => {
     most = Math.max(most, backend.connections - backend.sent.length);
     if (backend.seen.length === 7) server.close();
@@ -7659,12 +7663,12 @@ test('a backend that goes down in the middle of twenty sends: none is lost, none
   const answers = await queueUp(gateway, names);
   await isDown(gateway);
   assert.equal(backend.sent.length, 8);
-  // What is no send does not wait.
+  // Requests other than sends do not wait.
   const health = { path: '/v1/health', headers: BEARER };
   assert.equal(outcomeOf(await ask(gateway, health)), '502 backend_unreachable');
   await up();
   for (const answer of answers) assert.equal((await answer).status, 201);
-  // In the order in which they were sent: message 12 came behind message 27.
+  // In the order in which they were sent. Message 12 once arrived after message 27.
   assert.deepEqual(backend.sent.map(({ message }) => message), names);
   assert.equal(most, 2, 'some connected before they had a slot; one connection is that of the probe');
   const lines = linesOf(gateway, /backend is (?:un)?reachable/).map((
@@ -7674,7 +7678,7 @@ test('a backend that goes down in the middle of twenty sends: none is lost, none
 });
 
 test('a probe takes no longer to connect than a request may: backend.timeout bounds both', async (t) => {
-  const { url, sockets: tries } = await startRawBackend(t, () => {}); // behind TLS no connection comes about
+  const { url, sockets: tries } = await startRawBackend(t, () => {}); // with TLS no connection is established
   const backend = { url: url.replace('http', 'https'), wait: '0', timeout: '200ms' };
   const gateway = await startGateway(t, backend, { backend }, { connectTimeoutMs: PATIENT_MS });
   assert.equal(outcomeOf(await send(gateway, 'hi')), '502 backend_unreachable');
@@ -7682,7 +7686,7 @@ test('a probe takes no longer to connect than a request may: backend.timeout bou
 });
 
 test(
-  'a client that leaves while the connection for its request is made was not sent, though it has its slot',
+  'a request whose client disconnects while its connection is established is not sent, although it has its slot',
   { skip: !isNode && 'the hook into the search for a name is of Node' },
   async (t) => {
     const backend = await startBackend(t);
@@ -7708,8 +7712,8 @@ test(
   },
 );
 
-test('while the backend is down, only one probe at a time tries, whatever clients do; a client that leaves while its connection is made is no outage', async (t) => {
-  // Behind TLS no connection comes about: each try is seen, and ends when the test wants it to.
+test('while the backend is down, only one probe at a time connects, whatever clients do; a client that disconnects meanwhile is not an outage', async (t) => {
+  // With TLS no connection is established, so each attempt is visible, and ends when the test ends it.
   const { url, sockets: tries } = await startRawBackend(t, () => {});
   const backend = { url: url.replace('http', 'https'), wait: '1h', parallel: 1 };
   const gateway = await startGateway(t, backend, { backend, ...RECEIVING }, { connectTimeoutMs: 1e6 });
@@ -7738,7 +7742,7 @@ test('while the backend is down, only one probe at a time tries, whatever client
   await ended;
 });
 
-/** A backend behind TLS: `how` says what becomes of its connections. `finish` ends the responses that it owes. */
+/** A backend with TLS. `how` decides what happens to its connections, and `finish` ends the pending responses. */
 async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
   const held: [message: string, res: http.ServerResponse][] = [];
   const server = https.createServer(CERTS[0], async (req, res) => {
@@ -7764,7 +7768,7 @@ async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
   writeFileSync(file, CERTS[0].cert);
   const own = { BACKEND_WAIT: '1h', NODE_EXTRA_CA_CERTS: file, ...env };
   const gateway = await startProcess(t, { backend: { url }, env: own });
-  await until(() => linesOf(gateway, /^the backend answers/).length === 1); // on a connection of its own
+  await until(() => linesOf(gateway, /^the backend answers/).length === 1); // on a separate connection
   backend.sockets.length = 0;
   const say = (message: string): Promise<Answer> => ask(gateway, { body: { ...MESSAGE, message }, headers: BEARER });
   return { backend, gateway, say };
@@ -7772,7 +7776,7 @@ async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
 
 const ON_NODE = { skip: !isNode && 'another runtime is told otherwise what to trust' };
 
-test('a connection that fails, and was begun before the gate opened again, is no new outage', ON_NODE, async (t) => {
+test('a failed connection that was started before the gate reopened is not a new outage', ON_NODE, async (t) => {
   const { backend, gateway, say } = await startFlaky(t, {});
   backend.how = 'hang';
   const early = say('early');
@@ -7789,7 +7793,7 @@ test('a connection that fails, and was begun before the gate opened again, is no
   assert.equal(linesOf(gateway, /is unreachable/).length, 1);
 });
 
-test('a connection that is kept does not open the gate: the backend has to accept a new one', ON_NODE, async (t) => {
+test('a kept connection does not open the gate: the backend must accept a new one', ON_NODE, async (t) => {
   const { backend, gateway, say } = await startFlaky(t, {});
   const first = say('first');
   await until(() => backend.held.length === 1);
@@ -7807,7 +7811,7 @@ test('a connection that is kept does not open the gate: the backend has to accep
   assert.equal(outcomeOf(await second), '201');
 });
 
-test('outages that end and begin again share backend.wait', ON_NODE, async (t) => {
+test('outages that end and start again share backend.wait', ON_NODE, async (t) => {
   const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '2s' });
   backend.how = () => backend.sockets.length % 2 === 1 ? 'refuse' : 'serve'; // each probe connects, each request fails
   assert.equal(outcomeOf(await say('hello')), '502 backend_unreachable');
@@ -7815,7 +7819,7 @@ test('outages that end and begin again share backend.wait', ON_NODE, async (t) =
 });
 
 test(
-  'behind an outage the slots go to those who were first, though their connections failed last',
+  'after an outage the slots go to the first requests, although their connections failed last',
   ON_NODE,
   async (t) => {
     const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
@@ -7848,7 +7852,7 @@ type Look = (done: Found, find: (host: string) => void) => void;
 const LOOKUPS = new Map<string, Look>();
 let takesLookups = false;
 
-/** From now on, `answer` decides about each search for the address of this name; `find` finds that of another. */
+/** From now on, `answer` decides each lookup of this name; `find` looks up another name. */
 function takeLookup(t: TestContext, name: string, answer: Look): void {
   if (!takesLookups) {
     takesLookups = true;
@@ -7864,7 +7868,7 @@ function takeLookup(t: TestContext, name: string, answer: Look): void {
   t.after(() => void LOOKUPS.delete(name));
 }
 
-/** From now on, the search for the address of this name fails, each time with the next of these codes. */
+/** From now on, each lookup of this name fails with the next of these codes. */
 function failLookup(t: TestContext, name: string, ...codes: string[]): void {
   takeLookup(t, name, (done) => {
     const code = codes.length > 1 ? codes.shift() : codes[0];
@@ -7872,7 +7876,7 @@ function failLookup(t: TestContext, name: string, ...codes: string[]): void {
   });
 }
 
-test('a send that has waited in vain is refused with the last failure as the reason', ON_NODE, async (t) => {
+test('a send that waited in vain is refused with the last failure as the reason', ON_NODE, async (t) => {
   failLookup(t, 'unknown.test', 'ENOTFOUND', 'ENOTFOUND', 'EAI_AGAIN');
   const url = 'http://unknown.test';
   const gateway = await startGateway(t, { url }, { backend: { url, wait: '3s' } });
@@ -7881,7 +7885,7 @@ test('a send that has waited in vain is refused with the last failure as the rea
   assert.deepEqual(linesOf(gateway, /is unreachable/).map(({ reason }) => reason), ['ENOTFOUND']);
 });
 
-test('the log counts as waiting who waits for this backend, and nobody else', async (t) => {
+test('the log counts as waiting only the requests that wait for this backend', async (t) => {
   const { backend, gateway, up, settings } = await startDown(t, '1h', { allow: ['messaging'] });
   gateway.reload(settings('1h'));
   const held: http.ServerResponse[] = [];
@@ -7898,11 +7902,11 @@ test('the log counts as waiting who waits for this backend, and nobody else', as
   const first = send(gateway, 'first');
   await until(() => held.length === 1);
   const waits = await queueUp(gateway, ['second']);
-  // This one waits for its slot, and for no backend.
+  // This one waits for its slot, and not for a backend.
   const groups = ask(gateway, { path: `/v1/groups/${FROM}`, headers: BEARER });
   for (let i = 0; i < 3; i++) await settled(gateway);
   server.close();
-  held.pop()!.writeHead(201, { Connection: 'close' }).end('[]'); // its connection is of no use to the others
+  held.pop()!.writeHead(201, { Connection: 'close' }).end('[]'); // its connection cannot be used for the others
   assert.deepEqual([await first, await groups].map(outcomeOf), ['201', '502 backend_unreachable']);
   gateway.reload({ backend: { url: `http://127.0.0.1:${await sparePort()}`, wait: '1h' } });
   waits.push(send(gateway, 'third'));
@@ -7912,7 +7916,7 @@ test('the log counts as waiting who waits for this backend, and nobody else', as
   for (const wait of waits) assert.equal(outcomeOf(await wait), '503 shutting_down');
 });
 
-test('a failure of this machine is 502 for its request alone, and no outage', ON_NODE, async (t) => {
+test('a failure of this machine is 502 for that request only, and not an outage', ON_NODE, async (t) => {
   failLookup(t, 'no-port-is-free.test', 'EADDRNOTAVAIL');
   const url = 'http://no-port-is-free.test';
   const gateway = await startGateway(t, { url }, { backend: { url, wait: '1h' } });
@@ -7922,16 +7926,16 @@ test('a failure of this machine is 502 for its request alone, and no outage', ON
   assert.deepEqual(linesOf(gateway, /is unreachable/), []);
 });
 
-test('the pauses between two tries to reach a backend that is down grow to a second, and no further', async (t) => {
+test('the pauses between attempts to connect to a backend that is down grow to one second at most', async (t) => {
   const tries: net.Socket[] = [];
   const server = net.createServer((socket) => tries.push(socket.on('error', () => {}).destroy()));
   const url = (await serve(t, server)).replace('http', 'https');
   const gateway = await startGateway(t, { url }, {});
   assert.equal(outcomeOf(await send(gateway, 'lost')), '502 backend_unreachable');
-  await until(() => tries.length === 10); // with pauses that go on growing after 50 s
+  await until(() => tries.length === 10); // after 50 s if the pauses continued to grow
 });
 
-test('a reload to another address ends a try of the old one, at once or with the last request that waits', async (t) => {
+test('a reload to another address ends the attempts at the old one, at once or with the last waiting request', async (t) => {
   for (const isWaiting of [false, true]) {
     const { url, sockets: tries } = await startRawBackend(t, () => {});
     const old = { url: url.replace('http', 'https'), wait: '1h' };
@@ -7950,7 +7954,7 @@ test('a reload to another address ends a try of the old one, at once or with the
   }
 });
 
-test('closing ends the try of a probe for which nobody waits', async (t) => {
+test('closing ends the attempt of a probe that no request waits for', async (t) => {
   const { url, sockets: tries } = await startRawBackend(t, () => {});
   const to = { url: url.replace('http', 'https') };
   const gateway = await startGateway(t, to, {}, { connectTimeoutMs: 1e6 });
@@ -7963,8 +7967,8 @@ test('closing ends the try of a probe for which nobody waits', async (t) => {
   await closed(tries[1]!);
 });
 
-// A probe by bare TCP opened the gate: in 20 s there were 761 connections, 305 log lines, and no response.
-test('a backend whose certificate is refused keeps the gate shut: its sends wait, and are 502 with the reason', async (t) => {
+// A probe by plain TCP opened the gate: in 20 s there were 761 connections, 305 log lines, and no response.
+test('a backend with an untrusted certificate keeps the gate shut: its sends wait, and are 502 with the reason', async (t) => {
   const server = https.createServer(CERTS[0]);
   let connections = 0;
   server.on('connection', () => connections++);
@@ -7973,12 +7977,12 @@ test('a backend whose certificate is refused keeps the gate shut: its sends wait
   const answers = await Promise.all(sendMany(gateway, 20));
   assert.deepEqual(answers.map(outcomeOf), Array(20).fill('502 backend_unreachable'));
   assert.match(String(requests(gateway)[0].reason), /CERT|SELF_SIGNED|failed/);
-  // One of a send, and those of the probe, whose pauses grow to a second.
+  // One by a send, and those by the probe, whose pauses grow to a second.
   assert.ok(connections < 10, `${connections} connections`);
   assert.equal(linesOf(gateway, /backend is (?:un)?reachable/).length, 1);
 });
 
-test('a port whose packets are dropped shuts the gate, and sends get through once it answers', {
+test('a port that drops packets shuts the gate, and sends pass once it answers', {
   skip: !isNode && 'one runtime is enough',
 }, async (t) => {
   const code = `import net from 'node:net';
@@ -7990,7 +7994,7 @@ test('a port whose packets are dropped shuts the gate, and sends get through onc
   t.after(() => child.kill('SIGKILL'));
   await until(() => /port \d+/.test(child.output()));
   const port = Number(/\d+/.exec(child.output()));
-  child.kill('SIGSTOP'); // its queue of connections fills up, and the system drops further ones
+  child.kill('SIGSTOP'); // its queue of connections fills, and the system drops further ones
   const fillers = Array.from({ length: 8 }, () => open(t, { port }).socket);
   const config = { backend: { url: `http://127.0.0.1:${port}`, wait: '1m' } };
   const gateway = await startGateway(t, { url: config.backend.url }, config, { connectTimeoutMs: 1500 });
@@ -8000,13 +8004,13 @@ test('a port whose packets are dropped shuts the gate, and sends get through onc
   for (const socket of fillers) socket.destroy();
   child.kill('SIGCONT');
   for (const answer of sends) assert.equal((await answer).status, 201);
-  // A packet that is dropped once more may shut the gate again: the lines alternate.
+  // Another dropped packet may shut the gate again, so the lines alternate.
   const lines = linesOf(gateway, /backend is (?:un)?reachable/).map(({ message }) => message.includes('unreachable'));
   assert.deepEqual(lines, lines.map((_, i) => i % 2 === 0));
 });
 
-// The wait counted from before the queue: the whole line was lost at the first refused connection.
-test('who has waited for a slot still has the whole of backend.wait; outages that follow one another share it; GET /v1/about waits as a send does', async (t) => {
+// The wait counted from before the queue, so the whole queue was lost at the first refused connection.
+test('a request that waited for a slot still has all of backend.wait; consecutive outages share it; GET /v1/about waits like a send', async (t) => {
   const { backend, gateway, up, settings } = await startDown(t, '1500ms');
   const held: http.ServerResponse[] = [];
   backend.server.removeAllListeners('request');
@@ -8032,7 +8036,7 @@ test('who has waited for a slot still has the whole of backend.wait; outages tha
   server.close();
 });
 
-test('the time for a slot is a budget too: who loses a slot to an outage waits for the next one only as long as is left', async (t) => {
+test('the time for a slot is a budget: a request that loses its slot to an outage waits for the next one only for the rest', async (t) => {
   const { backend, gateway, up, settings } = await startDown(t, '1h');
   let arrived = 0;
   let ended = 0;
@@ -8063,7 +8067,7 @@ test('the time for a slot is a budget too: who loses a slot to an outage waits f
   upload.destroy();
 });
 
-test('a reload to another address begins without an outage; who waits, with a large body too, keeps the old address', async (t) => {
+test('a reload to another address starts without an outage; waiting requests, also with a large body, keep the old address', async (t) => {
   const { backend: old, gateway, up } = await startDown(t, '1h');
   const backend = await startBackend(t);
   const messages = ['old 1', 'old 2', 'x'.repeat(200_000)];
@@ -8078,7 +8082,7 @@ test('a reload to another address begins without an outage; who waits, with a la
   assert.equal(linesOf(gateway, /is unreachable/).length, 1);
 });
 
-test('while the backend is down, what may not wait (backend.wait 0) is 502 at once; any request finds it again', async (t) => {
+test('while the backend is down, requests that may not wait (backend.wait 0) are 502 at once; any request detects its return', async (t) => {
   const { gateway, up } = await startDown(t, '0', RECEIVING);
   const poll = { path: RECEIVE, headers: BEARER };
   for (const answer of [ask(gateway, poll), send(gateway, 'lost')]) {
@@ -8089,8 +8093,8 @@ test('while the backend is down, what may not wait (backend.wait 0) is 502 at on
   assert.equal(linesOf(gateway, /reachable again/).length, 1);
 });
 
-// They were 502 in waves, each after `backend.wait`: 24 sends took 24 times as long.
-test('a send waits for a backend that is down, no longer than backend.wait or backend.timeout; the wait ends for all at once, with its client and with the gateway', async (t) => {
+// Sends were 502 in waves, each after `backend.wait`, so 24 sends took 24 times as long.
+test('a send waits for a backend that is down, at most backend.wait and backend.timeout; the wait ends for all at once, with the client and with the gateway', async (t) => {
   const { backend, gateway, up, settings } = await startDown(t, '500ms', { shutdown: '1h' });
   let met = 0;
   gateway.server.on('request', () => met++);
@@ -8098,7 +8102,7 @@ test('a send waits for a backend that is down, no longer than backend.wait or ba
   const large = { body: LARGE, headers: BEARER };
   const late = [...sendMany(gateway, 24), ask(gateway, large)];
   await until(() => met === 25);
-  gateway.reload(settings('1h', '200ms')); // the time of the backend holds too
+  gateway.reload(settings('1h', '200ms')); // backend.timeout applies as well
   const others = [send(gateway, 'late'), ask(gateway, large)];
   await Promise.race(late);
   assert.ok(performance.now() - startMs > 450, 'one did not wait');
@@ -8121,8 +8125,8 @@ test('a send waits for a backend that is down, no longer than backend.wait or ba
   assert.deepEqual(backend.sent.map(({ message }) => message), ['last']);
 });
 
-test('a backend that takes a connection and closes it is 502, and is asked once: a byte may have left', async (t) => {
-  // Not reset at once: that is no connection, not even for the system.
+test('a backend that takes a connection and closes it is 502 without a retry, because a byte may have been sent', async (t) => {
+  // Not reset at once, because that is not a connection, even for the system.
   for (const way of ['connection end', 'connection destroy', 'data end', 'data resetAndDestroy']) {
     const [when, end] = way.split(' ') as [string, 'end' | 'destroy' | 'resetAndDestroy'];
     for (const body of [HELLO, LARGE]) {
