@@ -6660,7 +6660,7 @@ test('hop-by-hop headers are removed both ways, and so are headers that only the
     X-Envoy-Original-Path: /x | User-Agent: test/1`;
   const response = await rawRequest(gateway, '/v1/about', { headers: barred(sent) });
   const { 'x-request-id': id, ...headers } = backend.seen[0]!.headers;
-  for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // the runtime's
+  for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // a runtime's
   const kept = { 'accept-encoding': 'identity', 'x-end': 'to end', 'user-agent': 'test/1' };
   const added = { 'x-forwarded-for': '127.0.0.1', 'x-forwarded-host': 'gateway', 'x-forwarded-proto': 'http' };
   assert.deepEqual(headers, { host: `${backend.host}:${backend.port}`, ...kept, ...added });
@@ -8146,7 +8146,7 @@ test('a backend that takes a connection and closes it is 502 without a retry, be
 });
 
 section('WEBSOCKETS'); // ──────────────────────────────────────────────────────────────────────────
-/** A backend with WebSockets, and a gateway before it. */
+/** A backend with WebSockets, and a gateway in front of it. */
 async function startReceiving(
   t: TestContext,
   open?: UpgradeHandler,
@@ -8159,27 +8159,27 @@ async function startReceiving(
 }
 type UpgradeHandler = Parameters<typeof startUpgradeBackend>[1];
 
-/** Asks for a WebSocket by a row of a table, with these bytes behind the handshake. */
+/** Asks for a WebSocket using a row of a table, with these bytes after the handshake. */
 function wish(t: TestContext, to: Address, row = 'bearer', more = ''): Connection {
   const { target: path = RECEIVE, headers } = parseRow(row);
   return openWebSocket(t, to, { path, headers: headers.map((field) => field.join(': ')), more });
 }
 
-/** Opens a WebSocket, which the gateway accepts. */
+/** Opens a WebSocket that the gateway accepts. */
 async function accepted(t: TestContext, to: Address, row?: string): Promise<Connection> {
   const connection = wish(t, to, row);
   await until(() => connection.text().startsWith('HTTP/1.1 101'));
   return connection;
 }
 
-/** Asks for a WebSocket, and returns the response that it gets instead. */
+/** Asks for a WebSocket, and returns the ordinary response it gets instead. */
 async function declined(t: TestContext, to: Address, row?: string, more?: string): Promise<Answer> {
   const { socket, text } = wish(t, to, row, more);
   await until(() => socket.closed || text().startsWith('HTTP/1.1 101'));
   return parseAnswer(text());
 }
 
-test('WebSocket: bytes flow both ways until one side goes; the credential, in any form, stays here', async (t) => {
+test('WebSocket: bytes flow both ways until one side disconnects; the credential is not relayed, in any form', async (t) => {
   const { backend, gateway } = await startReceiving(t);
   const rows = `bearer ;; basic ;; /@auth=${SECRET}${RECEIVE} ;; ${RECEIVE}?@auth=${SECRET}&x=1`.split(' ;; ');
   for (const [i, row] of rows.entries()) {
@@ -8209,7 +8209,7 @@ test('WebSocket: bytes flow both ways until one side goes; the credential, in an
   }
 });
 
-test('WebSocket: a refusal is a complete HTTP response, and the backend sees nothing; each counts towards the rate', async (t) => {
+test('WebSocket: a refusal is a complete HTTP response, and the backend sees nothing; each request counts towards the rate', async (t) => {
   const [far, limited] = ['secret-for-far-away-clients', 'secret-for-one-websocket-an-hour'];
   const own = {
     a: { secret: SECRET, senders: [FROM] },
@@ -8238,8 +8238,8 @@ test('WebSocket: a refusal is a complete HTTP response, and the backend sees not
   }
 });
 
-// node:http takes its own listener for "drain" off such a socket: what did not fit into one write was cut after 30 s.
-test('WebSocket: an ordinary response of 2 MB in its place arrives whole, at the pace of a client that reads late', async (t) => {
+// node:http removes its own "drain" listener from such a socket, so anything beyond one write was cut off after 30 s.
+test('WebSocket: an ordinary response of 2 MB instead arrives complete, at the pace of a client that reads late', async (t) => {
   const big = 'x'.repeat(2_000_000);
   for (const framing of [`Content-Length: ${big.length}\r\n\r\n${big}`, `Connection: close\r\n\r\n${big}`]) {
     const { gateway } = await startReceiving(t, (socket) => socket.end(`HTTP/1.1 200 OK\r\n${framing}`));
@@ -8257,16 +8257,16 @@ test('WebSocket: an ordinary response of 2 MB in its place arrives whole, at the
   }
 });
 
-// On Node 26 the socket behind a 101 was neither destroyed nor listened to, and its error ended the process.
-test('WebSocket: a backend that accepts late, whose client has left, is let go, and its reset ends nothing', async (t) => {
+// On Node 26 the socket after a 101 was neither destroyed nor had listeners, and its error crashed the process.
+test('WebSocket: a backend that accepts after its client has disconnected is disconnected too, and its reset crashes nothing', async (t) => {
   const { backend, gateway } = await startReceiving(t, () => {}, { allow: ['messaging'] });
-  for (const way of ['resetAndDestroy', 'resume'] as const) { // a backend that resets, and one that just stays
+  for (const way of ['resetAndDestroy', 'resume'] as const) { // a backend that resets, and one that stays connected
     const client = wish(t, gateway, '/v1/search/+15550100001?numbers=1 | bearer'); // a route that needs a slot
     const count = backend.sockets.length;
     await until(() => backend.sockets.length > count);
     client.socket.destroy();
     const far = backend.sockets.at(-1) as net.Socket;
-    await pass(50); // the gateway sees that its client has left
+    await pass(50); // the gateway notices that its client has disconnected
     far.on('end', () => far.end()).write(ACCEPTED, () => far[way]());
     await closed(far);
     await until(() => requests(gateway).some(({ reason }) => reason === 'answered_101'));
@@ -8275,7 +8275,7 @@ test('WebSocket: a backend that accepts late, whose client has left, is let go, 
   assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
 });
 
-test('WebSocket: a half that stays open is closed soon after the other has ended, on either side', async (t) => {
+test('WebSocket: a half that stays open is closed soon after the other half has ended, on either side', async (t) => {
   for (const who of ['client', 'backend']) {
     const { backend, gateway } = await startReceiving(t, (socket) => void socket.write(ACCEPTED), {}, {
       lingerMs: 200,
@@ -8284,14 +8284,14 @@ test('WebSocket: a half that stays open is closed soon after the other has ended
     const [head] = await once(client, 'data');
     assert.match(String(head), / 101 /);
     const far = backend.sockets[0] as net.Socket;
-    (who === 'client' ? client : far).end(); // the other one ends nothing by itself
+    (who === 'client' ? client : far).end(); // the other one ends nothing on its own
     far.resume();
     await until(() => linesOf(gateway, /^websocket closed$/).length === 1);
     assert.equal(linesOf(gateway, /^websocket closed$/)[0]!.reason, 'ended');
   }
 });
 
-test('WebSocket: a backend that declines is passed on with its status and body; bytes behind a handshake that is refused or declined never reach it', async (t) => {
+test('WebSocket: a decline by the backend is relayed with status and body; bytes after a refused or declined handshake never reach it', async (t) => {
   const more = `POST /v1/register/${FROM} HTTP/1.1\r\nHost: x\r\n\r\n`;
   const fields = 'Content-Type: text/plain\r\nContent-Length: 11\r\nX-Why: mode\r\n\r\nBad Request';
   const chunked = 'Transfer-Encoding: chunked\r\nX-Why: mode\r\n\r\nb\r\nBad Request\r\n0\r\n\r\n';
@@ -8325,7 +8325,7 @@ test('WebSocket: a backend that is down, slow, redirects, breaks off or switches
   }
 });
 
-test('WebSocket: bytes that come with the handshake, or before its response, are not lost, nor those that come when the other side has ended its half', async (t) => {
+test('WebSocket: bytes that arrive with the handshake, before its response, or after the other side has ended its half are not lost', async (t) => {
   let got = '';
   const { backend, gateway } = await startReceiving(t, (socket, head) => {
     got += head;
@@ -8343,8 +8343,8 @@ test('WebSocket: bytes that come with the handshake, or before its response, are
   assert.equal(text().split('\r\n\r\n')[1], 'early from the backend, last words');
 });
 
-// Skipped on Bun 1.4.5, where the stand-in backend's own sockets stop without a word in most runs.
-test('WebSocket: the backend is always drained; a client that does not read is dropped, and another one goes on', {
+// Skipped on Bun 1.4.5, where the stand-in backend's own sockets silently stall in most runs.
+test('WebSocket: the backend is always drained; a client that never reads is dropped, and another continues', {
   skip: 'Bun' in globalThis,
 }, async (t) => {
   const { backend, gateway } = await startReceiving(t);
@@ -8355,7 +8355,7 @@ test('WebSocket: the backend is always drained; a client that does not read is d
   const [toStalled, toHealthy] = backend.sockets as [net.Socket, net.Socket];
   let written = 0;
   for (; !toStalled.closed; written += chunk.length) {
-    // The backend's own rule: it writes to all its readers in turn, and waits for each.
+    // The backend's own behaviour: it writes to all its readers in turn, and waits for each.
     for (const socket of [toStalled, toHealthy]) {
       const isFull = !socket.destroyed && !socket.write(chunk);
       if (isFull) await Promise.race([once(socket, 'drain'), closed(socket)]).catch(() => {});
@@ -8368,8 +8368,8 @@ test('WebSocket: the backend is always drained; a client that does not read is d
   await until(() => gateway.log.some((line) => line.includes('too_far_behind')));
 });
 
-test('WebSocket: after its client has ended its half, the backend may send its last bytes, but not for ever', async (t) => {
-  const silent: UpgradeHandler = (socket) => void socket.write(ACCEPTED); // and never ends its half
+test('WebSocket: after its client has ended its half, the backend may send its last bytes, but not forever', async (t) => {
+  const silent: UpgradeHandler = (socket) => void socket.write(ACCEPTED); // which never ends its half
   const { backend, gateway } = await startReceiving(t, silent, {}, { lingerMs: 500 });
   const { socket, text } = await accepted(t, gateway);
   const ended = once(backend.sockets[0]!.resume(), 'end');
@@ -8382,7 +8382,7 @@ test('WebSocket: after its client has ended its half, the backend may send its l
   assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'ended');
 });
 
-test('WebSocket: closing the gateway closes it, and a reload closes those whose token is gone or may no longer do this', async (t) => {
+test('WebSocket: closing the gateway closes it, and a reload closes those whose token was removed or has lost the right', async (t) => {
   const secretOf = (name: string): string => `secret-of-the-token-that-${name}`;
   const named = (tokens: Record<string, TokenConfig>): GatewayConfig => ({
     ...RECEIVING,
@@ -8412,8 +8412,8 @@ test('WebSocket: closing the gateway closes it, and a reload closes those whose 
   await closed(socket);
 });
 
-// SIGTERM waited for it for ever: closing all connections does not reach a socket that is being upgraded.
-test('closing lets a response finish whose request wished for a WebSocket', async (t) => {
+// SIGTERM waited for it forever, because closing all connections does not include a socket that is being upgraded.
+test('closing lets a response to a request for a WebSocket finish', async (t) => {
   const { backend, gateway } = await startReceiving(t, (socket) => {
     socket.write('HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf');
   }, { shutdown: '1h' });
@@ -8426,8 +8426,8 @@ test('closing lets a response finish whose request wished for a WebSocket', asyn
   await closing;
 });
 
-// A wish for a WebSocket elsewhere than at receive made the slot free although the backend was at work.
-test('a WebSocket whose handshake has no response ends with its client, and with the gateway; a request that asks for one elsewhere than at receive keeps its slot when its client leaves', async (t) => {
+// A request for a WebSocket on a route other than receive released the slot although the backend was still working.
+test('a WebSocket without a handshake response ends with its client and with the gateway; on routes other than receive the request keeps its slot when the client disconnects', async (t) => {
   const silent = (socket: Duplex): void => void socket.on('end', () => socket.end()).resume();
   const own = { shutdown: '1h', allow: ['messaging'], backend: { parallel: 1 } };
   const { backend, gateway } = await startReceiving(t, silent, own, { slotTimeoutMs: 3_600_000 });
@@ -8449,7 +8449,7 @@ test('a WebSocket whose handshake has no response ends with its client, and with
   for (const answer of [refusal, next]) assert.equal(outcomeOf(await answer), '503 shutting_down');
 });
 
-// It was opened behind the loop that closes them, and held the gateway until the deadline.
+// It was opened after the loop that closes them, and held up the gateway until the deadline.
 test('WebSocket: one that the backend accepts while the gateway closes is closed', async (t) => {
   const own = { shutdown: '1h', allow: ['messaging'] };
   const { backend, gateway } = await startReceiving(t, () => {}, own);
@@ -8462,7 +8462,7 @@ test('WebSocket: one that the backend accepts while the gateway closes is closed
   assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'shutdown');
 });
 
-test('WebSocket: one whose connection to the backend is made while the gateway closes is 503', ON_NODE, async (t) => {
+test('WebSocket: one that is still connecting to the backend while the gateway closes is 503', ON_NODE, async (t) => {
   const asked = new Promise<Parameters<Look>[1]>((resolve) => takeLookup(t, 'late.test', (_, find) => resolve(find)));
   const { backend, gateway } = await startReceiving(t, () => {}, { shutdown: '1h' });
   gateway.reload({ ...RECEIVING, shutdown: '1h', backend: { url: backend.url.replace(backend.host, 'late.test') } });
@@ -8474,7 +8474,7 @@ test('WebSocket: one whose connection to the backend is made while the gateway c
   await closing;
 });
 
-test('WebSocket: a reload in the middle of a handshake closes the one that its token may no longer open', async (t) => {
+test('WebSocket: a reload during a handshake closes a WebSocket that its token may no longer open', async (t) => {
   const { backend, gateway } = await startReceiving(t, () => {});
   const { socket, text } = wish(t, gateway);
   await until(() => backend.seen.length === 1);
@@ -8489,7 +8489,7 @@ test('WebSocket: a reload in the middle of a handshake closes the one that its t
 test('WebSocket: one whose token has expired is closed within a minute', { isAlone: true }, async (t) => {
   const expires = '2027-06-30T12:00:00Z';
   let nowMs = Date.parse(expires) - 1;
-  // Intervals that begin with the gateway are called by this test, and not after half a minute.
+  // Intervals that start with the gateway are run by this test, instead of after half a minute.
   const sweeps: (() => void)[] = [];
   const { setInterval } = globalThis;
   const noting = (run: (...args: unknown[]) => void, everyMs: number, ...args: unknown[]): unknown => {
@@ -8511,7 +8511,7 @@ test('WebSocket: one whose token has expired is closed within a minute', { isAlo
   assert.deepEqual([token, reason, other.socket.destroyed], ['test', 'no_longer_allowed', false]);
 });
 
-test('WebSocket: a client that goes on sending before its handshake has a response is dropped', async (t) => {
+test('WebSocket: a client that keeps sending before its handshake has a response is disconnected', async (t) => {
   const { backend, gateway } = await startReceiving(t, () => {});
   const { socket } = wish(t, gateway);
   await until(() => backend.seen.length === 1);
@@ -8526,7 +8526,7 @@ test('WebSocket: a client that goes on sending before its handshake has a respon
 
 section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
 const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
-table('clients: an address that is not on the list is 403 before its credential is looked at', ELSEWHERE)`
+table('clients: an address that is not on the list is 403 before its credential is checked', ELSEWHERE)`
   * → 403 client_not_allowed
   bearer ;; bearer | X-Forwarded-For: 192.0.2.1 ;; bearer ${OTHER}`;
 table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8'] })`
@@ -8558,7 +8558,7 @@ table("trustedProxies: the client is the right-most address that is not a truste
 
 section('LOG'); // ─────────────────────────────────────────────────────────────────────────────────
 
-test('a log line in text form is one line, whatever is in it; the first one says what the tokens may do', async (t) => {
+test('a log line in text form is one line, whatever it contains; the first one lists what the tokens may do', async (t) => {
   const config = tokens({ allow: ['info', 'receive'] }, { allow: ['setup', 'receive', 'send'] });
   config.tokens!.old = { secret: `${SECRET}2`, allow: ['info'], expires: '2020-01-01' };
   const { backend, gateway } = await startBoth(t, { log: { format: 'text' }, allow: ['messaging'], ...config });
@@ -8574,7 +8574,7 @@ test('a log line in text form is one line, whatever is in it; the first one says
   assert.match(log[0]!, / warning="no tokens are configured: all requests are accepted without authentication"$/);
 });
 
-test('a line of the log names twenty tokens, and says of the others how many there are', async (t) => {
+test('a log line names twenty tokens, and has the number of the others', async (t) => {
   for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
     const names = Array.from({ length: count }, (_, i) => `t${i}`);
     const all = Object.fromEntries(names.map((name) => [name, { secret: `the-secret-of-${name}` }]));
@@ -8590,7 +8590,7 @@ test('log.level is the least severe level that is logged', async (t) => {
   assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
 });
 
-test('a gateway whose standard output is closed goes on, and ends with 0', async (t) => {
+test('a gateway whose standard output is closed continues, and exits with 0', async (t) => {
   const gateway = await startProcess(t, { backend: await startBackend(t) });
   gateway.child.stdout!.destroy();
   for (let i = 1; i <= 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -8598,15 +8598,15 @@ test('a gateway whose standard output is closed goes on, and ends with 0', async
   assert.doesNotMatch(gateway.output(), /EPIPE/);
 });
 
-// Each line made the memory grow, and SIGTERM no longer ended the process; on Deno it stopped after 260 requests.
-test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops neither the gateway nor its end', async (t) => {
+// Each line increased memory, and SIGTERM no longer stopped the process; on Deno it hung after 260 requests.
+test('an unread log is discarded beyond 1 MiB and counted, and blocks neither the gateway nor its shutdown', async (t) => {
   const env = { LOG_LEVEL: 'debug', ALLOW: 'metrics' };
   const gateway = await startProcess(t, { backend: await startBackend(t), env });
   gateway.child.stdout!.pause();
   const agent = new http.Agent({ keepAlive: true });
   t.after(() => agent.destroy());
   const total = 3600;
-  const path = '/rate-limit-challenge'.repeat(8); // as long as a line of the log can make it
+  const path = '/rate-limit-challenge'.repeat(8); // as long as a log line can have it
   const askMany = (count: number) =>
     Promise.all(Array.from({ length: 8 }, async () => {
       for (let i = 0; i < count / 8; i++) assert.equal((await ask(gateway, { path, agent })).status, 401);
@@ -8621,14 +8621,14 @@ test('a log that nobody reads is dropped beyond 1 MiB and counted, and stops nei
   assert.equal(logLines(gateway.log).at(-1)!.lines, total - logged);
   const { log_lines_dropped_total: dropped } = await scrape(gateway, { path: '/metrics', headers: BEARER });
   assert.equal(dropped, total - logged);
-  await askMany(800); // several times what the pipe takes
+  await askMany(800); // several times the capacity of the pipe
   await gateway.close();
 });
 
-test('a standard output and a standard error that go to a full disk stop neither the gateway nor its end', {
+test('standard output and standard error on a full disk block neither the gateway nor its shutdown', {
   skip: process.platform !== 'linux' && 'only Linux has /dev/full',
 }, async (t) => {
-  // No log says where the gateway listens: the test sets the place, and asks there until a response comes.
+  // No log has the port of the gateway, so the test sets it, and repeats a request there until a response arrives.
   const to = { port: await sparePort() };
   const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
   const { url } = await startBackend(t);
@@ -8643,7 +8643,7 @@ test('a standard output and a standard error that go to a full disk stop neither
   assert.deepEqual(await once(child, 'exit'), [0, null]);
 });
 
-/** What runs outside a request, and how a test breaks it. The process serves on, and ends with 0. */
+/** What runs outside a request, and how a test breaks it. The process continues to serve, and exits with 0. */
 const OUTSIDE: Record<string, (on: { gateway: Process; file: string; t: TestContext }) => Promise<unknown>> = {
   'the watcher: the file is a link to itself': async ({ gateway, file }) => {
     rmSync(file);
@@ -8700,14 +8700,14 @@ const OUTSIDE: Record<string, (on: { gateway: Process; file: string; t: TestCont
   },
 };
 
-test('what runs outside a request may fail: the process serves on, and ends with 0', async (t) => {
+test('after a failure of anything that runs outside a request, the process continues to serve, and exits with 0', async (t) => {
   const file = join(folder(t), 'gateway.json');
   const { url } = await startBackend(t);
   writeFileSync(file, JSON.stringify({ tokens: { a: { secret: SECRET } }, backend: { url } }));
   const gateway = await startProcess(t, { args: ['--config', file] });
   for (const [place, fail] of Object.entries(OUTSIDE)) {
     await fail({ gateway, file, t });
-    // In one turn of its event loop the process would have ended.
+    // Within one turn of its event loop the process would have exited.
     for (let i = 0; i < 3; i++) {
       const { status } = await ask(gateway, { path: '/healthz' }).catch((error) => ({ status: String(error) }));
       assert.equal(status, 200, `${place}: ${gateway.output()}`);
@@ -8716,7 +8716,7 @@ test('what runs outside a request may fail: the process serves on, and ends with
   await gateway.close();
 });
 
-test('an error of accept is a warning of one line a minute, and the port stays open', async (t) => {
+test('an error of accept is one warning a minute, and the port stays open', async (t) => {
   const { gateway } = await startBoth(t);
   const error = Object.assign(new Error('accept ENOBUFS'), { code: 'ENOBUFS' });
   for (let i = 0; i < 3; i++) gateway.server.emit('error', error);
@@ -8725,14 +8725,14 @@ test('an error of accept is a warning of one line a minute, and the port stays o
   assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
 });
 
-test('a process with no file left to accept a connection serves on when there is one again, and ends with 0', {
+test('a process without a free file descriptor for connections serves again once there is one, and exits with 0', {
   skip: (!isNode || process.platform === 'win32') && 'other runtimes start no process with so few files',
 }, async (t) => {
   const limited: Program = ['sh', '-c', 'ulimit -n 40; exec "$0" "$@"', ...program()];
   const gateway = await startProcess(t, { backend: await startBackend(t), program: limited });
   const sockets = Array.from({ length: 60 }, () => open(t, gateway).socket);
   await Promise.all(sockets.map((socket) => socket.connecting ? once(socket, 'connect') : undefined));
-  await ask(gateway, { path: '/healthz' }).catch(() => {}); // refused, or served in the place of another
+  await ask(gateway, { path: '/healthz' }).catch(() => {}); // refused, or served instead of another
   for (const socket of sockets) socket.destroy();
   while (!await ask(gateway, { path: '/healthz' }).catch(() => undefined));
   assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
@@ -8741,7 +8741,7 @@ test('a process with no file left to accept a connection serves on when there is
 
 section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
 
-/** Part of a message. Deno 2.9 tells the user's id only with a permission of its own. */
+/** Part of a message. Deno 2.9 reveals the user's id only with a separate permission. */
 const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
 const MISSING = 'does not exist';
 const NO_RECIPIENT =
@@ -8781,7 +8781,7 @@ function checkProblems(t: TestContext, dir = folder(t)) {
   };
 }
 
-test('every mistake of a configuration is reported by its place, and no secret is shown', (t) => {
+test('every mistake in a configuration is reported with its place, and no secret is shown', (t) => {
   const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
   const isNull = 'null is no value; leave the line out';
   const digest = `sha256:${hashOf(SECRET)}`;
@@ -8836,7 +8836,7 @@ test('every mistake of a configuration is reported by its place, and no secret i
     {"auth":{"methods":[]}} → auth.methods: must be a list with at least one entry`;
 });
 
-test('what owners write by mistake is told with what to write instead', (t) => {
+test('the messages for common mistakes have the correct spelling', (t) => {
   const dir = folder(t);
   writeFileSync(join(dir, 'two'), `${SECRET}\r\n${OTHER}\n`);
   for (const encoding of ['utf8', 'utf16le'] as const) {
@@ -8916,7 +8916,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
 });
 
-test('a configuration file that is cut, is no object, or has a key twice is refused by line and column, and is not quoted', (t) => {
+test('a configuration file that is truncated, not an object, or has a key twice is refused with line and column, and is not quoted', (t) => {
   const dir = folder(t);
   const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
   checkProblems(t, dir)`
@@ -8946,7 +8946,7 @@ test('a configuration file that is cut, is no object, or has a key twice is refu
   }
 });
 
-test('without tokens the gateway starts only where no other machine can reach it, or when asked to; in a program, an undefined setting is absent', (t) => {
+test('without tokens the gateway starts only if no other machine can connect, or if told to; in a program, an undefined setting is absent', (t) => {
   const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
   checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
@@ -8958,7 +8958,7 @@ test('without tokens the gateway starts only where no other machine can reach it
   assert.deepEqual([problems('127.0.0.1:0'), problems('0.0.0.0:0')], [0, 1]);
 });
 
-test('flags replace the environment, the environment replaces the file, and tokens are not merged; by default a shutdown takes 8 s at most, and cors is off', (t) => {
+test('flags override the environment, which overrides the file; tokens are not merged; by default a shutdown takes at most 8 s, and cors is off', (t) => {
   const backend = { url: 'http://file:1', timeout: '1s' };
   const file = fileWith(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
   const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
@@ -8971,7 +8971,7 @@ test('flags replace the environment, the environment replaces the file, and toke
   assert.deepEqual([without.shutdown, less.shutdown, without.cors], [8000, 3000, undefined]);
 });
 
-test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, and comments; a token may have its secret in a file (secretFile), white space around it aside', (t) => {
+test('API_TOKENS accepts secrets and names, API_TOKENS_FILE one per line, and comments; secretFile names a file with the secret, whose outer white space is ignored', (t) => {
   const digest = hashOf(OTHER);
   const list = fileWith(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
   const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
@@ -8986,7 +8986,7 @@ test('API_TOKENS takes secrets and names; API_TOKENS_FILE takes one per line, an
 });
 
 section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
-test('outside the JSON file a secret in the quotes, brackets or separators of another format is refused, and not shown; a digest of nothing is refused everywhere', (t) => {
+test('outside the JSON file a secret in quotes, brackets or separators of another format is refused, and not shown; an empty digest is refused everywhere', (t) => {
   const inFile = (text: string): string => fileWith(t, `${text}\n`);
   const places: ((text: string) => unknown)[] = [
     (text) => loadSettings({ env: { API_TOKENS: text } }),
@@ -9013,8 +9013,8 @@ test('outside the JSON file a secret in the quotes, brackets or separators of an
   }
 });
 
-// A remark behind a secret, or a name in front of one, became a token with all rights.
-test('attack: let a remark, a name or a digest that was pasted with its surroundings become a token', (t) => {
+// A comment after a secret, or a name before it, became a token with all rights.
+test('attack: let a comment, a name or a digest pasted with its surroundings become a token', (t) => {
   const inFile = (text: string): NodeJS.ProcessEnv => ({ API_TOKENS_FILE: fileWith(t, text) });
   const digest = hashOf(SECRET);
   const remark = 'which needs a line of its own; if it is a secret, write name=SECRET';
@@ -9041,7 +9041,7 @@ test('attack: let a remark, a name or a digest that was pasted with its surround
         [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secretFile: fileWith(t, `${text}\n`) } } }) }, pasted],
       ]),
     [{ API_TOKENS: `phone:sha256:${digest}` }, pasted],
-    // These are no mistakes.
+    // These are not mistakes.
     [{ API_TOKENS: `a=//${SECRET} b=#${OTHER}` }],
     [inFile(`# the house\n\n  # SECRET # x y\n${SECRET},\r\n\n a=sha256:${hashOf(OTHER)} \n`)],
     [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: 'a correct horse of sixteen' } } }) }],
@@ -9054,7 +9054,7 @@ test('attack: let a remark, a name or a digest that was pasted with its surround
   }
 });
 
-test('a secret that looks like a digest, and a name of another program in a template, are warnings at start and in --check', async (t) => {
+test('a secret that looks like a digest, and a template name of another program, are warnings at start and in --check', async (t) => {
   const digest = hashOf(SECRET);
   const told = (name: string, what: string): string => `the token "${name}" ${what}`;
   const isHex = 'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it';
@@ -9083,7 +9083,7 @@ test('a secret that looks like a digest, and a name of another program in a temp
   assert.equal(linesOf(gateway, /^listening$/)[0]!.warning, told('a', isHex));
 });
 
-test('attack: let every IPv4 address in by a range of IPv6', async (t) => {
+test('attack: admit every IPv4 address through an IPv6 range', async (t) => {
   const problem = 'holds every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
   checkProblems(t)`
     {"clients":["X"]} → clients[0]: ${problem} | for: ::1/8, ::/0, ::/80, ::ffff:192.168.0.0/16, ::ffff:0:0/95, 0:0:0:0:0:ffff:a00:1/95
@@ -9096,10 +9096,10 @@ test('attack: let every IPv4 address in by a range of IPv6', async (t) => {
   assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
 });
 
-/** Secrets in many shapes. Each is put into every place that a configuration has. */
+/** Secrets in many shapes. Each is tried in every place of a configuration. */
 const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4= /9j-canary/of/some_length`
   .split(' ');
-/** Paths and variables of all settings, as docs/settings.md has them. */
+/** Paths and variables of all settings, as listed in docs/settings.md. */
 const SETTING_ROWS = Array.from(
   MANUAL.matchAll(/^\| `([a-z][\w.]*)`<br>`([A-Z_]+)` \|/gm),
   ([, path, env]) => [path!, env!] as const,
@@ -9136,9 +9136,9 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
     const paths = [...SETTING_ROWS.map(([path]) => path), ...parents, S, ...parents.map((path) => `${path}.${S}`)];
     const wrong = paths.flatMap((path) => values.map((value) => nest(path, value)));
     for (const config of [...wrong, ...tokens.map((value) => nest('tokens', value))]) {
-      // Where a secret is a valid value, there is no mistake and no message.
+      // If a secret is a valid value, there is no mistake and no message.
       silent(() => createGateway(config));
-      if (S !== CANARIES[0]) continue; // a file is read in the same way
+      if (S !== CANARIES[0]) continue; // files are read in the same way
       for (const end of [undefined, -1]) silentFile(JSON.stringify(config).slice(0, end));
     }
     silentFile(`{"${S}":1,"${S}":2,"tokens":{"${S}":{"${S}":1,"${S}":2}}}`);
@@ -9151,7 +9151,7 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
   assert.ok(messages > 1500, String(messages));
 
   writeFileSync(file, JSON.stringify(tokens({})));
-  // SIGHUP is handled as soon as the log says that the gateway listens.
+  // SIGHUP is handled as soon as the log line about listening is written.
   const { child, output } = await startProcess(t, { args: ['--config', file] });
   writeFileSync(file, JSON.stringify({ [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
@@ -9161,11 +9161,11 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
 });
 
 section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
-test('a program that embeds the gateway gets a ConfigError for an option that does not exist, and a key that is undefined counts as absent', () => {
+test('an embedding program gets a ConfigError for an unknown option, and a key that is undefined counts as absent', () => {
   const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
   assert.ok(declared.includes('log') && declared.length > 5, String(declared));
   const all = Object.fromEntries(declared.map((name) => [name, undefined]));
-  // As JavaScript calls it: the types admit no undefined.
+  // As called from JavaScript: the types do not allow undefined.
   const make = createGateway as (...given: unknown[]) => unknown;
   const config = { listen: '127.0.0.1:0', backend: undefined, rate: undefined, typo: undefined };
   make({ ...config, tokens: { a: { secret: SECRET, rate: undefined }, b: undefined } }, all);
@@ -9191,7 +9191,7 @@ test('a program that embeds the gateway gets a ConfigError for an option that do
   for (const wrong of [undefined, null, [], 'x']) assert.doesNotMatch(fail(wrong).message, /the file/);
 });
 
-test('on Deno, a file that the permissions hide is a mistake in the configuration, as any that cannot be read', {
+test('on Deno, a file hidden by the permissions is a mistake in the configuration, like any unreadable file', {
   skip: !('Deno' in globalThis) && 'only Deno has permissions',
 }, async (t) => {
   const program = join(folder(t), 'embed.mjs');
@@ -9207,7 +9207,7 @@ test('on Deno, a file that the permissions hide is a mistake in the configuratio
   assert.equal(stdout, [problem('/etc/hostname'), problem('the file'), problem('the file')].join(''));
 });
 
-test('a variable that differs by one letter or underscore from a restriction is refused, and no other name is looked at', () => {
+test('a variable one letter or underscore away from a restriction is refused, and no other name is checked', () => {
   const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
   const refused = (name: string, cure: string): void =>
     assert.deepEqual(problemsOf(() => load(name)), [`${name}: is not a setting; ${cure}`]);
@@ -9235,17 +9235,17 @@ test('a variable that differs by one letter or underscore from a restriction is 
     const { warnings, notes } = load(name);
     assert.deepEqual([warnings, notes], [[], []], name);
   }
-  // TOKENS may be another program's where the gateway has tokens; without them it would be open.
+  // TOKENS may belong to another program if the gateway has tokens; without tokens it would be open.
   refused('TOKENS', 'did you mean "API_TOKENS"?');
 });
 
-test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which every container may have', async (t) => {
+test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any container may have', async (t) => {
   const backend = await startBackend(t);
   const { log } = await startProcess(t, { backend, env: { HOSTNAME: 'a1b2c3', TOKEN: OTHER, PORT: '80' } });
   assert.equal(logLines(log)[0]!.warning, undefined);
 });
 
-test("at start a warning, and in --check a note, says that a variable may be meant for the gateway, or be another program's; a warning says in both that tokens of the environment replace those of the file", async (t) => {
+test('a variable that may be meant for the gateway or another program is a warning at start and a note in --check; tokens of the environment that replace those of the file are a warning in both', async (t) => {
   const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
   assert.deepEqual(loadSettings({ file }).warnings, []);
   const inFile = 'it belongs to a token in the file';
@@ -9278,7 +9278,7 @@ test("at start a warning, and in --check a note, says that a variable may be mea
   }
 });
 
-test('a configuration file with plain secrets that everybody can read is a warning', async (t) => {
+test('a configuration file with plain secrets that any user can read is a warning', async (t) => {
   const digest = `SHA256:${hashOf(SECRET)}`;
   const plain = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
   const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
@@ -9308,14 +9308,14 @@ test('a token that has expired is a warning when the gateway starts, and on relo
 });
 
 test(
-  '10,000 tokens are read in less than 20 times the time of 1,000, and a line of the log has twenty names and a count',
+  '10,000 tokens are read in less than 20 times the time of 1,000, and a log line has twenty names and a count',
   {
     isAlone: true,
   },
   async (t) => {
     const many = (count: number) => Array.from({ length: count }, (_, i) => [`name-${i}`, `${SECRET}-${i}`] as const);
     const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(' ');
-    /** The least processor time of several tries. */
+    /** The minimum processor time of several tries. */
     const timeOf = (text: string): number =>
       Math.min(...Array.from({ length: 5 }, () => {
         const before = process.cpuUsage();
@@ -9338,7 +9338,7 @@ test(
 );
 
 section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
-test('cors takes origins as browsers write them, and nothing else', (t) => {
+test('cors accepts only origins as browsers write them', (t) => {
   const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
   assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
   const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
@@ -9347,7 +9347,7 @@ test('cors takes origins as browsers write them, and nothing else', (t) => {
     {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: https://dash.example/, chrome-extension://abc`;
 });
 
-test("a token's recipients and defaults are groups that there can be, numbers, UUIDs and user names; anything else is a mistake", () => {
+test("a token's recipients and defaults are valid groups, numbers, UUIDs and user names; anything else is a mistake", () => {
   const mistakes = (settings: TokenConfig): number => problemsOf(() => createGateway(tokens(settings))).length;
   const inner = GROUP.slice('group.'.length);
   const bytes = (count: number): string => `group.${btoa(btoa('x'.repeat(count)))}`;
@@ -9375,7 +9375,7 @@ const WEAK = {
   key:
     '-----BEGIN PRIVATE KEY-----\nMIIBVQIBADANBgkqhkiG9w0BAQEFAASCAT8wggE7AgEAAkEAtA9f1ml/MzXKf+z+\n7HumRMsvcrvmk+FUe/OZb5g8Dm14Znrz0b0HHPAHF21HHKu16ykY0NLhTm/hARS0\nHCqGuQIDAQABAkAwvhy2gTaC2WPo/3H++HYJF2vPxlfj3lKtf0Mg93gCe2Glsr7a\nOg4oQntyNwKMDq4sG/m7FNrLOm/UlxSjtpOVAiEA2VgJ2Tr8djiiM2czfZlXh4MA\nS74zzG/clRRy09ivvysCIQDUFcCIQZL5/ortWVn4GyRbgNFfdnewmF7uB2anEQ7/\nqwIhALXUPYkLHCMbhjdS43T0UJICOsEjQtqJyxS9osMwyPc5AiAypSce4pnYfQJr\n/2ROrRyXhUF6TG30i85PhRDsYFR2lQIhAMQbdS3/NrJFWodxkEruUlIsVNA6XZIF\nnzyo59OFY85N\n-----END PRIVATE KEY-----',
 };
-test("a certificate without its key, with another's, or that is none, is a mistake in the configuration", (t) => {
+test('a certificate that is invalid, has no key, or has the key of another is a mistake in the configuration', (t) => {
   const [first, second] = CERTS;
   const check = (cert: string, key: string, ...problems: string[]): void => {
     const tls = { cert: fileWith(t, cert), key: fileWith(t, key) };
@@ -9393,12 +9393,12 @@ test("a certificate without its key, with another's, or that is none, is a mista
   for (const cert of [chain, first.cert]) {
     check(cert, second.key, 'tls: its "key" is not the key of the first certificate in "cert"');
   }
-  // A chain; a chain with the words that programs write around it; chain and key in one file.
+  // A chain; a chain with the text that programs write around it; chain and key in one file.
   const both = `${first.key}\n${chain}`;
   check(chain, first.key);
   check(`subject=CN=my-host\n${chain}\n`, first.key);
   check(both, both);
-  // OpenSSL refuses a key of 512 bits only when both are put to use.
+  // OpenSSL refuses a key of 512 bits only when certificate and key are used.
   if (isNode) {
     check(WEAK.cert, WEAK.key, 'tls: its "cert" and "key" cannot be used together (ERR_SSL_EE_KEY_TOO_SMALL)');
   }
@@ -9409,7 +9409,7 @@ test("a certificate without its key, with another's, or that is none, is a mista
 
 section('COMMAND LINE'); // ────────────────────────────────────────────────────────────────────────
 
-/** The words of a command line, of which some may be in single quotes. */
+/** The words of a command line, some of which may be in single quotes. */
 const wordsOf = (line: string): string[] =>
   Array.from(line.matchAll(/'([^']*)'|(\S+)/g), ([, quoted, word]) => quoted ?? word!);
 
@@ -9432,7 +9432,7 @@ test("--help lists every setting, flag and group in 80 columns, with usage and c
     'setup',
     'metrics',
   ]);
-  // What a terminal shows at last.
+  // What a terminal finally shows.
   const [last = '', ...above] = stdout.split(/\n(?=Usage:)/).reverse();
   assert.ok(last.split('\n').length <= 24 && above.length === 1, last);
   for (const word of wordsOf(words).slice(0, 8)) assert.ok(last.includes(word), word);
@@ -9440,12 +9440,12 @@ test("--help lists every setting, flag and group in 80 columns, with usage and c
   assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
 });
 
-test('the process ends with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
+test('the process exits with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
   const { host, port } = await startBackend(t);
   const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `${host}:${port}`], [2, 'hash', SECRET]];
   for (const [code, ...args] of rows) {
     const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
-    // Once as people start it: through the loader, where the runtime needs one.
+    // Once as users start it: through the loader, if the runtime needs one.
     const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
     assert.deepEqual(ended, await cli(args, given));
     assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
@@ -9457,7 +9457,7 @@ test('the process ends with 0, 1 or 2, and writes to standard output or to stand
   assert.match(demo.stderr, /in use.*; --listen HOST:PORT takes another port\n$/);
 });
 
-test('bad usage and bad configuration exit with 2, and say why on standard error, without a secret', async () => {
+test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
   // S is a secret.
   const rows = `
     --confg x → Unknown option '--confg'; see --help
@@ -9487,7 +9487,7 @@ test('bad usage and bad configuration exit with 2, and say why on standard error
   }
 });
 
-test('token makes a secret that hash and the gateway agree on', async (t) => {
+test('token creates a secret that hash and the gateway agree on', async (t) => {
   const { stdout } = await cli(['token']);
   const [, secret, hashed] = /^secret {2}([A-Za-z0-9_-]{43})\ndigest {2}(sha256:[0-9a-f]{64})\n$/.exec(stdout)!;
   assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
@@ -9504,7 +9504,7 @@ test('token makes a secret that hash and the gateway agree on', async (t) => {
   assert.deepEqual([code, /^gateway: stdin: the secret is shorter/.test(stderr)], [2, true], stderr);
 });
 
-test('--check says in words what each token may do, and nothing of its secret', async (t) => {
+test('--check describes what each token may do, and reveals nothing of its secret', async (t) => {
   const defaults = (...recipients: string[]): string =>
     `"defaults":{"number":"${FROM}","recipients":["${recipients.join('","')}"]`;
   const config = `{"listen":":8880", "backend":{"url":"http://u:${OTHER}@backend:1/p/"}, "tokens":{
@@ -9519,7 +9519,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
   const { code, stdout } = await cli(['--check', '--config', file]);
   assert.equal(code, 0);
   const [lines, open] = [stdout.split('\n'), 'rate no limit | from any address'];
-  // A terminal of 80 columns breaks no number; the id of a group stands alone.
+  // A terminal of 80 columns breaks no number, and the id of a group has its own line.
   for (const line of lines.slice(4)) assert.match(line, /^(?:.{0,80}| {17}group\.\S+)$/);
   const joined = stdout.replace(/\n {17}/g, ' ');
   for (const line of joined.split('\n').filter((line) => line.startsWith('   '))) {
@@ -9538,7 +9538,7 @@ test('--check says in words what each token may do, and nothing of its secret', 
   ]);
 });
 
-test('--check reports each pattern that can never match, and no other; GET /v2/send matches where a token makes sends', async (t) => {
+test('--check reports each pattern that can never match, and no other; GET /v2/send can match if a token makes sends', async (t) => {
   const good = `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
     DELETE /v1/devices/:number/:deviceId, DELETE /v1/devices/:number/*, DELETE /v1/devices/*/local-data, GET /swagger/:file,
     POST /v1/plugins/a/b/c, GET /v1/groups/*/:groupid/avatar, GET /v1/attachments/-x, GET /v1/receive/:anything,
@@ -9569,7 +9569,7 @@ test('--check reports each pattern that can never match, and no other; GET /v2/s
   }
 });
 
-test('render prints the send that would be made of a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
+test('render prints the send that would be made from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
   const backend = await startBackend(t);
   const styled = { ...DEFAULTS, text_mode: 'styled' };
   const hook = { senders: [FROM], recipients: [TO], message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };
@@ -9605,7 +9605,7 @@ test('render prints the send that would be made of a payload, sends nothing, and
   assert.equal(backend.connections, 0);
 });
 
-test('render tells JSON, forms and texts apart as the gateway does, where no Content-Type is known, and has its limits', async (t) => {
+test('render distinguishes JSON, forms and texts as the gateway does without a Content-Type, and has the same limits', async (t) => {
   const hook = { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' };
   const file = fileWith(t, { tokens: { hook } });
   const less = fileWith(t, { tokens: { hook }, limits: { body: '1KiB' } });
@@ -9633,7 +9633,7 @@ test('render tells JSON, forms and texts apart as the gateway does, where no Con
   assert.match((await render(sized(1025), less)).stderr, /larger than 1KiB, the most that this gateway accepts/);
 });
 
-test('SIGTERM and SIGINT end the process with 0 after the running request', async (t) => {
+test('SIGTERM and SIGINT stop the process with 0 after the running request', async (t) => {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     const { backend, finish } = await startHolding(t);
     const gateway = await startProcess(t, { backend });
@@ -9649,10 +9649,10 @@ test('SIGTERM and SIGINT end the process with 0 after the running request', asyn
   }
 });
 
-test('the last lines of the log are written before the process ends, whatever its level', async (t) => {
+test('the last log lines are written before the process exits, whatever the level', async (t) => {
   for (const LOG_LEVEL of ['info', 'warn']) {
     const { backend } = await startHolding(t);
-    // A variable that is noted makes "listening" a warning.
+    // A variable that is noted turns "listening" into a warning.
     const env = { LOG_LEVEL, RATE_LIMIT: '1', SHUTDOWN_TIMEOUT: '200ms' };
     const gateway = await startProcess(t, { backend, env });
     const running = ask(gateway, { body: MESSAGE, headers: BEARER });
@@ -9665,8 +9665,8 @@ test('the last lines of the log are written before the process ends, whatever it
   }
 });
 
-// The signal handlers were set a moment after the log line "listening".
-test('a SIGTERM at the moment the gateway starts to listen ends the process with 0, a demonstration too', {
+// The signal handlers were set shortly after the log line "listening".
+test('a SIGTERM at the moment when the gateway starts to listen stops the process with 0, also with --demo', {
   skip: !isNode && 'only Node loads a module before the program',
 }, async (t) => {
   const code = `const { stdout } = process, { write } = stdout;
@@ -9682,7 +9682,7 @@ test('a SIGTERM at the moment the gateway starts to listen ends the process with
   }
 });
 
-/** What curl does with a line, so that the tests need no curl. Its one header is Authorization. */
+/** Does what curl does with a line, so the tests need no curl. Its one header is Authorization. */
 function askAsCurl(line: string): Promise<Answer> {
   const options = Array.from(line.slice('curl '.length).matchAll(/(?:-(\w) )?(?:'([^']*)'|(\S+))/g));
   const given = Object.fromEntries(options.map(([, flag = 'url', quoted, word]) => [flag, quoted ?? word!]));
@@ -9693,7 +9693,7 @@ function askAsCurl(line: string): Promise<Answer> {
   return ask({ port: Number(port) }, { method, path: pathname + search, headers, ...(body && { body }) });
 }
 
-/** Starts a demonstration. Its first command shows port and token, and is no longer than a line. */
+/** Starts a demo. Its first command shows port and token, and fits on one line. */
 async function startDemo(t: TestContext, how: How = {}) {
   const gateway = await startProcess(t, { args: ['--demo'], ...how });
   await until(() => /^curl .*'\n$/m.test(gateway.output()));
@@ -9702,8 +9702,8 @@ async function startDemo(t: TestContext, how: How = {}) {
 }
 
 section('DEMO'); // ────────────────────────────────────────────────────────────────────────────────
-test('--demo: every curl line that it prints does what it says, the token does not reach its backend, and a client may leave in the middle', async (t) => {
-  // The lines of requests, which the demonstration does not show by itself, tell this test what has happened.
+test('--demo: every printed curl line does what it claims, the token does not reach the backend, and a client may disconnect halfway', async (t) => {
+  // Request lines, which the demo does not show by default, let this test know what has happened.
   const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
   assert.equal(output().match(/curl/g)!.length, 1);
   assert.ok(first.length <= 80, first);
@@ -9727,20 +9727,20 @@ test('--demo: every curl line that it prints does what it says, the token does n
   }
   assert.ok(!after.includes(secret) && !after.includes('curl'), after);
 
-  // The stand-in backend of the demonstration ended the process.
+  // The stand-in backend of the demo crashed the process.
   const { socket } = open(t, to);
   socket.write(`${post(secret, 1_000_000)}{"message":"${'x'.repeat(200_000)}`, () => socket.destroy());
   await until(() => output().includes('client_left'));
   assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
 
-  // U+009B begins a command to the terminal, and JSON need not escape it.
+  // U+009B starts a terminal control sequence, and JSON need not escape it.
   const headers = { authorization: `Bearer ${secret}` };
   assert.equal((await ask(to, { headers, body: { ...MESSAGE, message: 'a\u009b2Jb\u007fc\u0085d' } })).status, 201);
   await until(() => output().includes('"a 2Jb c d"'), 'the stand-in backend to show the message');
   await close('SIGINT');
 });
 
-test('--demo shows what arrives, and no log line of a request, whatever a client sends', async (t) => {
+test('--demo shows what arrives, and no request log lines, whatever a client sends', async (t) => {
   const { output, close, secret, ...to } = await startDemo(t);
   const before = output();
   const headers = { authorization: `Bearer ${secret}` };
@@ -9759,9 +9759,9 @@ test('--demo shows what arrives, and no log line of a request, whatever a client
   await close('SIGINT');
 });
 
-test('the command line asks the backend once at start, and after a reload to another, and says what it heard; an embedded gateway asks nothing', async (t) => {
+test('the command line queries the backend once at start and after a reload to another, and reports the result; an embedded gateway does not', async (t) => {
   const asked: string[] = [];
-  // The path of the backend's URL says what it replies: a status, and a body.
+  // The path of the backend's URL determines its response: a status, and a body.
   const backend = http.createServer((req, res) => {
     const { 'user-agent': agent = '', authorization } = req.headers;
     asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
@@ -9793,7 +9793,7 @@ test('the command line asks the backend once at start, and after a reload to ano
   const { time: _, ...first } = await heard(1);
   const heardOf = { backend: `http://${host}/200${about}`, version: '0.100', mode: 'json-rpc' };
   assert.deepEqual(first, { level: 'info', message: 'the backend answers', ...heardOf });
-  process.kill(gateway.child.pid!, 'SIGHUP'); // to the same backend, which is asked nothing
+  process.kill(gateway.child.pid!, 'SIGHUP'); // to the same backend, which is not queried
   await until(() => gateway.output().includes('"reloaded"'));
   const rows: [url: string, said: RegExp][] = [
     [`http://api:password-of-backend@${host}/401`, /"status":401/],
@@ -9831,7 +9831,7 @@ test('the command line asks the backend once at start, and after a reload to ano
   assert.equal(both.backend.server.listenerCount('connection') > 0 && both.backend.connections, 0);
 });
 
-test('a gateway whose backend.url is its own address is told so, with and without tokens', async (t) => {
+test('a gateway whose backend.url is its own address logs that, with and without tokens', async (t) => {
   for (const env of [{ API_TOKENS: SECRET }, {}]) {
     const port = await sparePort();
     const url = `http://localhost:${port}`;
@@ -9844,7 +9844,7 @@ test('a gateway whose backend.url is its own address is told so, with and withou
   }
 });
 
-test('a port that cannot be opened is told with what to do', { isAlone: true }, async (t) => {
+test('a port that cannot be opened is an error with advice', { isAlone: true }, async (t) => {
   const { host, port } = await startBackend(t);
   const rows: [listen: string, message: RegExp][] = [
     [`${host}:${port}`, /; --listen HOST:PORT takes another port\n$/],
@@ -9853,7 +9853,7 @@ test('a port that cannot be opened is told with what to do', { isAlone: true }, 
   if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name
   const first = isNode && process.platform === 'linux' &&
     readFileSync('/proc/sys/net/ipv4/ip_unprivileged_port_start', 'utf8');
-  // The test may run as root, who may open every port.
+  // The test may run as root, which may open every port.
   const isRoot = process.geteuid?.() === 0;
   if (Number(first) > 1) {
     rows.push(['127.0.0.1:1', /; ports below 1024 are for root; --listen HOST:8880 takes one for everybody\n$/]);
@@ -9867,7 +9867,7 @@ test('a port that cannot be opened is told with what to do', { isAlone: true }, 
   }
 });
 
-test('--check says "warning" for what is wrong, and from which file, variables and flags it has its settings', async (t) => {
+test('--check prints "warning" for what is wrong, and the file, variables and flags that its settings come from', async (t) => {
   const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
   const open = 'warning: no tokens are configured: all requests are accepted without authentication';
   const path = 'has the path of an endpoint; give only what stands before it, such as http://signal-api:8080';
@@ -9901,8 +9901,8 @@ test('--check says "warning" for what is wrong, and from which file, variables a
   }
 });
 
-// What a file was at its last load was compared with nothing: a token that was taken out then went on working.
-test('a file that changes between its reading and the first look at it is read again', async (t) => {
+// A file's state at its last load was never compared, so a token that was removed at that moment kept working.
+test('a file that changes between being read and first being checked is read again', async (t) => {
   const backend = await startBackend(t);
   const tls = certificate(t);
   const configOf = (secret: string): string =>
@@ -9925,7 +9925,7 @@ test('a file that changes between its reading and the first look at it is read a
   assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
 });
 
-test('a file is read when it no longer changes; one that only a reloaded configuration names is watched too', async (t) => {
+test('a file is read once it no longer changes; a file that only a reloaded configuration names is also watched', async (t) => {
   const backend = await startBackend(t);
   const dir = folder(t);
   const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
@@ -9939,8 +9939,8 @@ test('a file is read when it no longer changes; one that only a reloaded configu
     change();
     await until(() => count(/^reloaded/) > before, 'the gateway to reload');
   };
-  // A file that is being written changes for 2.5 s, by a process that waits for nobody. A gateway that a busy machine
-  // has halted for that long may read it too early; so it has four tries.
+  // A separate process, which waits for nothing, keeps changing a file for 2.5 s. A gateway that a busy machine
+  // suspends for that long may read it too early, so it has four tries.
   const isReadTooEarly = async (): Promise<boolean> => {
     const before = count(/^reload failed/);
     const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
@@ -9959,7 +9959,7 @@ test('a file is read when it no longer changes; one that only a reloaded configu
 
 section('CLIENTS'); // ─────────────────────────────────────────────────────────────────────────────
 
-table("Home Assistant's library asks GET /v1/about with userinfo, then sends, and needs exactly 201 and JSON", {})`
+table("Home Assistant's library requests GET /v1/about with userinfo, then sends, and needs exactly 201 and JSON", {})`
   * basic | User-Agent: python-requests/2.32.5 | Accept-Encoding: gzip, deflate | Accept: */*
   GET /v1/about → 200 | Content-Type: application/json; charset=utf-8 | "{"versions":["v1","v2"],"
   Content-Type: application/json | ${
@@ -9978,12 +9978,12 @@ table('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanag
 },"recipient":"","link_preview":null}
   ${HELLO.slice(0, -1)},"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null} → same`;
 
-table('wget sends nothing until it is challenged; signalbot asks GET /v1/health', {})`
+table('wget sends no credential until it is challenged; signalbot requests GET /v1/health', {})`
   ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
   basic | ${HELLO} → 201 | same
   bearer | GET /v1/health → 204`;
 
-test('a client that begins with TLS, as signalbot does, gets 400', async (t) => {
+test('a client that starts with TLS, as signalbot does, gets 400', async (t) => {
   const { backend, gateway } = await startBoth(t);
   const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
   const refusal = /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\n[^]*"code":"bad_request"/;
