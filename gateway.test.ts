@@ -8749,7 +8749,7 @@ const NO_RECIPIENT =
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE =
   'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
-const MIGRATING = 'docs/migrating.md says what it is here';
+const MIGRATING = 'docs/migrating.md has its equivalent';
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 /**
@@ -8783,7 +8783,7 @@ function checkProblems(t: TestContext, dir = folder(t)) {
 
 test('every mistake in a configuration is reported with its place, and no secret is shown', (t) => {
   const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
-  const isNull = 'null is no value; leave the line out';
+  const isNull = 'null is not allowed; remove the line';
   const digest = `sha256:${hashOf(SECRET)}`;
   checkProblems(t)`
     {"lisen":":1","zzz":1,"tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"? | zzz: is not a setting
@@ -8795,21 +8795,21 @@ test('every mistake in a configuration is reported with its place, and no secret
     {"backend":{"ulr":"x"}} → backend.ulr: is not a setting; did you mean "url"?
     {"backend":"http://x"} → backend: must be an object
     X → the configuration: must be an object | for: [], null
-    {"tokens":{}} → tokens: holds no token; leave it out to run without tokens
+    {"tokens":{}} → tokens: contains no token; remove it to run without tokens
     {"tokens":[]} → tokens: must be an object, name to settings
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
-    {"tokens":{"a":{}}} → tokens.a: needs "secret" or "secretFile", and not both
-    @ {"secretFile":"/x"} → tokens.test: needs "secret" or "secretFile", and not both
+    {"tokens":{"a":{}}} → tokens.a: needs exactly one of "secret" and "secretFile"
+    @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
     @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
     @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
-    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with the secret alone
+    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
-    @ {"secret":"X"} → tokens.test.secret: begins or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
+    @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
     {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
     {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
@@ -8846,12 +8846,12 @@ test('the messages for common mistakes have the correct spelling', (t) => {
   writeFileSync(join(dir, 'big-endian'), Buffer.from('\ufeff{}', 'utf16le').swap16());
   const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
   const notUtf8 = 'save it as UTF-8, without a byte order mark';
-  const name = 'names are not looked up: write the address (in compose "ipv4_address" fixes it)';
-  const brackets = 'an IPv6 address stands in brackets: [::1]:8080';
-  const port = 'a port is 65535 at most';
+  const name = 'names are not resolved: write the address (in compose "ipv4_address" fixes it)';
+  const brackets = 'put an IPv6 address in brackets: [::1]:8080';
+  const port = 'the highest port is 65535';
   const noListen = 'is not host:port, :port or [::]:port';
   const quotes = 'leave out the quotes';
-  const groupId = 'this is no group\'s "id"; GET /v1/groups shows it';
+  const groupId = 'this is not the "id" of a group; GET /v1/groups lists them';
   const API = `"API_TOKENS":"${SECRET}"`;
   checkProblems(t, dir)`
     env {${API},"TRUSTED_PROXIES":"X"} → TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
@@ -8864,8 +8864,8 @@ test('the messages for common mistakes have the correct spelling', (t) => {
     env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
     env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
     {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
-    @ {"secretFile":"DIR/two"} → tokens.test: needs "secret" or "secretFile", and not both
-    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with the secret alone
+    @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
+    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with only the secret
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
     env {"API_TOKENS":"X=${SECRET}"} → API_TOKENS[0]: is too short for a secret; if it is part of the next name, write that without a space | for: my phone
@@ -8883,7 +8883,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
   for (const [name, text] of [['empty', '# nothing here\n\n'], ['half', '{'], ['typo', '{"token":{}}']] as const) {
     writeFileSync(join(dir, name), text);
   }
-  const none = 'holds no token; leave it out to run without tokens';
+  const none = 'contains no token; remove it to run without tokens';
   const empty = 'is set but empty; unset it, or give it a value';
   const unclear = 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET';
   const cwd = process.cwd();
@@ -8893,7 +8893,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     env {"X":""} → X: ${empty} | for: API_TOKENS, API_TOKENS_FILE
     env {"API_TOKENS":" , "} → API_TOKENS: ${none}
     env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
-    env {${API},"API_TOKENS_FILE":""} → API_TOKENS_FILE: is set, and API_TOKENS too; use one of them | API_TOKENS_FILE: ${empty}
+    env {${API},"API_TOKENS_FILE":""} → API_TOKENS_FILE: is set together with API_TOKENS; use one of them | API_TOKENS_FILE: ${empty}
     env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: is too short for a secret; if it is part of the next name, write that without a space | API_TOKENS[3]: has the name of an earlier one
     env {"API_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → API_TOKENS[0]: ${unclear}
     env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
@@ -8950,7 +8950,7 @@ test('without tokens the gateway starts only if no other machine can connect, or
   const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
   checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
-    {"listen":"X"} → tokens: there is none, and other machines can reach the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in | for: ${open}
+    {"listen":"X"} → tokens: none is configured, and other machines can connect to the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to accept all requests | for: ${open}
     {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
     {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
   const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
@@ -9000,7 +9000,11 @@ test('outside the JSON file a secret in quotes, brackets or separators of anothe
   for (const load of places.slice(0, 3)) {
     for (const text of [...bad.split(' ').map(fill), `"sha256:${'0'.repeat(64)}"`]) {
       const found = problemsOf(() => load(text)).join('\n');
-      assert.match(found, /begins or ends with a quote, a bracket or a brace, or holds ";"|has two words on one/, text);
+      assert.match(
+        found,
+        /starts or ends with a quote, a bracket or a brace, or contains ";"|has two words on one/,
+        text,
+      );
       assert.doesNotMatch(found, SECRETS);
     }
     for (const text of ['S"T', 'S(T)', '/S+']) assert.deepEqual(problemsOf(() => load(fill(text))), [], text);
@@ -9017,9 +9021,9 @@ test('outside the JSON file a secret in quotes, brackets or separators of anothe
 test('attack: let a comment, a name or a digest pasted with its surroundings become a token', (t) => {
   const inFile = (text: string): NodeJS.ProcessEnv => ({ API_TOKENS_FILE: fileWith(t, text) });
   const digest = hashOf(SECRET);
-  const remark = 'which needs a line of its own; if it is a secret, write name=SECRET';
-  const twoWords = 'API_TOKENS_FILE: has two words on one line; write one token a line, SECRET or name=SECRET';
-  const pasted = 'holds a digest and more; write "sha256:" and its 64 digits, and nothing else';
+  const remark = 'which needs its own line; if it is a secret, write name=SECRET';
+  const twoWords = 'API_TOKENS_FILE: has two words on one line; write one token per line, SECRET or name=SECRET';
+  const pasted = 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else';
   const envs: [env: NodeJS.ProcessEnv, problem?: string][] = [
     ...['# the-phone-of-my-wife', '#the-phone-of-my-wife', '// the-phone-of-my-wife', '//the-phone-of-my-wife']
       .map((text): [NodeJS.ProcessEnv, string] => [{ API_TOKENS: `${SECRET} ${text}` }, remark]),
@@ -9084,7 +9088,7 @@ test('a secret that looks like a digest, and a template name of another program,
 });
 
 test('attack: admit every IPv4 address through an IPv6 range', async (t) => {
-  const problem = 'holds every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
+  const problem = 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
   checkProblems(t)`
     {"clients":["X"]} → clients[0]: ${problem} | for: ::1/8, ::/0, ::/80, ::ffff:192.168.0.0/16, ::ffff:0:0/95, 0:0:0:0:0:ffff:a00:1/95
     {"trustedProxies":["10.0.0.1","X"]} → trustedProxies[1]: ${problem} | for: ::1/8, ::ffff:10.0.0.0/8
@@ -9183,10 +9187,10 @@ test('an embedding program gets a ConfigError for an unknown option, and a key t
   assert.deepEqual(problems, [
     'lisen: is not a setting; did you mean "listen"?',
     'options.stallTimeout: is not a setting; did you mean "stallTimeoutMs"?',
-    'options.log: null is no value; leave the line out',
+    'options.log: null is not allowed; remove the line',
     'options[2]: is not a setting',
   ]);
-  assert.match(fail({ tokens: { a: undefined } }).message, /tokens: holds no token/);
+  assert.match(fail({ tokens: { a: undefined } }).message, /tokens: contains no token/);
   assert.match(fail({ tokens: { a: { secret: undefined } } }).message, /tokens\.a: needs /);
   for (const wrong of [undefined, null, [], 'x']) assert.doesNotMatch(fail(wrong).message, /the file/);
 });
@@ -9291,7 +9295,7 @@ test('a configuration file with plain secrets that any user can read is a warnin
   for (const [isTold, mode, config] of rows) {
     const file = fileWith(t, config);
     await chmod(file, mode);
-    const told = [`${file} holds plain secrets and can be read by everybody (chmod o-r)`];
+    const told = [`${file} contains plain secrets and is readable by all users (chmod o-r)`];
     assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
   }
 });
@@ -9450,11 +9454,11 @@ test('the process exits with 0, 1 or 2, and writes to standard output or to stan
     assert.deepEqual(ended, await cli(args, given));
     assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
     if (code === 1) {
-      assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; --listen HOST:PORT takes another port\n$/);
+      assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; use another port with --listen HOST:PORT\n$/);
     }
   }
   const demo = await cli(['--demo', '--listen', `${host}:${port}`]);
-  assert.match(demo.stderr, /in use.*; --listen HOST:PORT takes another port\n$/);
+  assert.match(demo.stderr, /in use.*; use another port with --listen HOST:PORT\n$/);
 });
 
 test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
@@ -9463,12 +9467,12 @@ test('bad usage and bad configuration exit with 2 and the reason on standard err
     --confg x → Unknown option '--confg'; see --help
     --port 8880 ;; -p 8880 ;; --port=8880 → '; write --listen HOST:PORT; see --help
     -c x.json → Unknown option '-c'; write --config FILE; see --help
-    check ;; demo ;; help → not with these arguments; write it with "--" before it; see --help
+    check ;; demo ;; help → unknown command or arguments; put "--" before it; see --help
     --config → --config
     --listen '' → --listen: is set but empty
     --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty
-    frobnicate ;; S → that is not a command
-    hash S ;; render ;; render hook S ;; token a b → not with these arguments
+    frobnicate ;; S → unknown command
+    hash S ;; render ;; render hook S ;; token a b → unknown command or arguments
     token 'a b' → a name may have
     --config /no/such/file ;; GATEWAY_CONFIG=/no/such/file → /no/such/file ${MISSING}
     --listen x --backend y → --backend: must be | --listen: "x" is not
@@ -9526,14 +9530,14 @@ test('--check describes what each token may do, and reveals nothing of its secre
     assert.match(line, /^ {4}(?=.{12} \S)[a-z ]+ /);
   }
   assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
-    ...[`The configuration is good. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
+    ...[`The configuration is valid. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
     'warning: the token "home" has expired',
-    `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z (it has)`,
+    `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z (it has expired)`,
     `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | expires never`,
-    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends, the message by a template; unless they say otherwise, with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
-    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anybody | ${open} | webhooks become sends, the message by a template | expires never`,
-    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
-    `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends; unless they say otherwise, with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
+    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anybody | ${open} | webhooks become sends, with the message from a template | expires never`,
+    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
+    `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
     '',
   ]);
 });
@@ -9592,9 +9596,9 @@ test('render prints the send that would be made from a payload, sends nothing, a
     [1, 'hook', '{"a":x}', /^The body is not a JSON object: expected a value, at byte 6\.\n$/],
     [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint; the word "send" .*\n$/],
     [1, 'hook', sized(MIB + 1), /^The body is larger than 1MiB, the most that this gateway accepts here\.\n$/],
-    [2, 'hock', '{}', /^there is no token of that name; there are "hook", "plain", "reader"\n$/],
-    [2, SECRET, '{}', /^there is no token of that name/],
-    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and passes on what is posted\n$/],
+    [2, 'hock', '{}', /^there is no token with that name; there are "hook", "plain", "reader"\n$/],
+    [2, SECRET, '{}', /^there is no token with that name/],
+    [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and relays bodies unchanged\n$/],
   ];
   for (const [code, name, input, message] of rows) {
     const { stderr, ...ended } = await cli(['render', name, '--config', file], { input });
@@ -9711,7 +9715,7 @@ test('--demo: every printed curl line does what it claims, the token does not re
   await until(() => output().includes('/v1/register'));
   const printed = output();
   const hi =
-    /^\n>>> Hi\n\nbackend got {3}POST \/v2\/send .*"message":"Hi"[^]*\ncurl .* by bearer[^]*# and what it refuses/m;
+    /^\n>>> Hi\n\nbackend got {3}POST \/v2\/send .*"message":"Hi"[^]*\ncurl .* by bearer[^]*# Account setup is refused/m;
   assert.match(printed, hi);
   const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
   const codes: unknown[] = [];
@@ -9750,7 +9754,7 @@ test('--demo shows what arrives, and no request log lines, whatever a client sen
   assert.equal((await ask(to, { headers: {} })).status, 401);
   assert.equal((await ask(to, { headers })).status, 200);
   await until(() => output().endsWith('GET /v1/about \n'));
-  const shown = output().slice(before.length).replace(/^\nThe token can[^]*?-u 'api:.*\n\n/m, '');
+  const shown = output().slice(before.length).replace(/^\nThere are four[^]*?-u 'api:.*\n\n/m, '');
   assert.match(
     shown,
     /^\n>>> hello\n\nbackend got {3}POST \/v2\/send .*"message":"hello"}\n(?:backend got {3}GET .*\n)+$/,
@@ -9807,11 +9811,11 @@ test('the command line queries the backend once at start and after a reload to a
     [`http://127.0.0.1:${portOf(resetting)}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
     [
       `http://127.0.0.1:${portOf(silent)}`,
-      /"reason":"timeout","hint":"look into the log of the backend, or correct its address"/,
+      /"reason":"timeout","hint":"check the backend's log, or correct its address"/,
     ],
     [`https://127.0.0.1:${portOf(encrypted)}`, /"hint":"let this machine trust the backend's certificate"/],
     ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
-    ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both into one network"/],
+    ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both on one network"/],
   ];
   for (const [i, [url, said]] of rows.entries()) {
     writeFileSync(file, JSON.stringify(config(url)));
@@ -9847,8 +9851,8 @@ test('a gateway whose backend.url is its own address logs that, with and without
 test('a port that cannot be opened is an error with advice', { isAlone: true }, async (t) => {
   const { host, port } = await startBackend(t);
   const rows: [listen: string, message: RegExp][] = [
-    [`${host}:${port}`, /; --listen HOST:PORT takes another port\n$/],
-    ['192.0.2.1:0', /; --listen takes an address of this machine; :PORT is each that it has\n$/],
+    [`${host}:${port}`, /; use another port with --listen HOST:PORT\n$/],
+    ['192.0.2.1:0', /; --listen needs an address of this machine; :PORT means all of them\n$/],
   ];
   if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name
   const first = isNode && process.platform === 'linux' &&
@@ -9856,7 +9860,7 @@ test('a port that cannot be opened is an error with advice', { isAlone: true }, 
   // The test may run as root, which may open every port.
   const isRoot = process.geteuid?.() === 0;
   if (Number(first) > 1) {
-    rows.push(['127.0.0.1:1', /; ports below 1024 are for root; --listen HOST:8880 takes one for everybody\n$/]);
+    rows.push(['127.0.0.1:1', /; ports below 1024 need root; use --listen HOST:8880\n$/]);
   }
   for (const [listen, message] of rows) {
     if (isRoot && listen.endsWith(':1')) process.seteuid!(65_534);
@@ -9870,10 +9874,10 @@ test('a port that cannot be opened is an error with advice', { isAlone: true }, 
 test('--check prints "warning" for what is wrong, and the file, variables and flags that its settings come from', async (t) => {
   const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
   const open = 'warning: no tokens are configured: all requests are accepted without authentication';
-  const path = 'has the path of an endpoint; give only what stands before it, such as http://signal-api:8080';
+  const path = 'has the path of an endpoint; give only the part before it, such as http://signal-api:8080';
   const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
     [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],
-    [[], {}, 'nothing, all are defaults', open],
+    [[], {}, 'nothing, only defaults apply', open],
     [['--listen', ':8880'], { AUTH_ANONYMOUS: 'true' }, 'AUTH_ANONYMOUS, --listen', `${open}, from other machines too`],
     [[], { API_TOKENS: SECRET, HOSTNAME: 'x' }, 'API_TOKENS'],
     [[], { API_TOKENS_FILE: fileWith(t, SECRET) }, 'API_TOKENS_FILE'],
@@ -9896,7 +9900,7 @@ test('--check prints "warning" for what is wrong, and the file, variables and fl
     const { code, stdout } = await cli(['--check', ...args], { env });
     assert.equal(code, 0);
     const lines = stdout.split('\n');
-    assert.equal(lines[0], `The configuration is good. It was read from: ${sources}.`);
+    assert.equal(lines[0], `The configuration is valid. It was read from: ${sources}.`);
     assert.deepEqual(lines.filter((line) => line.includes('warning')), warnings, JSON.stringify(env));
   }
 });

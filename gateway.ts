@@ -4803,15 +4803,15 @@ function writeOut(text: string, done: () => void = () => {}) {
 // #region LOADING
 // Two steps. First, each source (file, environment, flags) notes its values, with the place where each was given. Then
 // every setting is read and checked. All mistakes are reported at once. The gateway does not run with a mistake: a
-// wrong limit that fell back to its default could be wider than its owner believes.
+// wrong limit that fell back to its default could be looser than its owner believes.
 
 /** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
   /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
   readonly given = new Map<string, { value: unknown; at: string }>();
-  /** Settings that are valid but may be unintended. */
+  /** Settings that are valid, but perhaps not intended. */
   readonly warnings: string[] = [];
-  /** Variables that do nothing here, and may be another program's. */
+  /** Variables that have no effect here, and may belong to another program. */
   readonly notes: string[] = [];
   /** The file, the variables and the flags that gave a value. */
   readonly readFrom: string[] = [];
@@ -4819,7 +4819,7 @@ class Sources extends Mistakes {
   /** Notes a value. A later source replaces the value of an earlier one: tokens of two sources are not merged. */
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
-    if (at !== path) this.readFrom.push(at); // in the file, a setting stands at its path
+    if (at !== path) this.readFrom.push(at); // in the file, a setting's place is its path
     if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
     this.given.set(path, { value, at });
   }
@@ -4857,7 +4857,9 @@ function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
 /** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
-/** Notes the settings of a file. An unreadable file is a mistake: without its tokens the gateway might be open. */
+/**
+ * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
+ */
 function noteFile(sources: Sources, file: string) {
   const text = sources.collect('configuration', () => readFile(file).text);
   if (text === undefined) return;
@@ -4871,14 +4873,14 @@ function noteFile(sources: Sources, file: string) {
     sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
   }
   if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
-    sources.warnings.push(`${at} holds plain secrets and can be read by everybody (chmod o-r)`);
+    sources.warnings.push(`${at} contains plain secrets and is readable by all users (chmod o-r)`);
   }
 }
 
 /**
  * Notes the settings of a parsed file, or of one of its objects: with the prefix `backend.`, the member `url` is the
  * setting `backend.url`.
- * @throws {UsageError} for every member that is no setting.
+ * @throws {UsageError} for every member that is not a setting.
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
   ensure(isObject(config), 'must be an object');
@@ -4906,7 +4908,10 @@ function parseFile(text: string): unknown {
   return JSON.parse(text);
 }
 
-/** A hint for a file that is not JSON. @param at where the scanner found the mistake; in a value, one letter later. */
+/**
+ * A hint for a file that is not JSON. @param at where the scanner found the mistake; inside a value, that is one letter
+ * late.
+ */
 function hintForSyntax(text: string, at: number) {
   // A key without quotes, or the line that begins a document.
   const isYaml = /^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
@@ -4916,12 +4921,15 @@ function hintForSyntax(text: string, at: number) {
 }
 
 /**
- * Matches, in valid JSON, each brace and each string, with the colon behind a string that is a key. Strings that are
- * values are matched so that a brace in them does not count.
+ * Matches, in valid JSON, each brace and each string, with the colon after a string that is a key. Strings that are
+ * values are matched too, so that a brace in them does not count.
  */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** Finds each key with an escape, and each that its object has a second time: JSON.parse would take the last value. */
+/**
+ * Finds each key with an escape, and each key that is repeated in its object, because JSON.parse would take the last
+ * value.
+ */
 function* notableKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
@@ -4944,14 +4952,14 @@ function placeAfter(text: string) {
 }
 
 /**
- * The variables that restrict who gets in. A misspelt one is refused: ignored, it would leave the gateway more open.
+ * The variables that restrict access. A misspelt one is refused, because ignoring it would leave the gateway more open.
  */
 const RESTRICTIONS =
   'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
-const MIGRATING = 'docs/migrating.md says what it is here';
+const MIGRATING = 'docs/migrating.md has its equivalent';
 /** The top-level keys of secured-signal-api's file. */
 const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
-/** Variables that are meant for the gateway or for secured-signal-api, and restrict who gets in: refused. */
+/** Variables that are meant for the gateway or for secured-signal-api, and restrict access: refused. */
 const REFUSED_VARIABLES: Hints = [
   [/^ALLOWED_CLIENTS$/, 'did you mean "ALLOW_CLIENTS"?'],
   [/^GATEWAY_CONF$/, 'did you mean "GATEWAY_CONFIG"?'],
@@ -4972,12 +4980,12 @@ const NOTED_VARIABLES: Hints = [
 /** Notes the settings in the environment, and finds variables that are misspelt. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
-  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set, and API_TOKENS too; use one of them');
+  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set together with API_TOKENS; use one of them');
   const tokenLines = env[at] && sources.collect(at, () => {
     const lines = readFile(env[at]).text.replace(/^\s*#.*$/gm, '');
-    // Of "phone SECRET" and "SECRET # phone" each word would become a token.
+    // In "phone SECRET" and "SECRET # phone", each word would become a token.
     const isApart = !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines);
-    ensure(isApart, 'has two words on one line; write one token a line, SECRET or name=SECRET, without a remark');
+    ensure(isApart, 'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment');
     return lines;
   });
   for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
@@ -5011,11 +5019,11 @@ function readSettings(sources: Sources) {
   const settings: Settings = { tokens: [], warnings, notes, readFrom, ...Object.fromEntries(entries) };
   if (settings['backend.url']?.isEndpoint) {
     const { at } = given.get('backend.url')!;
-    warnings.push(`${at} has the path of an endpoint; give only what stands before it, such as ${EXAMPLE_URL}`);
+    warnings.push(`${at} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const hint = 'set API_TOKENS, or AUTH_ANONYMOUS=true to let everybody in';
-    sources.add('tokens', `there is none, and other machines can reach the address to listen on: ${hint}`);
+    const hint = 'set API_TOKENS, or AUTH_ANONYMOUS=true to accept all requests';
+    sources.add('tokens', `none is configured, and other machines can connect to the address to listen on: ${hint}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
@@ -5030,7 +5038,7 @@ function makeRules(settings: Settings) {
   // A token's own value replaces the top-level one whole: merged, a list could only become wider.
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
-  /** Every request's token, if none is configured. */
+  /** The token of every request, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '', isHex: false }) : undefined;
   return {
     ...settings,
@@ -5043,7 +5051,7 @@ function makeRules(settings: Settings) {
     cors: settings.cors ?? new Set<string>(),
     /** The gateway's own certificate. */
     certificate: cert && new X509Certificate(pemParts(cert.text, 'CERTIFICATE')[0]!),
-    // For these two, 0 is no limit; for `backend.wait`, 0 is no wait.
+    // For these two, 0 means no limit; for `backend.wait`, it means no wait.
     'backend.timeout': settings['backend.timeout'] || Infinity,
     'backend.parallel': settings['backend.parallel'] || Infinity,
   } as const;
@@ -5053,7 +5061,7 @@ function makeRules(settings: Settings) {
 
 // #region READERS
 // One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
-// message shows 16 characters or more of a value: the value may be a secret that was put into the wrong place.
+// message shows 16 characters or more of a value: it may be a secret in the wrong place.
 
 /** Returns what `run` returns. If `run` throws, `explain` gives the message: the error's own may quote a secret. */
 function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => string) {
@@ -5096,19 +5104,19 @@ function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): 
 const ADVICE: Hints = [
   [/^["'`]/, 'leave out the quotes'],
   [/^\d+ is not host:port/, 'put a colon before the port'],
-  [/^[^/]*:\d{5,} is not host:port|^https?:\/\/[^/@]*:\d{5,}\/? is no URL/, 'a port is 65535 at most'],
-  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S* is (?:not host|no URL)/i, 'an IPv6 address stands in brackets: [::1]:8080'],
+  [/^[^/]*:\d{5,} is not host:port|^https?:\/\/[^/@]*:\d{5,}\/? is no URL/, 'the highest port is 65535'],
+  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S* is (?:not host|no URL)/i, 'put an IPv6 address in brackets: [::1]:8080'],
   [
     /^(?=\S*[g-z])[\w.-]+ is not an address/i,
-    'names are not looked up: write the address (in compose "ipv4_address" fixes it)',
+    'names are not resolved: write the address (in compose "ipv4_address" fixes it)',
   ],
   [/^\/.* is not one of send/, 'put the method before the path, or "*" for all methods'],
   [/ \/.*\/ is not one of send/, 'leave out the "/" at the end'],
-  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is no group\'s "id"; GET /v1/groups shows it'],
+  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is not the "id" of a group; GET /v1/groups lists them'],
   [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
   [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
   [/^Unknown option '-c'/, 'write --config FILE'],
-  [/^(?:check|demo|help|version) is no command/, 'write it with "--" before it'],
+  [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
 ];
 
 /** What to write instead, as the end of a sentence; '' if there is no advice. */
@@ -5118,8 +5126,8 @@ function adviceFor(wrong: string) {
 }
 
 /**
- * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused:
- * its author may mean "nobody", and its reader "no limit".
+ * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused,
+ * because it could mean "nobody" as well as "no limit".
  */
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
@@ -5131,8 +5139,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 }
 
 /**
- * Reads each member of an object by its own reader. A member without one is a mistake: a token whose `recipient` was
- * ignored could write to anybody.
+ * Reads each member of an object with its own reader. A member without one is a mistake: a token whose `recipient` was
+ * ignored could write to anyone.
  */
 function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: object): Partial<T> {
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
@@ -5151,7 +5159,7 @@ function membersOf(value: object): [string, unknown][] {
 
 /** Refuses null, which could mean "no limit" as well as "nothing is allowed". */
 function refuseNull(value: unknown) {
-  ensure(value !== null, 'null is no value; leave the line out');
+  ensure(value !== null, 'null is not allowed; remove the line');
   return value;
 }
 
@@ -5164,7 +5172,7 @@ function refuseSetting(key: string, known: string[]) {
   throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
 
-/** Levenshtein's distance: how many letters must be inserted, deleted or changed. */
+/** Levenshtein distance: the number of letters to insert, delete or change. */
 function editDistance(a: string, b: string) {
   // `row[j]` is the distance of the letters so far, none at first, from the first j letters of b.
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
@@ -5235,14 +5243,14 @@ function showSize(bytes: number) {
   return `${bytes / 1024 ** power}${SIZE_UNITS[power]}`;
 }
 
-/** Parses `COUNT/TIME`. Neither may be 0: a token that may do nothing should be removed. */
+/** Parses `COUNT/TIME`. Neither may be 0, because a token that may do nothing should be removed instead. */
 function parseRate(text: string) {
   const [, count, time = ''] = /^([1-9][0-9]{0,5})\/(.+)$/.exec(text) ?? [];
   const perMs = parseDuration(time);
   return perMs ? { count: Number(count), perMs, written: text } : undefined;
 }
 
-/** Parses a time, in milliseconds since the epoch. A date alone means the end of that day. */
+/** Parses a time, in milliseconds since the epoch. A date without a time means the end of that day. */
 function parseExpiry(text: string) {
   const [, date = '', day, time = 'T23:59:59.999Z'] =
     /^(\d{4}-\d\d-(\d\d))(T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d))?$/.exec(text) ?? [];
@@ -5255,8 +5263,8 @@ function parseExpiry(text: string) {
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
 /**
- * Makes a reader of single recipients. They are compared as written: a number without its plus would never match.
- * @param takesAnyGroup whether `group.*` stands for any group. No send can go to that.
+ * Makes a reader of single recipients. They are compared as written, so a number without its plus would never match.
+ * @param takesAnyGroup whether `group.*` stands for any group. No send can be addressed to that.
  */
 function readerOfRecipients(takesAnyGroup: boolean) {
   const isRecipient = (text: string) =>
@@ -5265,7 +5273,7 @@ function readerOfRecipients(takesAnyGroup: boolean) {
   return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`);
 }
 
-/** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not by the first alert. */
+/** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not with the first alert. */
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
@@ -5273,7 +5281,7 @@ function readDefaults(value: unknown) {
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
 }
 
-/** Why a connection or a request to the backend failed, for the log: without an address or a path. */
+/** Why a connection or a request to the backend failed, for the log, without an address or a path. */
 function reasonOf(error: unknown) {
   return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
 }
@@ -5317,7 +5325,7 @@ function readBackend(value: unknown) {
     name: url.origin + prefix,
     /** The path, without a slash at the end. */
     prefix,
-    /** Whether the path is that of an endpoint, such as /v2/send. The gateway adds those itself. */
+    /** Whether the path is that of an endpoint, such as /v2/send. The gateway adds that itself. */
     isEndpoint: version !== undefined && ROUTES.some(({ parts }) => parts[1] === endpoint),
     /** For node:http's client. */
     options: { protocol, hostname, port, agent },
@@ -5325,14 +5333,14 @@ function readBackend(value: unknown) {
   } as const;
 }
 
-/** Whether a text is an origin. Origins are compared as written, so one that no browser would send is none. */
+/** Whether a text is an origin. Origins are compared as written, so one that no browser would send is refused. */
 function isOrigin(text: string) {
   return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
 }
 
 /**
  * Parses where to listen: a `port` and a `host`, where '' means every interface. `isLocal` says that only programs on
- * this machine can connect. The only local name is localhost: any other name may mean any address.
+ * this machine can connect. The only local name is localhost, because any other name may resolve to any address.
  */
 function parseListen(text: string) {
   const isUnix = text.startsWith('unix:');
@@ -5344,10 +5352,10 @@ function parseListen(text: string) {
   return { host, port, isLocal };
 }
 
-/** Reads a file. The message names the process's user: in a container, a file that this user may not read is common. */
+/** Reads a file. The message names the process's user, because in containers this user often lacks read permission. */
 function readFile(path: unknown) {
   ensure(typeof path === 'string', 'must be the path of a file');
-  // UNTIL Deno tells the user without a permission: Deno 2 asks for --allow-sys.
+  // UNTIL Deno gives the user's id without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
@@ -5360,10 +5368,10 @@ function readFile(path: unknown) {
   return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
 }
 
-/** The files that the settings of the command line were read from last, and what each of them was then. */
+/** The files from which the command line's settings were last read, and the stamp of each at that time. */
 const FILES_READ = new Map<string, string>();
 
-/** What changes when a file changes, or is replaced, or can no longer be read. */
+/** A text that changes when a file changes, is replaced, or can no longer be read. */
 function stampOf(path: string) {
   try {
     const { ino, ctimeMs, size } = statSync(path);
@@ -5373,7 +5381,7 @@ function stampOf(path: string) {
   }
 }
 
-/** Shows a path. A long one is shown only if its first folder exists: it may be a secret, which may contain "/". */
+/** Shows a path. A long one is shown only if its first folder exists, because it may be a secret that contains "/". */
 function showPath(path: string) {
   return path.length < SECRET_MIN_LENGTH || /^\d/.test(stampOf(path.replace(/(?<=[^/])\/.*/s, ''))) ? path : 'the file';
 }
@@ -5398,7 +5406,7 @@ function checkTls(settings: Settings) {
   const files = tlsFiles(settings);
   if (files === undefined) return;
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
-  // Each certificate by itself: X509Certificate reads only the first of a chain.
+  // One by one, because X509Certificate reads only the first of a chain.
   const [cert] = attempt(
     () => pemParts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)),
     broken('cert'),
@@ -5410,8 +5418,8 @@ function checkTls(settings: Settings) {
 }
 
 /**
- * Reads addresses and CIDR ranges: as `written`, and as a `list` to look an address up in. Names are refused: each
- * request would have to resolve them, and their owner could change who is let in.
+ * Reads addresses and CIDR ranges: as `written`, and as a `list` to look an address up in. Names are refused, because
+ * each request would have to resolve them, and their owner could change who has access.
  */
 function readAddresses(value: unknown) {
   const list = new BlockList();
@@ -5425,7 +5433,7 @@ function readAddresses(value: unknown) {
     for (const each of [range, list]) each.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
     // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
     const holdsV4 = isV6 && prefix < 96 && range.check('::ffff:0:0', 'ipv6');
-    ensure(!holdsV4, 'holds every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
+    ensure(!holdsV4, 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
     return true;
   };
   return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
@@ -5452,14 +5460,14 @@ function readPattern(text: string) {
 
 /**
  * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. Three things are
- * mistakes. No token: everybody would be let in. Two tokens with one secret: it is unclear whose rights count. A secret
- * as a name: each log line would show the secret.
+ * mistakes: no token, because all requests would be accepted; two tokens with one secret, because it is unclear whose
+ * rights count; a secret as a name, because each log line would show it.
  */
 function readTokens(value: unknown): TokenSettings[] {
   const mistakes = new Mistakes();
   const read = typeof value === 'string' ? readTokenWords : readTokenObject;
   const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
-  ensure(tokens.length > 0, 'holds no token; leave it out to run without tokens');
+  ensure(tokens.length > 0, 'contains no token; remove it to run without tokens');
   const digests = new Set(tokens.map(({ digest }) => digest));
   /** The first token with a digest, as messages show it. */
   const owners = new Map<string, string>();
@@ -5476,7 +5484,7 @@ function readTokens(value: unknown): TokenSettings[] {
   return mistakes.end(tokens);
 }
 
-/** Checks a token's name. It stands in each log line: one word can forge neither a line nor a field. */
+/** Checks a token's name. It appears in log lines, where one word can forge neither a line nor a field. */
 function checkTokenName(name: string) {
   ensure(/^[A-Za-z0-9][\w.-]{0,63}$/.test(name), 'a name may have letters, digits, "_", "-" and ".", 64 at most');
 }
@@ -5494,7 +5502,7 @@ function readTokenWords(text: string, mistakes: Mistakes) {
       const isName = !/[^=]/.test(secret) || /^[^=]*:$/.test(word);
       ensure(!isName, 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET');
       const isRemark = /^(?:#|\/\/)/.test(word);
-      ensure(!isRemark, 'begins like a remark, which needs a line of its own; if it is a secret, write name=SECRET');
+      ensure(!isRemark, 'looks like a comment, which needs its own line; if it is a secret, write name=SECRET');
       return readSecret(secret, true);
     });
     return { ...read, name };
@@ -5512,7 +5520,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     // The secret and the other settings are read separately, so that mistakes in both are reported at once.
     const read = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
-      ensure((secret === undefined) !== (secretFile === undefined), 'needs "secret" or "secretFile", and not both');
+      ensure((secret === undefined) !== (secretFile === undefined), 'needs exactly one of "secret" and "secretFile"');
       const secrets = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
       return secrets.secret ?? secrets.secretFile;
     });
@@ -5521,7 +5529,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   });
 }
 
-/** Reads a secret from a file of its own. White space around it is dropped: editors end a file with a line feed. */
+/** Reads a secret from its own file. White space around it is dropped, because editors end a file with a line feed. */
 function readSecretFile(path: unknown) {
   return readSecret(readFile(path).text.trim(), true);
 }
@@ -5534,8 +5542,8 @@ const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /**
  * Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it.
- * @param isBare whether it comes from the environment or a file of its own, where a stray quote would become a part of
- *   the secret. In JSON a stray quote is a syntax error.
+ * @param isBare whether it comes from the environment or its own file, where a stray quote would become part of the
+ *   secret. In JSON a stray quote is a syntax error.
  */
 function readSecret(secret: unknown, isBare = false) {
   ensure(typeof secret === 'string', 'must be a string');
@@ -5545,12 +5553,15 @@ function readSecret(secret: unknown, isBare = false) {
     ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
     return { digest, isHex: false };
   }
-  ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with the secret alone');
-  ensure(!/^\s|\s$/.test(secret), 'begins or ends with white space');
+  ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
+  ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   const isQuoted = isBare && QUOTING.test(secret);
-  ensure(!isQuoted, 'begins or ends with a quote, a bracket or a brace, or holds ";": it would be part of the secret');
+  ensure(
+    !isQuoted,
+    'starts or ends with a quote, a bracket or a brace, or contains ";", which would be part of the secret',
+  );
   const isPasted = /sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret);
-  ensure(!isPasted, 'holds a digest and more; write "sha256:" and its 64 digits, and nothing else');
+  ensure(!isPasted, 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else');
   const isLong = secret.length >= SECRET_MIN_LENGTH;
   ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
   return { digest: digestOf(secret), isHex: /^[0-9a-f]{64}$/i.test(secret) };
@@ -5571,8 +5582,8 @@ function digestOf(secret: string) {
 // Uses only the public interface, and so is an example of embedding.
 
 /**
- * Starts a stand-in backend. It takes each POST for a send and each GET for a question, and shows the request. A
- * message stands out.
+ * Starts a stand-in backend. It answers each POST as a send and each GET as a query, and prints the request, a message
+ * on its own line.
  */
 function startDemoBackend(show: (line: string) => void) {
   return http.createServer(async (req, res) => {
@@ -5608,7 +5619,7 @@ async function runDemo(listen: string, level: string | undefined, print: (text: 
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
   const others = `
-The token can stand in four more places. A send can name its account and recipients.
+There are four more ways to send the token. A send can also name its account and recipients.
 
 curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${addresses}}'
 
@@ -5618,13 +5629,13 @@ curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${addresses
 
 curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${addresses}}'
 
-# and what it refuses: account setup
+# Account setup is refused:
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
 `;
   gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
   return `
-A demonstration: the backend is a stand-in, and nothing here reaches Signal.
-Paste this into another terminal; the message appears below. Ctrl-C ends it.
+A demo: the backend is a stand-in, and nothing reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C stops it.
 
 curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
 `;
@@ -5636,7 +5647,7 @@ curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
 async function main() {
-  // The reader of the output may be gone (`--help | head`, a log's pipe). The gateway goes on serving all the same.
+  // The reader of the output may be gone (`--help | head`, a log's pipe), and the gateway must go on serving.
   process.stdout.on('error', () => {});
   process.stderr.on('error', () => {});
   const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
@@ -5648,9 +5659,9 @@ async function main() {
 // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
 /** What to do if the port cannot be opened. */
 const LISTEN_HINTS: Hints = [
-  [/EADDRINUSE/, '--listen HOST:PORT takes another port'],
-  [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen takes an address of this machine; :PORT is each that it has'],
-  [/EACCES/, 'ports below 1024 are for root; --listen HOST:8880 takes one for everybody'],
+  [/EADDRINUSE/, 'use another port with --listen HOST:PORT'],
+  [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen needs an address of this machine; :PORT means all of them'],
+  [/EACCES/, 'ports below 1024 need root; use --listen HOST:8880'],
 ];
 
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
@@ -5660,7 +5671,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code = '' } = error as NodeJS.ErrnoException;
-    // `render` throws a Problem: the refusal that the webhook would get.
+    // `render` throws a Problem, the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
     const hint = hintFor(LISTEN_HINTS, code);
     const advice = hint ? `; ${hint}` : '';
@@ -5680,18 +5691,19 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const isRender = command === 'render' && rest.length === 1;
   // The argument is not shown: it may be a secret.
   const advice = adviceFor(`${command} is no command`);
-  ensure(command === undefined || isRender, `that is not a command, or not with these arguments${advice}; see --help`);
+  ensure(command === undefined || isRender, `unknown command or arguments${advice}; see --help`);
 
   const file = values.config ?? env.GATEWAY_CONFIG;
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = (command ?? values.check ?? configured) === undefined;
-    ensure(isAlone, '--demo brings its own backend and token; it does not run together with configured ones');
+    ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
     const listen = values.listen ?? env.LISTEN ?? SETTINGS.listen[3];
     return runDemo(listen, env.LOG_LEVEL, (text) => writeOut(`${text}\n`));
   }
-  // `--check`, `render`, a start and a reload load alike: the configuration that was checked is the one that runs.
+  // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
+  // one that runs.
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
@@ -5700,7 +5712,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   stopOnSignal(gateway);
   reloadOnChange(gateway, load);
   await gateway.listen();
-  // The last resort: no client may end the process, whatever throws and wherever. Not before: a taken port ends it.
+  // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
+  // end it.
   // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs a listener of its own.
   for (const event of ['uncaughtException', 'unhandledRejection']) {
     process.on(event, (error) => logInternalError(gateway.core, error));
@@ -5710,8 +5723,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
 }
 
 /**
- * Parses the flags. Every setting has a variable; only two, for a first try, have a flag too.
- * @throws {UsageError} with the first sentence of parseArgs's message; its other sentences are advice.
+ * Parses the flags. Every setting has a variable; only two, for a first try, also have a flag.
+ * @throws {UsageError} with the first sentence of parseArgs's message. The others are advice.
  */
 function parseCommandLine(args: string[]) {
   const options = {
@@ -5725,7 +5738,7 @@ function parseCommandLine(args: string[]) {
   } as const;
   return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
     // A long option may be a secret.
-    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'that is no option');
+    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'unknown option');
     return `${said}${adviceFor(said)}; see --help`;
   });
 }
@@ -5744,13 +5757,13 @@ API_TOKENS_FILE names a file with one token per line.
 
 ${rows.join('\n')}
 
-A token in the file has these, and may have methods, allow, rate and clients of
-its own, which replace the top-level ones:
+A token in the file has these, and may have its own methods, allow, rate and
+clients, which replace the top-level ones:
 
   secret      plain, or sha256:<64 hex>
   secretFile  a file with the secret
   senders     accounts that the token may use; any if absent
-  recipients  whom the token may send to; group.* is any group; any if absent
+  recipients  where the token may send; group.* is any group; any if absent
   expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
   defaults    number, recipients, text_mode of a send made from a webhook
   message     a Mustache template for the message of such a send
@@ -5762,7 +5775,7 @@ The groups of allow:
   receive     GET /v1/receive: the messages that the account receives
   messaging   send, receive, and what else a bot needs: reactions, groups, polls
   setup       accounts, linking, devices, profiles: can take over the account
-  metrics     GET /metrics: the gateway's own numbers, for Prometheus
+  metrics     GET /metrics: the gateway's own metrics, for Prometheus
 
 The manual: docs/settings.md, and the comments of GatewayConfig in this file.
 
@@ -5784,7 +5797,7 @@ Run it for this machine alone, in front of the backend at this address:
   gateway.ts --backend http://192.168.1.5:8080`;
 }
 
-/** Makes a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
+/** Creates a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
 function makeToken(name?: string) {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
@@ -5802,7 +5815,7 @@ function hashSecret(line: string) {
 function printCheck(settings: Settings) {
   const rules = makeRules(settings);
   return [
-    `The configuration is good. It was read from: ${settings.readFrom.join(', ') || 'nothing, all are defaults'}.`,
+    `The configuration is valid. It was read from: ${settings.readFrom.join(', ') || 'nothing, only defaults apply'}.`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
@@ -5811,7 +5824,7 @@ function printCheck(settings: Settings) {
   ].join('\n');
 }
 
-/** Describes what a token may do. Missing limits are named too: an owner must see "any account". */
+/** Describes what a token may do. Missing limits are named too, so that an owner sees "any account". */
 function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
   const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
@@ -5823,9 +5836,9 @@ function describeToken(token: Token) {
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': makesSends(token) && describeSends(token),
-    'expires': `${expiry}${token.expires <= Date.now() ? ' (it has)' : ''}`,
+    'expires': `${expiry}${token.expires <= Date.now() ? ' (it has expired)' : ''}`,
   };
-  // In lines of 80 columns: a terminal would break them inside a number.
+  // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
   const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
@@ -5839,7 +5852,7 @@ const SAMPLES: NodeJS.Dict<string> = {
   ':groupid': `group.${btoa(Buffer.alloc(32).toString('base64'))}`,
 };
 
-/** Whether a pattern alone would open a route of the backend. Of each route a target is tried that fits both. */
+/** Whether a pattern alone would open a route of the backend. For each route, it tries a target that fits both. */
 function canMatch(token: Token, pattern: string) {
   const alone = { ...token, allow: readAllow([pattern]) };
   const { method, parts } = alone.allow.patterns[0]!;
@@ -5864,8 +5877,8 @@ function describeSends(token: Token) {
   const fields = Object.entries(defaults).map(([field, value]) => `${field} ${[value].flat().join(' and ')}`).join(
     ', ',
   );
-  const parts = [`become sends${token.message ? ', the message by a template' : ''}`];
-  if (fields) parts.push(`unless they say otherwise, with ${fields}`);
+  const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
+  if (fields) parts.push(`by default with ${fields}`);
   try {
     const target = sendTarget(token);
     checkSend(defaults, (field) => field.value !== undefined && checkField(token, target, field));
@@ -5892,8 +5905,8 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((known) => known.name === name);
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
-  ensure(token !== undefined, `there is no token of that name; there are ${names}`);
-  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and passes on what is posted`);
+  ensure(token !== undefined, `there is no token with that name; there are ${names}`);
+  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
   const target = sendTarget(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
   if (body.length > limitBytes) throw tooLarge(limitBytes);
@@ -5908,21 +5921,21 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
 const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused/i, 'start the backend, or correct its port'],
-  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both into one network"],
+  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
-  [/timeout|timed out/i, 'look into the log of the backend, or correct its address'],
+  [/timeout|timed out/i, "check the backend's log, or correct its address"],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
 ];
 
 /**
- * Asks the backend for its version and logs it: a wrong address should be seen when the gateway starts, not when the
- * first alert is lost. Its words decide nothing. The request carries no userinfo, so where `backend.url` has one, 401
- * is a good response. If the request arrives at this gateway itself, its id says so.
+ * Asks the backend for its version and logs it: a wrong address should be noticed when the gateway starts, not when the
+ * first alert is lost. Nothing else depends on the version. The request carries no userinfo, so if `backend.url` has
+ * one, 401 is a good response. If the request arrives at this gateway itself, its id says so.
  *
- * At a boot the backend often comes up later. So without an answer it is asked again, until it has answered this or a
- * client's request, or a reload names another one. Only the first failure and the success are logged.
+ * After a boot the backend often starts later. Without an answer it is asked again, until it has answered this or a
+ * client's request, or a reload names another backend. Only the first failure and the success are logged.
  * @param pauseMs until it is asked again.
  * @param upstream what was asked the first time.
  */
@@ -5962,7 +5975,7 @@ async function askBackend(
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
-    // A request that was answered meanwhile is told of by the next question, which is not sent then.
+    // If a client's request is answered meanwhile, the next call logs that and does not ask.
     isOver ||= reason === 'own_address';
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (isOver) return;
@@ -5983,7 +5996,7 @@ function stopOnSignal(gateway: Gateway) {
   gateway.server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await gateway.close();
-    // Log lines that nobody reads would keep the process running.
+    // Unread log output would keep the process running.
     // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
@@ -5992,8 +6005,8 @@ function stopOnSignal(gateway: Gateway) {
 
 /**
  * Reloads on SIGHUP, and when a file that the settings were read from has changed and stayed the same for a while.
- * Files are watched by name, because editors and secret mounts replace them. Each is compared with what it was when it
- * was read, so that no change is missed, however soon after the start it comes.
+ * Files are watched by name, because editors and secret mounts replace them. Each is compared with its stamp from when
+ * it was read, so that no change is missed, however soon after the start it is made.
  */
 function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
   let settleTimer: NodeJS.Timeout | undefined;
@@ -6007,7 +6020,7 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
   };
   const reload = () => {
     clearTimeout(settleTimer);
-    // With any mistake in the new configuration the old one stays in force: the gateway neither opens nor stops.
+    // If the new configuration has any mistake, the old one stays in force, so the gateway neither opens up nor stops.
     try {
       const settings = load();
       if (gateway.apply(settings)) void askBackend(gateway, settings);
@@ -6016,7 +6029,8 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
       gateway.core.log('error', 'reload failed; keeping the old configuration', { problems });
     }
   };
-  // The log says that the gateway listens after this: a SIGHUP without a listener would end the process.
+  // This comes before the log line that says that the gateway listens, because a SIGHUP without a listener would end
+  // the process.
   gateway.server.once('listening', () => {
     setInterval(look, WATCH_MS).unref();
     process.on('SIGHUP', reload);
@@ -6039,7 +6053,7 @@ function isEntryPoint() {
 
 // #region EXPORTS
 
-// For embedding: createGateway and ConfigError, with the types. The others are for the tests.
+// Public API: createGateway, ConfigError and the types. The rest is exported for tests only.
 export {
   BodyScan,
   ConfigError,
