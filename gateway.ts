@@ -1791,26 +1791,27 @@ function closeStaleTunnels(core: Core) {
 // #endregion
 
 // #region TARGET
-// A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB). The backend decodes a path
-// again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from the checked parts.
+// A proxy may normalise a path after the gateway has checked it (`..`, `%2e%2e`, `\`, TAB), and the backend decodes a
+// path again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from checked
+// parts.
 
-/** The parameters that no request keeps. */
+/** The query parameters that are removed from every request. */
 const CREDENTIAL_PARAMETERS = placesOf('parameter ');
 
-/** A parsed and checked request target. The target for the backend is built from its parts alone. */
+/** A parsed and checked request target. The target for the backend is built only from its parts. */
 type Target = ReturnType<typeof parseTarget>;
 
-/** Whether a head has more fields than are accepted. `rawHeaders` has name and value in turn. */
+/** Whether a head has more fields than are accepted. `rawHeaders` alternates names and values. */
 const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * HEADERS_LIMIT;
 
 /**
- * Checks what node:http leaves open: the HTTP version (Node and Deno accept others than 1.0 and 1.1), the Host header
- * and the number of header fields.
+ * Checks what node:http does not: the HTTP version (Node and Deno accept others than 1.0 and 1.1), the Host header and
+ * the number of header fields.
  * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
  *   others the last.
  */
 function checkHead(req: IncomingMessage) {
-  // First: node:http hides the fields beyond the limit, and Host may be one of them.
+  // First, because node:http hides the fields beyond the limit, and Host may be one of them.
   if (isTooLong(req)) throw new Problem('too_many_headers');
   const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
   if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
@@ -1822,19 +1823,18 @@ function checkHead(req: IncomingMessage) {
  * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string) {
-  // Origin-form only (RFC 9112 3.2.1): absolute-form names a host, and the backend would honour it. The pattern's set
-  // is the printable characters of ASCII, "!" to "~", without "#" and "\\".
+  // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. The pattern
+  // matches the printable characters of ASCII, "!" to "~", except "#" and "\\".
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
   const [path, query] = splitAt(raw, '?');
 
-  // Attack: the backend takes /v1%2Fregister for /v1/register, and reads %252B as a plus. A proxy may decode
-  // differently.
+  // Attack: the backend treats /v1%2Fregister as /v1/register, and %252B as a plus. A proxy may decode differently.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
-  // Only a first `@auth` segment is accepted: `shift` removes it, and `segments` is the rest of the path.
+  // `shift` removes the `@auth` segment, which is accepted only in first place.
   if (authSegment !== undefined && segments.shift() !== authSegment) {
     throw badTarget('the "@auth=" segment must come first');
   }
@@ -1858,15 +1858,15 @@ function parseTarget(method: string, raw: string) {
 }
 
 /**
- * Parses a query as the backend does, which reads `+` as a space.
- * @param isOfSend whether a parameter `message` may have several lines.
+ * Parses a query like the backend, which decodes `+` as a space.
+ * @param isOfSend whether a parameter `message` may contain several lines.
  */
 function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
   // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-  // the query as it was checked.
+  // exactly the query that was checked.
   const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
   for (const pair of encoded.split('&').filter(Boolean)) {
     const [left, right] = splitAt(pair.replaceAll('+', ' '), '=');
@@ -1888,8 +1888,8 @@ function parseQuery(query: string, isOfSend: boolean) {
   };
 }
 
-/** The texts before and behind the first separator. Without a separator the second text is empty. */
-function splitAt(text: string, separator: string): [before: string, behind: string] {
+/** The texts before and after the first separator. Without a separator the second is empty. */
+function splitAt(text: string, separator: string): [before: string, after: string] {
   const [before = ''] = text.split(separator, 1);
   return [before, text.slice(before.length + 1)];
 }
@@ -1901,7 +1901,7 @@ function splitAt(text: string, separator: string): [before: string, behind: stri
 function mistakeInSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
   if (mistake) return mistake;
-  // Attack: /v2/../v1/register. Many proxies resolve dot segments, and then the path is account setup.
+  // Attack: /v2/../v1/register. Many proxies resolve dot segments, which would make this path account setup.
   if (segment === '.' || segment === '..') return 'dot segments are not resolved';
   // Attack: /v1/groups/--username=…. Attachments are exempt: their ids are random, and one in 64 begins with "-".
   if (!segment.startsWith('-') || part === ':attachment') return undefined;
@@ -1909,7 +1909,7 @@ function mistakeInSegment(segment: string, part = '') {
 }
 
 /**
- * Decodes a segment, or a name or value of the query, once. What is still encoded then stays encoded.
+ * Decodes a segment, or a name or value of the query, once.
  * @param isText whether line feeds and tabs are allowed.
  * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
  */
@@ -1925,10 +1925,10 @@ function decodePart(text: string, isText = false) {
   return decoded;
 }
 
-/** The literal segments of all routes. The log may show them, whatever the path. */
+/** The literal segments of all routes. The log may show them in any path. */
 const LITERALS = new Set(ROUTES.flatMap(({ parts }) => parts.filter(isLiteral)));
 
-/** A path for the log, with `*` for segments that may hold a phone number or a token. No route has over 8 segments. */
+/** A path for the log, with `*` for segments that may be a phone number or a token. No route has over 8 segments. */
 function maskPath(segments: readonly string[]) {
   return `/${segments.slice(0, 8).map((segment) => LITERALS.has(segment) ? segment : '*').join('/')}`;
 }
@@ -1941,57 +1941,57 @@ function maskPath(segments: readonly string[]) {
 interface Credential {
   readonly form: Form;
   /**
-   * Undefined if the user name is not `api`, or the scheme is neither Basic nor Bearer. Such a credential counts as
-   * wrong, not as absent.
+   * Undefined if the user name is not `api`, or the scheme is neither Basic nor Bearer. Such a credential is wrong, not
+   * absent.
    */
   readonly secret: string | undefined;
 }
 
 /**
- * A token with all its settings, inherited ones included. Only the digest of its secret is known. `expires` is Infinity
- * if never; it is checked at every request, so no reload is needed.
+ * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
+ * for never; it is checked at every request, so no reload is needed.
  */
 type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
 
 /**
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
- * is wrong, the gateway does not try the next form: the log line names one form, so a guess in another would go unseen.
+ * is wrong, the next form is not tried, because the log line names one form and a guess in another would go unnoticed.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target): Credential | undefined {
-  // An empty header counts as absent: n8n's credential test sends one if it has no token.
+  // An empty header counts as absent, because n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
-  // In the order of the search. Each form has a line, or this does not compile.
+  // In the order of the search. A form without a line here does not compile.
   const secrets: Record<Form, string | undefined> = {
     bearer: undefined, // found above
     basic: undefined, // found above
     path: pathSecret,
     query: querySecret,
-    body: undefined, // RequestBody looks for it later
+    body: undefined, // checked later, by RequestBody
   };
   for (const [form, secret] of Object.entries(secrets)) if (secret !== undefined) return { form: form as Form, secret };
   return undefined;
 }
 
-/** The only secret of one place, if any. @throws {Problem} bad_credential for two: which one counts is unclear. */
+/** The only secret in one place, if any. @throws {Problem} bad_credential for two, because they are ambiguous. */
 function onlyOne(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
 
 /**
- * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Base64 is
- * decoded as leniently as Node does it: the result is only compared by its digest. Only SP and HTAB are white space
- * (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and cut the end off a secret.
+ * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Node's
+ * lenient decoding of Base64 is harmless, because the result is only compared by its digest. White space is only SP and
+ * HTAB (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and truncate a secret.
  */
 function parseAuthorization(value: string): Credential {
   const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
-    // The user name is fixed, so that nobody takes it for the token's name.
+    // The user name is fixed, so that it is not mistaken for the token's name.
     return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString())?.[1] };
   }
-  // node:http gives header bytes as Latin-1; a secret is UTF-8.
+  // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
   return { form: 'bearer', secret: isBearer ? Buffer.from(rest, 'latin1').toString() : undefined };
 }
@@ -2000,7 +2000,7 @@ function parseAuthorization(value: string): Credential {
  * Finds the token of a request. Every 401 looks the same from outside; the log has the reason.
  *
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
- * not tell how much of the secret was right. Wrong credentials from an address never block a right one, so that nobody
+ * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
  * @throws {Problem} unauthorized, too_many_failures.
  */
@@ -2014,7 +2014,7 @@ function identify({ core, rules, credential, client }: Exchange) {
   throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
 }
 
-/** What is wrong with the token of a credential, if anything: the one rule for requests and for open WebSockets. */
+/** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
 function faultOfToken(token: Token | undefined, { form, secret }: Credential, nowMs: number) {
   if (token && token.expires <= nowMs) return 'expired_token';
   if (token) return token.methods.has(form) ? undefined : 'form_not_accepted';
@@ -2022,7 +2022,7 @@ function faultOfToken(token: Token | undefined, { form, secret }: Credential, no
   return form === 'basic' ? 'wrong_user' : 'unknown_scheme';
 }
 
-/** The key by which failures are counted: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
+/** The key for counting failures: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string) {
   if (isIP(address) !== 6) return address;
   const given = address.split(':').filter(Boolean).length;
@@ -2034,12 +2034,12 @@ function failureKey(address: string) {
 
 // #region ORIGINS
 // Requests that a browser sends for a page. Pages of the origins on `cors` may use the gateway. For a page of any other
-// origin, what the browser adds by itself must not count as a credential.
+// origin, whatever the browser adds automatically must not count as a credential.
 
 /**
  * The origin of a request, if it is not on `cors`. The log shows it, so that the owner of a failing page can copy it to
- * `cors`. Undefined for a value that no browser sends, because that may be a secret. Behind "://", the pattern's set is
- * the printable characters of ASCII without "/", "?" and "@".
+ * `cors`. Undefined for a value that no browser sends, because that may be a secret. After "://", the pattern matches
+ * the printable characters of ASCII except "/", "?" and "@".
  */
 function unlistedOrigin({ req, rules }: Exchange) {
   const { origin = '' } = req.headers;
@@ -2053,8 +2053,8 @@ function unlistedOrigin({ req, rules }: Exchange) {
 const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
 
 /**
- * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one: an
- * unauthenticated client must not learn which endpoints an allowlist opens.
+ * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one, so
+ * that an unauthenticated client cannot learn which endpoints an allowlist opens.
  * @returns whether the request was such a preflight.
  */
 function respondToPreflight(exchange: Exchange) {
@@ -2072,58 +2072,65 @@ function respondToPreflight(exchange: Exchange) {
   return true;
 }
 
-/** Where a GET of a path without a row acts: it could send, remove messages, or be setup. */
+/** Prefixes below which a GET of an unknown path acts: it could send, remove messages, or be setup. */
 const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
 
 /**
- * Refuses cross-site requests that carry only what a browser adds by itself: a Basic password, or, without tokens, the
- * fact of being on this machine. A page can send the other credential forms only if it knows the token.
+ * Refuses cross-site requests that carry only what a browser adds automatically: a Basic password or, without tokens,
+ * the fact of running on this machine. A page can send the other credential forms only if it knows the token.
  */
 function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
   const { headers } = req;
   const { route, segments } = target!;
   const acts = route ? !says(route, 'reads') : ACTING_PREFIXES.has(prefixOf(segments));
   const isActing = req.method === 'GET' && acts;
-  // Attack: a playlist that a stranger sent as an attachment names such a GET. Where a page plays the playlist from the
-  // path form, Chromium fetches what it names, with the token. Media elements always send Range, and nothing else needs
-  // Range here. So this refusal comes first, and holds for every form.
+  // Attack: a playlist that a stranger sent as an attachment contains the URL of such a GET. If a page plays the
+  // playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and
+  // nothing else needs it here. So this refusal comes first and applies to every form.
   if (isActing && headers.range !== undefined) {
-    const detail =
-      'A GET that sends, receives or sets up an account must not have a Range header, as media players send.';
-    return withDetail('cross_site', detail, 'range');
+    return withDetail(
+      'cross_site',
+      'A GET that sends, receives or sets up an account must not have a Range header, as media players send.',
+      'range',
+    );
   }
   if (!rules.anonymous && credential?.form !== 'basic') return undefined;
   const isProxied = isTrustedProxy(req, rules.trustedProxies);
   const host = String((isProxied && headers['x-forwarded-host']) || (headers.host ?? ''));
   if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
-    const detail = 'Without tokens, connect to the gateway by an IP address or a local name, not a public DNS name.';
-    return withDetail('cross_site', detail, 'public_host');
+    return withDetail(
+      'cross_site',
+      'Without tokens, connect to the gateway by an IP address or a local name, not a public DNS name.',
+      'public_host',
+    );
   }
   if (rules.cors.has(headers.origin ?? '')) return undefined;
-  // Attack: a download does not navigate, and a page of another site sees that in a frame or popup of its own. So it
-  // would learn which attachments exist. Over plain http nothing tells such a navigation from a person's.
+  // Attack: a download does not navigate, which a page of another site can observe in its own frame or popup. So it
+  // would learn which attachments exist. Over plain http such a navigation is indistinguishable from a person's.
   const isNavigation = 'upgrade-insecure-requests' in headers && headers['sec-fetch-site'] === undefined;
   if (req.method === 'GET' && isNavigation && isStrangersFile(target!)) {
-    const detail =
-      'Over plain http a browser cannot open an attachment or an avatar by its address: use https or curl.';
-    return withDetail('cross_site', detail, 'navigation');
+    return withDetail(
+      'cross_site',
+      'Over plain http a browser cannot open an attachment or an avatar by its address: use https or curl.',
+      'navigation',
+    );
   }
   const site = siteOf(headers, host);
   if (!isActing || !isFromBrowser(headers)) {
     return site === 'same-origin' || site === 'none' ? undefined : new Problem('cross_site');
   }
   // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
-  // typed address, and Chromium does if the speculation rules of any page ask for a prefetch. So a browser's GET that
-  // acts is refused. With such a GET a browser sends no Origin to its own site, unless it opens a WebSocket. So there
-  // an Origin that equals Host proves nothing. No page can set Upgrade.
+  // typed address, and Chromium does if the speculation rules of any page request a prefetch. So a browser's GET that
+  // acts is refused. Except for a WebSocket, a browser sends no Origin with a GET to its own site, so there an Origin
+  // that equals Host proves nothing. No page can set Upgrade.
   const proof = headers.upgrade === undefined ? headers['sec-fetch-site'] : site;
   return proof === 'same-origin' ? undefined : new Problem('cross_site');
 }
 
 /**
- * Where a request comes from, in the words of Sec-Fetch-Site. Without that header, Origin decides: Chromium does not
- * send Sec-Fetch-Site over plain http, nor with a WebSocket handshake. With a GET over plain http it sends no Origin
- * either. Programs send neither header, so they pass.
+ * The source of a request, in the terms of Sec-Fetch-Site. Without that header, Origin decides: Chromium does not send
+ * Sec-Fetch-Site over plain http or with a WebSocket handshake. With a GET over plain http it sends no Origin either.
+ * Programs send neither header, so they pass.
  */
 function siteOf({ origin, 'sec-fetch-site': fetchSite }: IncomingHttpHeaders, host: string) {
   if (fetchSite !== undefined) return fetchSite;
@@ -2133,7 +2140,7 @@ function siteOf({ origin, 'sec-fetch-site': fetchSite }: IncomingHttpHeaders, ho
 
 /**
  * Whether a host name cannot be in public DNS, or is that of an origin on `cors`. Attack (DNS rebinding): the owner of
- * a public name points it to this machine, and a browser takes the gateway for a part of that owner's site.
+ * a public name points it to this machine, so a browser treats the gateway as part of that owner's site.
  */
 function isLocalName(host: string, cors: ReadonlySet<string>) {
   const name = host.toLowerCase().replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1');
@@ -2148,8 +2155,8 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 
 /**
  * The problem if a token may not make a request. The client's address is checked first, then the allowlist. Then some
- * endpoints on the allowlist are closed to a token that has `senders` or `recipients`. One rule that refuses is enough:
- * no later rule opens the endpoint again. Open WebSockets are checked again when the rules change.
+ * endpoints on the allowlist are closed to a token with `senders` or `recipients`. No later rule reopens what an
+ * earlier one refuses. Open WebSockets are rechecked when the rules change.
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOfEndpoint(token: Token, target: Target, client?: string) {
@@ -2159,18 +2166,17 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const grant = findGrant(token, target);
   if (grant === undefined) return refusalOfRoute(token.allow, target);
 
-  // The gateway cannot tell which account and which recipients an unknown route uses, such as a plugin's.
+  // The gateway does not know which account and recipients an unknown route uses, such as that of a plugin.
   const isKnown = route && route.parts.at(-1) !== '*';
   if (!isKnown && (senders || recipients)) {
     return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
   }
   const account = segments[route?.parts.indexOf(':number') ?? -1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
-  // A route without an account shows the data of all accounts, such as all attachments. So a pattern must name the
-  // route.
+  // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !says(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
-  // A new member, or a link to join, gives the group to persons who are not among the recipients. So a pattern must
+  // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
   const isGroupChange = method !== 'GET' && !says(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'named') {
@@ -2182,19 +2188,19 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
     const mistake = name === 'numbers' && mistakeInArgument(value);
     if (mistake) return badField(name, mistake);
   }
-  // A token that may not send to a group may not change it either.
+  // A token that may not send to a group may not change it.
   const group = segments[route?.parts.indexOf(':groupid') ?? -1];
   return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /**
- * Whether a token's allowlist opens a target. The target is `named` if a pattern spells its first two segments, and
+ * Whether a token's allowlist opens a target. The target is `named` if a pattern spells out its first two segments, and
  * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
  */
 function findGrant(token: Token, target: Target) {
   const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
-  // Only its own pattern opens a send by GET: `GET *` is meant to allow reads of the backend. So with the metrics.
+  // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
   if (isSendByGet(target.method, route)) {
     return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
   }
@@ -2216,13 +2222,15 @@ function findGrant(token: Token, target: Target) {
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
-/** The problem for a target that is not on an allowlist. Setup comes first, so that nobody learns what exists there. */
+/** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   const isByGet = isSendByGet(method, route);
   if (route && !isByGet) {
-    const detail = `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`;
-    return withDetail('endpoint_not_allowed', detail);
+    return withDetail(
+      'endpoint_not_allowed',
+      `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`,
+    );
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
@@ -2239,29 +2247,29 @@ function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
 type Rate = ReturnType<typeof readRate>;
 
 /**
- * A token bucket per key, by the generic cell rate algorithm. A bucket holds `count` at first and regains one every
- * `perMs / count`. It is kept as one number: the time at which it will be full again.
+ * A token bucket per key, by the generic cell rate algorithm. A bucket starts with `count` and regains one every
+ * `perMs / count`. It is stored as one number: the time at which it will be full again.
  */
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
   take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number) {
-    // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time lies far in the future, and
-    // would lock the key out until then. So the time is corrected here. A refusal stores the corrected time too;
-    // otherwise every request before the old time would find the bucket empty.
+    // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time is far in the future and
+    // would lock the key out until then, so it is corrected here. A refusal also stores the corrected time; otherwise
+    // every request before the old time would find the bucket empty.
     const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
     const nextMs = fullAtMs + perMs / count;
     const waitMs = nextMs - nowMs - perMs;
-    const isTaken = waitMs <= 0.001; // the sum of fractions may be a little too large
-    this.#fullAtMs.delete(key); // set again below, so that the map's order is the order of use
+    const isTaken = waitMs <= 0.001; // the sum of fractions may be slightly too large
+    this.#fullAtMs.delete(key); // reinserted below, so that the map is in the order of use
     this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
     if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
 }
 
-/** Counts a request against its token's rate, even if the backend fails later. @throws {Problem} rate_limited. */
+/** Counts a request against its token's rate, even if it fails later. @throws {Problem} rate_limited. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
@@ -2270,9 +2278,9 @@ function takeRate(core: Core, token: Token) {
 // #endregion
 
 // #region METRICS
-// The gateway's own numbers, in Prometheus' text format 0.0.4, with all state that only they need. No client can add
-// series without a bound: a route is one of the table or `other`, a token is one of the configuration. So no label has
-// a phone number, a secret, or a character that needs an escape.
+// The gateway's own metrics, in Prometheus' text format 0.0.4, with all state that only they need. Clients cannot add
+// series without limit: a route is one of the table or `other`, a token one of the configuration. So no label contains
+// a phone number, a secret, or a character that needs escaping.
 
 /** The Content-Type of Prometheus' text format. */
 const METRICS_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
@@ -2281,7 +2289,7 @@ const METRICS_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
 class Metrics {
   internalErrors = 0;
   droppedLines = 0;
-  /** The values by series: its name with its labels, as Prometheus reads it. */
+  /** Values by series, which is written as a name with labels, as in the output. */
   readonly #requests = new Map<string, number>();
   readonly #lastSent = new Map<string, number>();
   /** How many sends took at most each time of SEND_BUCKETS, and how many there were. */
@@ -2289,7 +2297,7 @@ class Metrics {
   #sendCount = 0;
   #sendSeconds = 0;
 
-  /** Counts a request by what its client was told. */
+  /** Counts a request by the status that its client got. */
   countRequest({ req, target, token, route, status }: Exchange) {
     const template = target ? target.route?.template : route;
     const labels = `,route="${template ? `${req.method} ${template}` : 'other'}",status="${status}"`;
@@ -2297,7 +2305,7 @@ class Metrics {
     this.#requests.set(series, (this.#requests.get(series) ?? 0) + 1);
   }
 
-  /** Counts a send that the backend has answered with this status, whether its client is still there or not. */
+  /** Counts a send that the backend answered with this status, even if its client has disconnected. */
   countSend({ core, beganMs, token }: Exchange, status: number) {
     const seconds = (performance.now() - beganMs) / 1000;
     SEND_BUCKETS.forEach((limit, i) => seconds <= limit && this.#sends[i]!++);
@@ -2318,7 +2326,7 @@ class Metrics {
     return `# HELP signal_gateway_requests_total Requests by status, without those that have no request line (408, 400).
 # TYPE signal_gateway_requests_total counter
 ${linesOf(this.#requests)}
-# HELP signal_gateway_send_seconds Time of the sends that the backend answered, the client's upload included.
+# HELP signal_gateway_send_seconds Duration of the sends that the backend answered, including the client's upload.
 # TYPE signal_gateway_send_seconds histogram
 ${buckets.join('\n')}
 signal_gateway_send_seconds_bucket{le="+Inf"} ${this.#sendCount}
@@ -2330,22 +2338,22 @@ signal_gateway_requests_waiting{for="slot"} ${
       count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
     }
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
-# HELP signal_gateway_slots_lent Slots lent to another request, because theirs has had no answer for 30 s.
+# HELP signal_gateway_slots_lent Slots lent to another request, because theirs has had no response for 30 s.
 # TYPE signal_gateway_slots_lent gauge
 signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
 # HELP signal_gateway_backend_up 0 while the backend cannot be connected to, and at start until it has answered.
 # TYPE signal_gateway_backend_up gauge
 signal_gateway_backend_up ${Number(!gate.isShut && !answers.isAwaited)}
-# HELP signal_gateway_connections Open connections of clients.
+# HELP signal_gateway_connections Open client connections.
 # TYPE signal_gateway_connections gauge
 signal_gateway_connections ${connections.size}
-# HELP signal_gateway_last_sent_timestamp_seconds When the backend last took a message of the token.
+# HELP signal_gateway_last_sent_timestamp_seconds When the backend last accepted a message of the token.
 # TYPE signal_gateway_last_sent_timestamp_seconds gauge
 ${linesOf(this.#lastSent)}
-# HELP signal_gateway_log_lines_dropped_total Lines of the log that were dropped because nothing read it.
+# HELP signal_gateway_log_lines_dropped_total Log lines that were dropped because nothing read them.
 # TYPE signal_gateway_log_lines_dropped_total counter
 signal_gateway_log_lines_dropped_total ${this.droppedLines}
-# HELP signal_gateway_internal_errors_total Mistakes of the gateway itself; the log has "internal error".
+# HELP signal_gateway_internal_errors_total Bugs of the gateway itself, logged as "internal error".
 # TYPE signal_gateway_internal_errors_total counter
 signal_gateway_internal_errors_total ${this.internalErrors}
 # HELP signal_gateway_info The gateway's version.
@@ -2358,7 +2366,7 @@ process_start_time_seconds ${startedMs / 1000}
   }
 }
 
-/** A series of a token, in this map or new. Beyond the limit, new ones are those of all tokens together. */
+/** The series of a token. Beyond the limit, new series combine all tokens. */
 function seriesIn(map: Map<string, number>, name: string, token: Token | undefined, labels = '') {
   const seriesOf = (owner: string) => `signal_gateway_${name}{token="${owner}"${labels}}`;
   const own = seriesOf(token?.name ?? '');
@@ -2368,12 +2376,12 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 // #endregion
 
 // #region REQUEST BODY
-// A body is read in two steps. First its head, the first 64 KiB: the head may hold the credential, and is checked as a
-// whole before the backend is contacted. Then the rest, which is checked while it streams. The gateway reads only the
-// head of an unauthenticated client's body. No byte is read before it is needed, as `Expect: 100-continue` asks for. In
-// this section "head" means the head of a body, not the headers.
+// A body is read in two steps. The first is its head, the first 64 KiB, which may contain the credential and is checked
+// as a whole before the backend is contacted. The rest is checked while it streams. Of an unauthenticated client's
+// body, only the head is read. No byte is read before it is needed, as `Expect: 100-continue` requires. In this section
+// "head" means the head of a body, not the headers.
 
-/** The body for the backend: none, one piece (a small body, or a send that was made), or the stream of a large one. */
+/** The body for the backend: none, one piece (a small body or a made send), or the stream of a large one. */
 type Content = Uint8Array | Upload | undefined;
 
 /** A large body, in pieces. `chunks` calls `beforeEnd` before it yields the pieces with the last byte. */
@@ -2383,7 +2391,7 @@ interface Upload {
   readonly length: number | undefined;
 }
 
-/** Reads a request's body: first the head, and the rest only after the credential was accepted. */
+/** Reads a request's body: first the head, then, only after the credential was accepted, the rest. */
 class RequestBody {
   readonly #exchange;
   readonly #declaredBytes; // undefined for a chunked body
@@ -2391,9 +2399,9 @@ class RequestBody {
   readonly #startedMs = performance.now();
   #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
   #leftMs = 0;
-  #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read whole, until they are passed on
+  #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read as a whole, until they are passed on
   #scan: BodyScan | undefined;
-  #notAnObject: Problem | undefined; // if the head does not begin like an object, so that it is a text or a form
+  #notAnObject: Problem | undefined; // if the head does not begin like an object: a text or a form
   #isComplete;
 
   constructor(exchange: Exchange) {
@@ -2405,8 +2413,8 @@ class RequestBody {
   }
 
   /**
-   * Looks for `auth` in the head of the body, if a token accepts that form. An unauthenticated client learns nothing
-   * about other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
+   * Finds `auth` in the head of the body, if a token accepts that form. An unauthenticated client learns nothing about
+   * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential(): Promise<Credential | undefined> {
@@ -2435,15 +2443,15 @@ class RequestBody {
       if (!says(target.route, 'body')) return undefined;
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
-    // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin reads
-    // what its owner wants. The body of a GET is read just to find a credential, and is not relayed.
+    // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
+    // read any body. The body of a GET is read only to find a credential, and is not relayed.
     const { method, route } = target;
     const streams = route === undefined || says(route, 'body') || says(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (method === 'GET') return undefined;
-    // A small body is sent in one piece, and can wait for a slot.
+    // A small body is sent in one piece and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
-    // The backend is told the length now. From here on the scanner replaces what it cuts with spaces.
+    // The backend gets the length now, so from here on the scanner replaces what it cuts with spaces.
     const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
     scan.keepLength = length !== undefined;
     this.#chunksRead = [];
@@ -2467,8 +2475,8 @@ class RequestBody {
   }
 
   /**
-   * Counts bytes in memory until the request is over: those of the body, and later those of the send that was made of
-   * it. The larger number counts. Where there are several tokens, one token may use half of HELD_LIMIT_BYTES.
+   * Counts bytes in memory until the request is over: those of the body, and later those of the send made from it. The
+   * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
    * @throws {Problem} busy, or body_too_large if these bytes alone are more than the token may use.
    */
   countHeld(bytes: number) {
@@ -2478,7 +2486,7 @@ class RequestBody {
     const ownLimitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
     const allBytes = sumOf(core.running, 'heldBytes');
     if (allBytes <= HELD_LIMIT_BYTES && sumOf(runningLike(exchange), 'heldBytes') <= ownLimitBytes) return;
-    // The refused request frees its bytes at once: otherwise other requests at this moment would be refused too.
+    // Freed at once; otherwise other requests at this moment would also be refused.
     exchange.heldBytes = 0;
     throw bytes > ownLimitBytes ? tooLarge(ownLimitBytes) : new Problem('busy');
   }
@@ -2489,15 +2497,15 @@ class RequestBody {
   }
 
   /**
-   * Reads and scans the head, once, for the credential and for all fields that are checked. Notes in `#notAnObject` the
-   * problem of a body that does not begin like an object.
+   * Reads and scans the head, once, for the credential and for all fields that are checked. Sets `#notAnObject` for a
+   * body that does not begin like an object.
    * @throws {Problem} as readCredential.
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
     const exchange = this.#exchange;
     const scan = this.#scan = new BodyScan(exchange.target?.route?.group === 'send' ? 'send' : 'all');
-    // An unauthenticated client must not learn from a refused field which fields the gateway checks.
+    // An unauthenticated client must not learn from a refusal which fields the gateway checks.
     scan.defers = exchange.token === undefined;
     try {
       while (!this.#isComplete && exchange.bytesIn < HEAD_LIMIT_BYTES) {
@@ -2527,8 +2535,8 @@ class RequestBody {
 
   /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
-   * must send at least 30 KiB, or the end of the body, in every 30 s of reading. Time in which the gateway does not
-   * read does not count. An unauthenticated client must send its whole body within 30 s.
+   * must send at least 30 KiB, or the rest of the body, in every 30 s; time in which the gateway does not read does not
+   * count. An unauthenticated client must send its whole body within 30 s.
    * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
@@ -2551,7 +2559,7 @@ class RequestBody {
     return chunk;
   }
 
-  /** Yields the body of an upload as fast as it is taken. @throws {Problem} as #next, and what `check` throws. */
+  /** Yields the body of an upload as fast as it is consumed. @throws {Problem} as #next, and what `check` throws. */
   async *#chunks(scan: BodyScan, check: FieldCheck, beforeEnd: () => Promise<void>) {
     yield* scan.takePassed();
     while (!this.#isComplete) {
