@@ -1,6 +1,6 @@
 /**
- * The tests of gateway.test.ts that look at memory or processor time, or block: one by one, with no other test beside
- * them. `npm test` runs both files, one after the other. Bun takes this one by a command of its own.
+ * The tests of gateway.test.ts that measure memory or processor time, or block: one by one, with no other test running.
+ * `npm test` runs both files, one after the other. Bun needs a separate command for this one.
  *
  *     node --import tsx --test --test-concurrency=1 gateway.alone.test.ts gateway.test.ts      (deno test -A likewise)
  *     bun test --timeout 1200000 ./gateway.alone.test.ts
@@ -8,5 +8,5 @@
 
 Object.defineProperty(globalThis, 'isAlonePart', { value: true, configurable: true });
 const { isPart } = await import('./gateway.test.ts');
-// Where both files share a process, as in one command of Bun's, nothing would be registered, and nothing said.
-if (!isPart) throw new Error('gateway.test.ts was imported before: run gateway.alone.test.ts by a command of its own');
+// If both files share a process, as in one Bun command, this one would silently register no tests.
+if (!isPart) throw new Error('gateway.test.ts was imported before: run gateway.alone.test.ts in a separate command');

@@ -8753,11 +8753,11 @@ const MIGRATING = 'docs/migrating.md has its equivalent';
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 /**
- * Loads the configuration of each row. Behind the arrow stand all its problems, separated by " | ".
+ * Loads the configuration of each row. After the arrow are all its problems, separated by " | ".
  *   {…}        what createGateway is given          @ {…}      settings of a token that has a secret
  *   env {…}    variables of the environment         load {…}   sources for loadSettings
  *   file TEXT  a configuration file, FILE in messages
- * DIR is the folder of these files. A row that ends in "| for: a, b" stands for several: X is one of them in each.
+ * DIR is the folder of these files. A row that ends in "| for: a, b" is several rows, each with one of them for X.
  */
 function checkProblems(t: TestContext, dir = folder(t)) {
   const file = join(dir, 'gateway.json');
@@ -9997,14 +9997,16 @@ test('a client that starts with TLS, as signalbot does, gets 400', async (t) => 
 
 section('RECIPES'); // ─────────────────────────────────────────────────────────────────────────────
 
-/** How senders encode a payload. */
+/** The encodings in which senders post a payload. */
 const PAYLOAD_AS: Record<string, (json: string) => [type: string, body: string]> = {
   json: (json) => ['application/json', json],
   form: (json) => [URLENCODED, `payload=${encodeURIComponent(json)}`],
   multipart: (json) => [AS_MULTIPART, multipart([['data', json]])],
 };
 
-/** Recipes: the heading, the form and the encodings, then each payload, and the text that must reach the backend. */
+/**
+ * Recipes: the heading, the form and the encodings, then each payload with the text that must arrive at the backend.
+ */
 const RECIPES = literal`
   ### Grafana | bearer | json
   {"receiver":"phone","status":"firing","orgId":1,"title":"[FIRING:1, RESOLVED:1]","state":"alerting","message":"**Firing**\n\n - alertname = High memory\n","alerts":[{"status":"firing","labels":{"alertname":"High memory","instance":"pi-1"},"annotations":{"summary":"98 % in use"}},{"status":"resolved","labels":{"alertname":"HostDown"},"annotations":{"description":"pi-2 is back"}},{"status":"firing","labels":{"alertname":"Odd"},"annotations":{}}]} → [FIRING:1, RESOLVED:1]\n\nfiring: High memory on pi-1\n98 % in use\n\nresolved: HostDown\npi-2 is back\n\nfiring: Odd
@@ -10046,13 +10048,13 @@ const RECIPES = literal`
     return { heading, form, encodings: encodings.split(' '), posts };
   });
 
-/** A section of docs/recipes.md, to the next heading of its level or above. */
+/** A section of docs/recipes.md, up to the next heading of its level or above. */
 function sectionOf(heading: string): string {
   const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
   return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
 }
 
-/** The file of docs/recipes.md, its token changed as a recipe says it. */
+/** The configuration of docs/recipes.md, with its token changed as a recipe describes. */
 function recipeConfig(heading: string): GatewayConfig {
   const [config, recipe] = ['The file', heading].map((name) => JSON.parse(blocks('json', sectionOf(name))[0]!));
   const [[name, token]] = Object.entries(config.tokens) as [[string, TokenConfig]];
@@ -10082,13 +10084,13 @@ for (const { heading, form, encodings, posts } of RECIPES) {
   });
 }
 
-/** Runs a script as a shell would; returns its exit code. */
+/** Runs a script in a shell, and returns its exit code. */
 function shell(script: string, cwd: string, env: NodeJS.ProcessEnv = {}, args: string[] = []): Promise<number> {
   const options = { cwd, env: { PATH: process.env.PATH, ...env }, stdio: 'ignore' } as const;
   return once(spawn('sh', ['-c', script, 'sh', ...args], options), 'close').then(([code]) => code);
 }
 
-/** The target that a recipe names, which a device asks the gateway for. */
+/** The target that a recipe names, which a device requests from the gateway. */
 function targetIn(block: string): string {
   return /:\d+\]? ?(\/[^\s'"]*(?: [\w ]+(?= ENDON))?)/.exec(block)![1]!.replaceAll(' ', '%20');
 }
@@ -10096,7 +10098,7 @@ function targetIn(block: string): string {
 /** Headers of the HTTPClient of the ESP8266. */
 const ESP = ['User-Agent: ESP8266HTTPClient', 'Accept-Encoding: identity;q=1,chunked;q=0.1,*;q=0'];
 
-/** Posts to the address, and with the headers, that a recipe in YAML or a table sets. */
+/** Posts to the address and with the headers that a recipe in YAML or a table sets. */
 function postAs(block: string, to: Address, body: Required<Ask>['body']): Promise<Answer> {
   const type = /content_type: (.*)/.exec(block)?.[1] ?? 'application/json';
   const authorization = /Authorization:? +(Bearer \S+)/.exec(block)![1]!;
@@ -10108,8 +10110,8 @@ const AT_DOOR = 'Somebody is at the door';
 const AT_PORT = 'failed protocol test [HTTP] at [localhost]:443';
 
 /**
- * A test of a recipe of "Scripts and devices": its heading and form, what must reach the backend, and what the device
- * does with the blocks of the recipe. `dir` is a folder for files; `needs` is a program that may not be here.
+ * A test of a recipe of "Scripts and devices": its heading and form, what must arrive at the backend, and what the
+ * device does with the blocks of the recipe. `dir` is a folder for files; `needs` is a program that may be missing.
  */
 function recipe(
   heading: string,
@@ -10157,7 +10159,7 @@ recipe('Shell and cron', 'bearer', [
   for (const [code, command] of [[0, 'echo all is well'], [3, failing]] as const) {
     assert.equal(await shell(report!, dir, {}, ['sh', '-c', command]), code);
   }
-  // As Debian's cron runs the line, which would not find `report` by its name alone.
+  // As Debian's cron runs the line, which would not find `report` without its path.
   writeFileSync(join(dir, 'report'), report!);
   writeFileSync(join(dir, 'restic'), '#!/bin/sh\necho no space left\nexit 3\n', { mode: 0o755 });
   const [install] = /install -m 755 report \/\S+\/report/.exec(sectionOf('Shell and cron'))!;
@@ -10216,7 +10218,7 @@ recipe('A page', 'bearer', ['Dinner is ready'], async ([script], to) => {
   await new Function('fetch', `${script}; return send`)(fetch)('Dinner is ready');
 });
 
-test('every recipe of docs/recipes.md is run here, and its render command prints a send', async (t) => {
+test('every recipe of docs/recipes.md is tested here, and its render command prints a send', async (t) => {
   const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
   assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
   assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
@@ -10227,7 +10229,7 @@ test('every recipe of docs/recipes.md is run here, and its render command prints
   assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message }]);
 });
 
-test('the template of docs/migrating.md finds a text in each field that secured-signal-api maps', async (t) => {
+test('the template of docs/migrating.md finds the text in each field that secured-signal-api maps', async (t) => {
   const page = PAGES['docs/migrating.md']!;
   const [section] = page.split('## The built-in fields\n').slice(1);
   const config: GatewayConfig = JSON.parse(blocks('json', page)[0]!.replace(/sha256:PASTE[^"]*/, SECRET));
@@ -10237,7 +10239,7 @@ test('the template of docs/migrating.md finds a text in each field that secured-
     const isNamed = section!.includes(`\`${field}\``) || /^data\.[dst]/.test(field); // the others are "and so on"
     assert.ok(isNamed, field);
   }
-  /** A body that has each field, with its name as the text. */
+  /** A body that has every field, with the field's name as the text. */
   const payload = (fields: string[]): object => {
     const data = Object.fromEntries(
       names.filter((name) => fields.includes(`data.${name}`)).map((n) => [n, `data.${n}`]),
@@ -10268,7 +10270,7 @@ test('the template of docs/migrating.md finds a text in each field that secured-
   }
 });
 
-test('the page for Home Assistant keeps a text and its sender in one entity, and its automation asks that state', () => {
+test('the page for Home Assistant keeps a text and its sender in one entity, and its automation checks that state', () => {
   const block = (first: string) =>
     blocks('yaml', PAGES['docs/home-assistant.md']).find((text) => text.startsWith(first));
   const [rest, automation] = [block('rest:'), block('automation:')];
@@ -10279,14 +10281,14 @@ test('the page for Home Assistant keeps a text and its sender in one entity, and
   assert.doesNotMatch(automation!, /states\(|state_attr\(/);
 });
 
-test('every configuration in the pages loads, and every token in them is confined', (t) => {
+test('every configuration in the pages loads, and every token in it is confined', (t) => {
   const secretFile = fileWith(t, SECRET);
   const whole = blocks('json').filter((block) => block.includes('"tokens"'));
   const configs = [...whole, ...RECIPES.map(({ heading }) => JSON.stringify(recipeConfig(heading)))];
   assert.ok(configs.length >= 15, `only ${configs.length} configurations`);
   assert.equal(configs.length, blocks('json').length);
   for (const text of configs) {
-    // The placeholders refuse to start, so that nobody runs with a secret that everybody can read.
+    // The gateway refuses to start with the placeholders, because a published secret would let anyone in.
     for (const problem of problemsOf(() => loadSettings({ file: fileWith(t, text) }))) {
       assert.match(problem, /: after "sha256:" there must be 64|secretFile: \S+ does not exist/);
     }
@@ -10317,7 +10319,7 @@ function memoryOf({ child }: Process, name: 'VmRSS' | 'VmHWM'): number {
   return Number(kib) * 1024;
 }
 
-/** Reads a stream to its end, or a little slower, and returns the number of its bytes. */
+/** Reads a stream to its end, at full speed or slowly, and returns the number of bytes. */
 async function drain(stream: http.IncomingMessage, isSlow: boolean): Promise<number> {
   let got = 0;
   for await (const chunk of stream as AsyncIterable<Buffer>) {
@@ -10327,7 +10329,7 @@ async function drain(stream: http.IncomingMessage, isSlow: boolean): Promise<num
   return got;
 }
 
-/** Writes so many bytes, as fast as they are taken. */
+/** Writes this many bytes, as fast as they are accepted. */
 async function writeBig(to: NodeJS.WritableStream, bytes: number): Promise<void> {
   for (let left = bytes; left > 0; left -= PIECE.length) {
     if (!to.write(PIECE.subarray(0, Math.min(left, PIECE.length)))) await once(to, 'drain');
@@ -10335,8 +10337,8 @@ async function writeBig(to: NodeJS.WritableStream, bytes: number): Promise<void>
 }
 
 /**
- * How far `run` makes the peak of a gateway's memory rise after twenty sends. The collector decides too: where it is
- * beyond the limit, two more processes may do better.
+ * By how much `run` raises a gateway's peak memory after twenty sends. The peak also depends on the garbage collector,
+ * so beyond the limit two more processes get a try.
  */
 async function assertMemory(t: TestContext, backend: Backend, run: (gateway: Process) => Promise<void>): Promise<void> {
   const grown: number[] = [];
@@ -10359,7 +10361,7 @@ for (const [place, pace] of ['header fast', 'header slowly', 'body fast', 'body 
       got = await drain(req, pace === 'slowly');
       res.writeHead(201).end('{}');
     });
-    // The fields that are checked stand at both ends of the document.
+    // The checked fields are at both ends of the document.
     const head = `${(place === 'body' ? AUTHED(SECRET) : HELLO).slice(0, -1)},"base64_attachments":["`;
     const tail = `"],"recipient":"${TO}"}`;
     const isChunked = (place === 'body') === (pace === 'fast');
@@ -10378,7 +10380,7 @@ for (const [place, pace] of ['header fast', 'header slowly', 'body fast', 'body 
 }
 
 test(
-  'memory: a response of 150 MiB costs no more than 64 MiB, read slowly too',
+  'memory: a response of 150 MiB costs no more than 64 MiB, even if read slowly',
   { skip: noProc, isAlone: true },
   async (t) => {
     const backend = await startBackend(t, async (req, res) => {
@@ -10396,7 +10398,7 @@ test(
 );
 
 test(
-  'a gateway serves beside and after a thousand idle connections and slow uploads',
+  'a gateway serves requests during and after a thousand idle connections and slow uploads',
   { skip: noProc, isAlone: true },
   async (t) => {
     const backend = await startBackend(t);
@@ -10445,7 +10447,7 @@ const { stdout: HELP } = await cli(['--help']);
 const [TABLE] = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)!;
 const PROBLEMS = Array.from(TABLE.matchAll(/^ {2}(\w+): \[(\d+)/gm), ([, code, status]) => [code!, status!] as const);
 
-test("the pages' tables of settings, and the manual at the fields of the configuration, are the code's", () => {
+test("the pages' tables of settings and the doc comments of the configuration's fields match the code", () => {
   const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
   const isRow = /^(\| `[a-z][\w.]*`<br>`[A-Z_]+` \|.*)$/gm;
   const [listed, common] = [groupsOf(MANUAL, isRow), groupsOf(README, isRow)];
@@ -10456,7 +10458,7 @@ test("the pages' tables of settings, and the manual at the fields of the configu
   for (const [i, [, path, env, fallback, help]] of rows.entries()) {
     listed[i] = listed[i]!.replaceAll('\\*', '*');
     const row = `| \`${path}\`<br>\`${env}\` | ${help}`;
-    assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // and may say more
+    assert.ok(listed[i]!.startsWith(row), `${listed[i]}\n${row}`); // which may continue
     assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, listed[i]!);
     const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
     assert.equal(/@default (\S+)/.exec(field?.[1] ?? assert.fail(path!))?.[1], fallback, path!);
@@ -10468,14 +10470,14 @@ test("the pages' tables of settings, and the manual at the fields of the configu
   }
 });
 
-test('docs/settings.md names every code of an error, with its status, and the settings of a token', () => {
+test('docs/settings.md lists every error code with its status, and every setting of a token', () => {
   for (const [code, status] of PROBLEMS) {
     if (code !== 'client_left') assert.match(MANUAL, new RegExp(`^\\| ${status} .*\`${code}\``, 'm'), code);
   }
   for (const name of [...TOKEN_SETTINGS, 'secret']) assert.ok(MANUAL.includes(`\`${name}\``), name);
 });
 
-test('docs/settings.md has the groups of allow with their routes as gateway.ts has them', () => {
+test('docs/settings.md lists the groups of allow with the same routes as gateway.ts', () => {
   const groups = [...new Set(KNOWN_ROUTES.map(({ group }) => group))];
   const routes = groups.map((group) => {
     const own = KNOWN_ROUTES.filter((route) => route.group === group);
@@ -10488,7 +10490,7 @@ test('docs/settings.md has the groups of allow with their routes as gateway.ts h
     assert.ok(listed.length > 0, group);
     const [, cell] = rows.find(([known]) => known === group)!;
     const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
-    // A route by itself, or the first segments of all routes below them.
+    // A single route, or the first segments of all routes below them.
     const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
     const prefixes = listed.map((route) =>
       /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)?.[1] ??
@@ -10504,12 +10506,12 @@ test('docs/settings.md has the groups of allow with their routes as gateway.ts h
   assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
 });
 
-test('every problem has been provoked by an earlier test', { skip: SECTION || ONLY || false, isLast: true }, () => {
+test('every problem was provoked by an earlier test', { skip: SECTION || ONLY || false, isLast: true }, () => {
   assert.ok(PROBLEMS.length > 20, `only ${PROBLEMS}`);
   assert.deepEqual(PROBLEMS.filter(([code]) => !PROVOKED.has(code)), []);
 });
 
-test('what createGateway returns is what its type has, and shows no secret where a program prints it', () => {
+test('createGateway returns exactly what its type declares, which shows no secret when a program prints it', () => {
   const backend = { url: `http://api:${OTHER}@127.0.0.1:1` };
   const gateway = createGateway({ backend, tokens: { test: { secret: SECRET } } });
   assert.deepEqual(Object.keys(gateway), ['server', 'listen', 'close', 'reload']);
@@ -10519,7 +10521,7 @@ test('what createGateway returns is what its type has, and shows no secret where
   }
 });
 
-test('an import of gateway.ts does no work and prints nothing; the example of embedding runs', async (t) => {
+test('importing gateway.ts does nothing and prints nothing; the example of embedding runs', async (t) => {
   const rows = [["await import('./gateway.ts');", /^$/], [blocks('ts')[0]!, /^http:\/\/127\.0\.0\.1:\d+$/m]] as const;
   for (const [example, printed] of rows) {
     const embedding = script(t, example.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
@@ -10530,7 +10532,7 @@ test('an import of gateway.ts does no work and prints nothing; the example of em
   }
 });
 
-test('the page of docs/recipes.md sends, and shows why it could not', async (t) => {
+test('the web page in docs/recipes.md sends, or shows why it could not', async (t) => {
   const json = blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!;
   const config: GatewayConfig = JSON.parse(json.replace(/(?<="secret": ").*?(?=")/, SECRET));
   const { backend, gateway } = await startBoth(t, config);
@@ -10555,7 +10557,7 @@ test('the page of docs/recipes.md sends, and shows why it could not', async (t) 
   assert.match(shown.join(), /^Sent\.,Not sent: A valid API token.*,The gateway was not reached: Failed to fetch$/);
 });
 
-test("the README's curl lines are the five forms as the gateway takes them", async (t) => {
+test("the README's curl lines are the five forms that the gateway accepts", async (t) => {
   const lines = Array.from(README.matchAll(/^(curl .*?) +# (\w+)$/gm), ([, line, form]) => [line!, form!] as const);
   const table = Array.from(README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm), ([, form, state]) => [form, state]);
   assert.deepEqual(lines.map(([, form]) => form), table.map(([form]) => form));
@@ -10572,9 +10574,9 @@ test("the README's curl lines are the five forms as the gateway takes them", asy
   }
 });
 
-test('the contents of the pages are their headings, and every link leads somewhere', () => {
+test('the tables of contents match the headings, and every link has a target', () => {
   const headingsOf = (page: string) => groupsOf(page.replace(/^```[^]*?^```$/gm, ''), /^#{2,3} (.*)$/gm);
-  /** The anchors of a page: those that it sets, and those that GitHub makes of its headings. */
+  /** The anchors of a page: those that it sets, and those that GitHub generates from its headings. */
   const anchorsOf = (page: string): string[] => [
     ...headingsOf(page).map((heading) => heading.toLowerCase().replace(/[^\w\- ]/g, '').replaceAll(' ', '-')),
     ...groupsOf(page, /<a id="([\w-]+)">/g),
@@ -10590,7 +10592,7 @@ test('the contents of the pages are their headings, and every link leads somewhe
       assert.deepEqual(groupsOf(contents, /\[(.*?)\]\(#/g), headingsOf(page), name);
     }
   }
-  // A link from elsewhere to a section that README.md once had leads to it, or to the page that has it now.
+  // An external link to a section that README.md used to have leads to it, or to the page that has it now.
   const once = `five-forms the-way-of-a-request contents run-it in-a-container-beside-the-backend under-systemd plain
     which-node tls-unix-sockets-ipv6 you-already-run-the-backend which-mode when-the-backend-goes-down clients settings
     fixed-limits least-privilege how-it-holds changing-it-while-it-runs browsers what-it-refuses the-log
@@ -10603,7 +10605,7 @@ test('the contents of the pages are their headings, and every link leads somewhe
   assert.ok(lines <= 401, `${lines}: README.md is for a first try; the other questions have pages of their own`);
 });
 
-/** Words of a translation, and how often the pages may have them where a fact needs one. */
+/** Words that read as translated, and how often the pages may have them if a fact needs one. */
 const FOREIGN_WORDS: [words: RegExp, most: number][] = [
   ...'whoever|anew|in the place of|is told|are told|may need your hand|mended|told to others|nobody asks|reads along'
     .split('|').map((word): [RegExp, number] => [new RegExp(`\\b${word}\\b`, 'gi'), 2]),
@@ -10612,11 +10614,11 @@ const FOREIGN_WORDS: [words: RegExp, most: number][] = [
   [/\b(?:every|no|some)body\b/gi, 8],
 ];
 
-test('the pages have no words of a translation', () => {
+test('the pages avoid words that read as translated', () => {
   const pages = Object.entries(PAGES).map(([name, page]) =>
     name === 'CHANGELOG.md' ? page.split('\n## 2.0.0')[0]! : page
   );
-  // Without code, which has words of its own, and without anchors, which stay when a heading changes.
+  // Without code, which has its own words, and without anchors, which stay when a heading changes.
   const prose = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '').replace(
     /\s+/g,
     ' ',
@@ -10627,15 +10629,15 @@ test('the pages have no words of a translation', () => {
   }
 });
 
-test('the pages have at most three code lines that are wider than 160 characters, and a diagram that fits a phone', () => {
+test('the pages have at most three code lines wider than 160 characters, and a diagram that fits a phone', () => {
   const wide = blocks('\\w*').flatMap((block) => block.split('\n').filter((line) => line.length > 160));
   assert.ok(wide.length <= 3, wide.join('\n'));
   const [diagram = ''] = blocks('text', README);
   assert.ok(diagram.includes('gateway') && diagram.split('\n').every((line) => line.length <= 42), diagram);
 });
 
-test('the pages name only variables, options, commands and scripts that there are', () => {
-  // The backend's, the tests', the shell's, another gateway's, a reader's of the backend's WebSocket.
+test('the pages name only existing variables, options, commands and scripts', () => {
+  // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
   const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
   others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT');
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
@@ -10648,7 +10650,7 @@ test('the pages name only variables, options, commands and scripts that there ar
   const commands = Array.from(ALL_PAGES.matchAll(command));
   assert.ok(commands.length > 10, `only ${commands.length} commands`);
   for (const [command, offline, major, args] of commands) {
-    // Without it npx asks the registry at every start, and waits for it where the network is down.
+    // Without it npx queries the registry at every start, and waits for it if the network is down.
     if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
     for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(HELP.includes(flag), command);
     const [word] = /^ [a-z]+/.exec(args!) ?? [];
@@ -10657,17 +10659,17 @@ test('the pages name only variables, options, commands and scripts that there ar
   for (const script of groupsOf(ALL_PAGES, /npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script], script);
 });
 
-test('the log of a refusal is found by the regular expressions for fail2ban, in both formats, and no client can have another address banned', async (t) => {
+test('the regular expressions for fail2ban match refusals in both log formats, and no client can get another address banned', async (t) => {
   const [, lines] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
   const rules = lines!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
   for (const rule of rules) {
     assert.match(rule.source, /^\^(?!.*\.\*.*\(\[)/, 'anchored, and without .* before the address');
   }
-  // What a client can write so that it reaches the line.
+  // What a client can write into the log line.
   const inText = 'https://client=192.0.2.9';
   const inJson = 'https://","client":"192.0.2.9","status":401,"code":"unauthorized"';
   for (const format of ['text', 'json'] as const) {
-    // The backend's own 401, to a good token, is no wrong token.
+    // The backend's own 401 for a valid token is not a wrong token.
     const backend = await startBackend(t, (_, res) => void res.writeHead(401).end());
     const gateway = await startGateway(t, backend, { log: { format } });
     assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
@@ -10681,7 +10683,7 @@ test('the log of a refusal is found by the regular expressions for fail2ban, in 
   }
 });
 
-test('what the page on operating looks for in the log stands there, as it is written', async (t) => {
+test('the log contains what the page on operating searches for, in the same words', async (t) => {
   const [, table = ''] = /\n\| look for \| it means \|\n([^]*?)\n\n/.exec(PAGES['docs/operating.md']!)!;
   const words = table.split('\n').flatMap((row) => groupsOf(row.split(' | ')[0]!, /`([^`]+)`/g));
   assert.ok(words.length >= 8, words.join());
@@ -10691,13 +10693,13 @@ test('what the page on operating looks for in the log stands there, as it is wri
   const send = { body: MESSAGE, headers: BEARER };
   assert.deepEqual(await statusesOf(gateway, send, send, send), [400, 429, 500]);
   for (const word of words) {
-    // A line for each status. The others are messages, and codes of problems.
+    // A line for each status. The other lines are messages and codes of problems.
     const isThere = word.startsWith('status=') ? gateway.log.join('\n') : SOURCE;
     assert.ok(isThere.includes(word.replace('code=', '')), `${word}: ${gateway.log}`);
   }
 });
 
-test('docker run, the compose file and the unit start the gateway alike', () => {
+test('docker run, the compose file and the unit start the gateway in the same way', () => {
   const [backend = '', service = ''] = blocks('yaml', README)[0]!.split('  gateway:');
   const [run] = /^docker run [^]*?node \/gateway\.ts$/m.exec(README)!;
   const [, environment] = /^Environment=(.*)$/m.exec(blocks('ini', PAGES['docs/operating.md'])[0]!)!;
@@ -10712,7 +10714,7 @@ test('docker run, the compose file and the unit start the gateway alike', () => 
   assert.doesNotMatch(backend, /^ +ports:/m, 'the backend has no port');
 });
 
-test('the pages say what each setting stops, and what each reason of a 401 means', () => {
+test('the pages explain what each setting limits, and what each reason of a 401 means', () => {
   const [, section] = /\n## Least privilege\n([^]*?)\nThree /.exec(MANUAL)!;
   const named = groupsOf(section!, /^\| (`.*?) \|/gm).join();
   const [, rows] = /A token in the file[^]*?\n\n([^]*?)\n\n/.exec(HELP)!;
@@ -10736,7 +10738,7 @@ test('the pages say what each setting stops, and what each reason of a 401 means
   for (const said of sentences) assert.ok(SOURCE.includes(said), said);
 });
 
-test('gateway.ts is one file of erasable TypeScript: only node: is imported, and little exported', () => {
+test('gateway.ts is one file of erasable TypeScript that imports only node: modules and exports little', () => {
   for (const from of groupsOf(SOURCE, /^import .* from '([^']+)';$/gm)) assert.match(from, /^node:/);
   assert.doesNotMatch(SOURCE, /^\s*(?:export )?(?:enum|namespace|declare|import \w+ =)\b|\brequire\(/m);
   const exported = groupsOf(SOURCE, /^(export [^;]*;)/gm).map((text) => text.replace(/\s+/g, ' ').replace(', }', ' }'));
@@ -10746,22 +10748,22 @@ test('gateway.ts is one file of erasable TypeScript: only node: is imported, and
   ]);
 });
 
-/** Lines that are neither blank nor comment. */
+/** Lines that are neither blank nor comments. */
 const codeLines = (text: string): string[] => text.split('\n').filter((line) => !/^\s*(?:\/\/|\/?\*|$)/.test(line));
 
-/** The sections of gateway.ts by their banners, in their order. */
+/** The sections of gateway.ts by their banners, in order. */
 const SECTIONS = SOURCE.split(/^\/\/ #region /m).slice(1).map((text) => {
   const [name = ''] = text.split('\n', 1);
   return { name, text, code: codeLines(text.slice(name.length)) };
 });
 
-/** The first lines of functions and of methods. */
+/** The first lines of functions and methods. */
 const FUNCTIONS = [
   /^()(?:async )?function\*? (\w+)/,
   /^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/,
 ];
 
-/** Functions, methods and classes, from the line with the name to the closing brace in its column. */
+/** Functions, methods and classes, from the line with the name to the closing brace in the same column. */
 function bodiesOf(kind: RegExp, source = SOURCE): { name: string; lines: number }[] {
   const lines = source.split('\n');
   return lines.flatMap((line, i) => {
@@ -10772,7 +10774,7 @@ function bodiesOf(kind: RegExp, source = SOURCE): { name: string; lines: number 
   });
 }
 
-/** What a place in a TypeScript text may begin with; each pattern matches at `lastIndex`. */
+/** The tokens that may start at a position of a TypeScript text; each pattern matches at `lastIndex`. */
 const LEXICAL = {
   skipped: /(?:\s+|\/\/.*|\/\*[^]*?\*\/)+/y,
   template: /(?:\\[^]|\$(?!\{)|[^`\\$])*(?:`|\$\{)/y,
@@ -10783,10 +10785,10 @@ const LEXICAL = {
 
 /**
  * The lexical tokens of a TypeScript text. A string, a pattern and a piece of a template are one token each; comments
- * do not count. Their number differs from TypeScript's own by less than one in a thousand.
+ * do not count. Their number differs from TypeScript's own count by less than one in a thousand.
  */
 function tokensIn(text: string): string[] {
-  const templates: number[] = []; // for each open template, how many braces are open around its `${`
+  const templates: number[] = []; // for each open template, the number of open braces around its `${`
   const tokens: string[] = [];
   let [depth, at, last] = [0, 0, ''];
   const take = (pattern: RegExp): string => {
@@ -10815,18 +10817,20 @@ function tokensIn(text: string): string[] {
 
 const tokensOf = (text: string): number => tokensIn(text).length;
 
-/** The conditionals (`a ? b : c`) of a TypeScript text that stand in another one, each by the tokens around it. */
+/**
+ * The conditionals (`a ? b : c`) of a TypeScript text that are nested in another one, each with the tokens around it.
+ */
 function nestedConditionals(text: string): string[] {
   const tokens = tokensIn(text);
-  const open: number[] = []; // for each conditional that has not ended, how many brackets are open around it
+  const open: number[] = []; // for each unfinished conditional, the number of open brackets around it
   const nested: string[] = [];
   let depth = 0;
   for (const [i, token] of tokens.entries()) {
     if (/^[)\]]$|^\}/.test(token)) depth--;
-    // A comma or a semicolon at its own depth, or a bracket that closes around it, ends a conditional.
+    // A conditional ends at a comma or a semicolon of its own depth, or at a bracket that closes around it.
     const ends = (own: number): boolean => own > depth || (own === depth && (token === ',' || token === ';'));
     while (open.length > 0 && ends(open.at(-1)!)) open.pop();
-    if (token === '?' && !/^[:,)]$/.test(tokens[i + 1]!)) { // otherwise it marks something optional
+    if (token === '?' && !/^[:,)]$/.test(tokens[i + 1]!)) { // otherwise it marks an optional member
       if (open.length > 0) nested.push(tokens.slice(i - 5, i + 6).join(' '));
       open.push(depth);
     }
@@ -10838,7 +10842,7 @@ function nestedConditionals(text: string): string[] {
 /** The most lexical tokens of gateway.ts: the next multiple of 500 above the count. */
 const TOKENS_LIMIT = 38_500;
 
-test('the functions of gateway.ts are short, and the file has no more lexical tokens than its limit', () => {
+test('the functions of gateway.ts are short, and the file stays within its limit of lexical tokens', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);
   assert.equal(tokensOf("a.b = /[/'}]/.test(`x${{ y: `}` }.y}z`) /* no */ ? 'it\\'s' : b / 2 / c; // nor this"), 27);
   const functions = FUNCTIONS.flatMap((kind) => bodiesOf(kind));
@@ -10869,24 +10873,24 @@ test('a function whose name begins with refusalOf returns a problem, one with mi
   assert.deepEqual(returning.map(([name]) => name!).filter((name) => !name.startsWith('refusalOf')), []);
 });
 
-/** Sections of tests whose subject is no section of gateway.ts. */
+/** Sections of tests whose subject is not a section of gateway.ts. */
 const OTHER_SECTIONS = ['SILENCES', 'CLIENTS', 'RECIPES', 'MEMORY', 'SIMULATION', 'THE FILES THEMSELVES'];
 
-test('the tests stand in sections of the same names as those of gateway.ts', () => {
+test('the sections of the tests have the names of those of gateway.ts', () => {
   const own = new Set(groupsOf(read('gateway.test.ts'), /^section\('(.*?)'\)/gm));
   const known = SECTIONS.map(({ name }) => name);
-  // The files themselves are tested by the pages' tests: types, numbers and exports.
+  // Types, numbers and exports are tested together with the pages.
   const tested = known.filter((name) => !['PUBLIC TYPES', 'SETTINGS', 'FIXED LIMITS', 'EXPORTS'].includes(name));
   assert.deepEqual([...own].filter((name) => ![...known, ...OTHER_SECTIONS].includes(name)), []);
   assert.deepEqual(tested.filter((name) => !own.has(name)), []);
 });
 
-test('the sections of gateway.ts stand as its contents say, and use only what stands below', () => {
+test('the sections of gateway.ts match its table of contents, and use only what is below them', () => {
   const contents = /^ \* Contents[^]*?\n \*\n/m.exec(SOURCE)![0].replace(/\n \*\s+/g, ' ').trim();
   const names = SECTIONS.map(({ name }) => name);
   assert.deepEqual(names, groupsOf(contents, /([A-Z]{2}[A-Z ]*)(?= ·|\s*$)/g));
-  // The sections above GATEWAY hold tables and types, and functions to read them. The command line stands last, because
-  // it is the outermost: it may call everything.
+  // The sections above GATEWAY hold tables and types, and functions to read them. The command line is last because it
+  // is the outermost layer, which may call everything.
   const inner = SECTIONS.slice(names.indexOf('GATEWAY'), names.indexOf('DEMO'));
   const upward = inner.flatMap(({ name, code }, i) => {
     const above = inner.slice(0, i).map((other) => other.text).join('');
@@ -10902,7 +10906,7 @@ test('the sections of gateway.ts stand as its contents say, and use only what st
 const UNITS = ['_MS 86400000 d', '_MS 1000 s', '_MS 1 ms', `_BYTES ${MIB} MiB`, '_BYTES 1024 KiB', ' 1 '].map((unit) =>
   unit.split(' ')
 );
-test('the numbers of gateway.ts that are no settings stand in one section, and docs/settings.md has them', () => {
+test('the numbers of gateway.ts that are not settings are in one section, and in docs/settings.md', () => {
   const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
   const found = SECTIONS.flatMap(({ name, text }) =>
     Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit: limit!, value: value! }))
@@ -10935,30 +10939,30 @@ test('the top level holds only the expected files, and the pages name this versi
     new RegExp(`^[^#]*# Changelog[^#]*\n(?:## Next\n[^]*?\n)?## ${version}, \\d{4}-\\d\\d-\\d\\d\n`),
   );
   for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
-  // npm adds README.md, LICENSE and package.json by itself.
+  // npm adds README.md, LICENSE and package.json automatically.
   const published = ['README.md', ...files.flatMap((file: string) => file === 'docs' ? Object.keys(PAGES) : [file])];
   assert.deepEqual(Object.keys(PAGES).filter((page) => !published.includes(page)), []);
 });
 
-// deno fmt wraps code, and `npm run check` runs deno fmt. It wraps neither comments nor texts.
+// `npm run check` runs deno fmt, which wraps code, but neither comments nor strings.
 test('comments are no wider than the code', () => {
   const lines = ['gateway.alone.test.ts', 'gateway.bench.ts', 'gateway.fuzz.ts', 'gateway.test.ts', 'gateway.ts']
     .flatMap((name) => read(name).split('\n'));
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
 
-test('a workaround for a runtime says in one form until when it is needed', (t) => {
+test('each workaround for a runtime has a comment, in one form, about when it can go', (t) => {
   const comments = Array.from(SOURCE.matchAll(/(?:^ *\/\/ .*\n)+|\/\*\*(?:(?!\*\/)[^])*\*\//gm), ([text]) => text);
   const told = comments.filter((text) => /\b(?:Node|Deno|Bun) \d/.test(text) && !text.includes('@module'));
   const good = told.filter((text) => /^ *\/\/ UNTIL [^]+:\s/m.test(text));
   t.diagnostic(good.map((text) => text.trim().split('\n')[0]).join('\n'));
   assert.deepEqual(told.filter((text) => !good.includes(text)), []);
-  // Code that asks for the runtime stands behind such a comment.
+  // Code that checks which runtime it is follows such a comment.
   const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'(?:Bun|Deno)' in globalThis/gm), ([text]) => text);
   assert.deepEqual(asks.filter((text) => !text.includes('// UNTIL ')), []);
 });
 
-test('no field of an exchange is written in more than two sections; keep-alive, a repeated connection and the timers of a request stand in one place each', () => {
+test('no field of an exchange is written in more than two sections; keep-alive, connecting and the timers of a request have one place each', () => {
   const writers = new Map<string, Set<string>>();
   for (const { name, code } of SECTIONS) {
     const all = code.join('\n');
@@ -10971,7 +10975,7 @@ test('no field of an exchange is written in more than two sections; keep-alive, 
   }
   assert.ok(writers.size > 10, [...writers.keys()].join());
   assert.deepEqual([...writers].filter(([, names]) => names.size > 2), []);
-  // What decides whether a request is sent twice, or a connection kept, stands in one place.
+  // What decides whether a request is sent twice, or a connection kept, is in one place.
   const once = [
     /\.shouldKeepAlive = /g,
     /\.closing \?\?= /g,
@@ -10998,13 +11002,13 @@ if (process.env.MAP) {
   process.exit();
 }
 
-test('npm pack makes a package that runs by its own name where it is installed', {
+test('npm pack makes a package that runs under its own name once installed', {
   skip: !isNode && 'npm is for Node',
   isLast: true,
 }, async (t) => {
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
-  // Packed from a copy: it is compiled first, and the dist/ here may be what is tested.
+  // Packed from a copy, because packing compiles first, and the dist/ here may be the file under test.
   const filter = (path: string): boolean => !/[\\/](?:\.git|node_modules|dist|signal-data)$/.test(path);
   await cp(HERE, source, { recursive: true, filter });
   await symlink(join(HERE, 'node_modules'), join(source, 'node_modules'));
@@ -11022,7 +11026,7 @@ test('npm pack makes a package that runs by its own name where it is installed',
   await close();
   const code = `import('${PACKAGE.name}').then((m) => m.createGateway({}))`;
   await promisify(execFile)(process.execPath, ['-e', code], { cwd: home });
-  // This test is the last, so that its diagnostic stands in the closing lines of .ci/run.
+  // This test is the last, so its diagnostic is among the closing lines of .ci/run.
   const { RUNTIMES_PASSED } = process.env;
   if (RUNTIMES_PASSED) t.diagnostic(`the suite has passed before on: ${RUNTIMES_PASSED}`);
 });
@@ -11031,10 +11035,11 @@ assert.ok(together.length + alone.length + last.length > 0, 'SECTION or ONLY lea
 /** Whether gateway.alone.test.ts has imported this file, and which tests this import has registered. */
 export const isPart = 'isAlonePart' in globalThis;
 const isWhole = !SECTION && !ONLY;
-if (isWhole && !isPart) program(); // to compile blocks the process, and would delay the tests beside it
+if (isWhole && !isPart) program(); // compiling blocks the process, and would delay other tests
 if (!isPart) registerTogether(together);
 if (isPart === isWhole) alone.forEach(register);
 if (!isPart) last.forEach(register);
 
-// UNTIL Node ends by itself: Node 20.20 sometimes loops for ever in its own clean-up of handles, after all has ended.
+// UNTIL Node exits reliably: Node 20.20 sometimes loops forever in its own clean-up of handles, after everything has
+// ended.
 if (isNode) process.on('exit', (code) => process.exit(code));
