@@ -1,45 +1,45 @@
 /**
- * What the gateway costs, beside servers that do nothing else: `npm run bench`, or shorter `npm run bench -- --quick`.
+ * What the gateway costs, compared with minimal servers: `npm run bench`, or shorter, `npm run bench -- --quick`.
  *
  *   gateway          with `backend.parallel` 0, because the other servers limit nothing
  *   parallel N       the gateway with another `backend.parallel`; 4 is the default
  *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent; on Deno
- *                    without re-used connections, as the gateway has it there
- *   bare 401         a bare node:http server that says 401 and reads nothing
+ *                    without reused connections, like the gateway there
+ *   bare 401         a bare node:http server that answers 401 and reads nothing
  *
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
- * measure the gateway beside this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
+ * measure the gateway.ts next to this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
  * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
- * `--only PATTERN` measures only the rows that a regular expression matches: `slots`, `2 tokens` and `50 tokens` are
- * rows too.
+ * `--only PATTERN` measures only the rows that match a regular expression; `slots`, `2 tokens` and `50 tokens` are also
+ * rows.
  *
- * Only ratios mean anything. Ratios of processor time mean more than ratios of throughput, because the load, the
- * backend and other work on the machine need the same cores. Processor time is user and system time of the server's own
- * process, by `process.cpuUsage`. On Linux this is the kernel's count in nanoseconds, cut to microseconds; a sum over
- * /proc/self/task agreed with it to 0.1 %, but lacks the threads that have ended.
+ * Only ratios are meaningful. Ratios of processor time are more reliable than ratios of throughput, because the load,
+ * the backend and other work on the machine need the same cores. Processor time is user and system time of the server's
+ * own process, as measured by `process.cpuUsage`. On Linux this is the kernel's count in nanoseconds, truncated to
+ * microseconds; a sum over /proc/self/task agreed with it to 0.1 %, but lacks threads that have ended.
  *
- * One load process drives all servers of a row. Each server first gets a number of requests that count nowhere: a
+ * One load process drives all servers of a row. Each server first gets a number of uncounted requests, because a
  * warm-up by time would leave its code cold on a loaded machine. Then the servers take turns with slices of 300
- * requests, over connections that stay open. The medians of the slices are printed, with the least and the greatest
- * value. A ratio is the median of the slices' ratios, because what slows one slice slows its neighbours too. The load
+ * requests, over connections that stay open. The medians of the slices are printed, with the minimum and the maximum. A
+ * ratio is the median of the slices' ratios, because anything that slows one slice also slows its neighbours. The load
  * average of the machine is printed before and after.
  *
- * A ratio compares a server with the gateway in the first line of the row: 0.55 says that the server takes 0.55 of the
+ * A ratio compares a server with the gateway in the first line of the row: 0.55 means that the server takes 0.55 of the
  * gateway's processor time (or milliseconds, or memory), or that the gateway has 0.55 of the server's throughput. Below
- * 1 the gateway is the worse one. Beside some ratios stands a goal of this runtime. That of the queue is in µs.
+ * 1 the gateway is the worse one. Some ratios have a goal for this runtime next to them. That of the queue is in µs.
  *
- * The gateway has its defaults otherwise. It logs a line per request into a pipe, which is read and dropped, as
- * journald or Docker would; the other servers log nothing. Wrong credentials are soon 429 from one address, and not
- * logged then.
+ * Apart from that the gateway has its defaults. It logs a line per request into a pipe, which is read and discarded, as
+ * journald or Docker would read it; the other servers log nothing. Wrong credentials from one address are soon 429, and
+ * then no longer logged.
  *
- * The rows "N tokens" show what the queue for a slot costs a send, at `backend.parallel` 4: sends of which 1 waits are
- * compared with sends of which 1,000 wait, in slices of 5,000. A send among 1,000 connections is dearer without a queue
- * too, by more than the queue costs and less evenly. So V8's profiler counts "the queue alone": the time in the class
- * `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
+ * The rows "N tokens" show what the queue for a slot adds to the cost of a send, at `backend.parallel` 4: sends of
+ * which 1 waits are compared with sends of which 1,000 wait, in slices of 5,000. A send among 1,000 connections costs
+ * more even without a queue, by more than the queue adds and less evenly. So V8's profiler measures "the queue alone":
+ * the time in the class `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
  *
- * The file starts itself once per role. The load is raw sockets in a process of its own. A response that is not the
- * expected one ends the run: nothing may be fast by failing. Everything listens on loopback, on ports that the system
- * chooses. Children end with their standard input, report on standard error, and leave standard output to the gateway's
+ * The file starts itself once per role. The load is raw sockets in a separate process. An unexpected response ends the
+ * run, so that no server is fast because it fails. Everything listens on loopback, on ports that the system chooses.
+ * Children exit when their standard input ends, report on standard error, and leave standard output to the gateway's
  * log.
  */
 
@@ -66,7 +66,7 @@ const { values: options, positionals: [role = '', port = '', file = ''] } = pars
 const SCALE = options.quick
   ? { rounds: 5, slices: 25, uploads: 11, forMs: 300, sends: 12_000 }
   : { rounds: 9, slices: 75, uploads: 25, forMs: 1000, sends: 100_000 };
-/** Enough for all that V8 compiles in several steps. */
+/** Enough for V8 to finish compiling in several steps. */
 const WARM_UP = { requests: 3000, uploads: 5 };
 const SLICE_REQUESTS = 300;
 const GATEWAYS: Record<string, string> = {
@@ -77,7 +77,7 @@ const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay'];
 const SENDERS = [...Object.keys(GATEWAYS), 'parallel 4', 'node:http relay'];
 const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
 const PARALLELS = ['parallel 0', 'parallel 1', 'parallel 4', 'parallel 16'];
-/** About what a send takes in json-rpc mode. */
+/** About the duration of a send in json-rpc mode. */
 const SLOW_MS = 50;
 
 const RUNTIME = process.versions.bun ? 'Bun' : process.versions.deno ? 'Deno' : 'Node';
@@ -92,7 +92,7 @@ const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : unde
 const UPLOAD_GOALS: Goals = {
   'node:http relay': RUNTIME !== 'Node' ? undefined : IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55',
 };
-/** How many µs of a send the queue may take where 1,000 wait, by the number of tokens. */
+/** How many µs of a send the queue may take when 1,000 wait, by the number of tokens. */
 const QUEUE_GOALS: Record<number, string> = { 2: '≤ 12', 50: '≤ 40' };
 
 // ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ const CONFINED = 'another-secret-that-opens-much-less';
 const otherSecret = (i: number | string): string => `a-secret-of-one-of-many-tokens-${i}`;
 const MESSAGE = { message: 'The washing machine is done.', number: '+15550100001', recipients: ['+15550100002'] };
 
-/** A relay must not pass these on; it does nothing else about headers. */
+/** A relay must not forward these; it does nothing else about headers. */
 const HOP_BY_HOP = new Set(['host', 'connection', 'keep-alive', 'transfer-encoding']);
 
 function endToEnd(headers: Iterable<readonly [string, string | string[] | undefined]>): Record<string, string> {
@@ -110,7 +110,7 @@ function endToEnd(headers: Iterable<readonly [string, string | string[] | undefi
 }
 
 function httpRelay(port: string): http.Server {
-  // On Deno a request is sent again if the re-used connection fails, so that the gateway re-uses none there.
+  // On Deno a request is resent if a reused connection fails, so the gateway reuses none there.
   const agent = new http.Agent({ keepAlive: RUNTIME !== 'Deno' });
   return http.createServer((req, res) => {
     const headers = endToEnd(Object.entries(req.headers));
@@ -122,10 +122,10 @@ function httpRelay(port: string): http.Server {
   });
 }
 
-/** A server that says the same to everybody, some time after it has read what it was sent, or at once. */
+/** A server that always gives the same response, some time after it has read the request, or at once. */
 function always(status: number, answer: object, reads: boolean, afterMs = 0): http.Server {
   const body = JSON.stringify(answer);
-  // The server drops no connection while others have their turn: a bare relay would break at it.
+  // The server drops no connection while others have their turn, because that would break a bare relay.
   return http.createServer({ keepAliveTimeout: 0 }, (req, res) => {
     const say = (): unknown =>
       res.writeHead(status, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body);
@@ -134,7 +134,7 @@ function always(status: number, answer: object, reads: boolean, afterMs = 0): ht
   });
 }
 
-/** Imported here and not above: the other roles must not pay for it. */
+/** Imported here and not above, so that the other roles do not pay for it. */
 async function gateway(port: string, file: string, parallel = 0, others = 0): Promise<http.Server> {
   const { createGateway } = await import(pathToFileURL(resolve(file)).href);
   const isKnown = readFileSync(file, 'utf8').includes('backend.parallel'); // not in 1.0.0
@@ -176,7 +176,7 @@ const SERVERS: Record<string, (port: string, file: string) => http.Server | Prom
   ),
 };
 
-/** Listens, says where, and tells what it has used whenever it is asked. */
+/** Listens, reports its port, and reports its usage on request. */
 async function serve(server: http.Server): Promise<void> {
   if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
   server.keepAliveTimeout = 0; // no connection is dropped while others have their turn
@@ -201,7 +201,7 @@ async function startProfile(): Promise<Session> {
   return session;
 }
 
-/** @returns how many microseconds the class `Slots` took since the start, and what it called outside the file. */
+/** @returns the microseconds spent since the start in the class `Slots` and in what it called outside the file. */
 async function endProfile(session: Session): Promise<number> {
   const { profile: { nodes, samples = [], timeDeltas = [] } } = await session.post('Profiler.stop');
   session.disconnect();
@@ -230,16 +230,16 @@ function onLines(act: (line: string) => void): void {
 // ── ROLES: THE LOAD ──────────────────────────────────────────────────────────────────────────────
 
 interface Job {
-  /** Connections stay open while the row is the same. */
+  /** Connections stay open within a row. */
   row: string;
   port: number;
-  /** With a # where the megabytes of an attachment go, and a % where the number of a token goes. */
+  /** With a # in place of an attachment's megabytes, and a % for the number of a token. */
   request: string;
   megabytes: number;
   tokens: number;
   expect: number[];
   connections: number;
-  /** It is over after so many requests, or after so long. */
+  /** It ends after this many requests, or after this time. */
   count: number;
   forMs: number;
 }
@@ -247,7 +247,7 @@ interface Job {
 /** A megabyte of base64. */
 const BLOCK = Buffer.from(randomBytes(750_000).toString('base64'));
 
-/** A raw connection with one request on its way at a time: it costs far less than any server here. */
+/** A raw connection with one request in flight at a time, which costs far less than any server here. */
 class Caller {
   readonly #socket: net.Socket;
   #text = '';
@@ -329,7 +329,7 @@ interface Child {
   stop(): void;
 }
 
-/** Starts a role of this file; resolves when it is ready. One that ends by itself ends the run. */
+/** Starts a role of this file; resolves when it is ready. If it exits unexpectedly, the run ends. */
 async function start(role: string, ...args: string[]): Promise<Child> {
   const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args]);
   let answer: (told: Told) => void;
@@ -401,7 +401,7 @@ const ROWS: Row[] = [
 
 // ── REPORT ───────────────────────────────────────────────────────────────────────────────────────
 
-/** What the slices found, by server: of each slice one value or two. */
+/** The results of the slices by server, with one or two values per slice. */
 type Found = Record<string, number[][]>;
 
 function quantile(values: number[], part: number): number {
@@ -417,7 +417,7 @@ function printRow(cells: string[]): void {
   console.log(`| ${widths.map((width, i) => (cells[i] ?? '').padEnd(width)).join(' | ')} |`);
 }
 
-/** Prints a line for each server, with the median of its slices. */
+/** Prints a line for each server, with the medians of its slices. */
 function report(row: string, units: string[], found: Found, goals: Goals = {}): void {
   const [first] = Object.values(found);
   for (const [server, slices] of Object.entries(found)) {
@@ -439,7 +439,7 @@ function report(row: string, units: string[], found: Found, goals: Goals = {}): 
 
 // ── MEASUREMENTS ─────────────────────────────────────────────────────────────────────────────────
 
-/** Servers take turns, and their order turns round each time. */
+/** Servers take turns, and their order is reversed each time. */
 async function inTurns(
   servers: string[],
   turns: number,
@@ -483,7 +483,7 @@ async function measureAll(): Promise<void> {
   if (isWanted('slots')) await measureSlots(startServer, drive);
 }
 
-/** Whether `--only` asks for a row. */
+/** Whether `--only` selects a row. */
 function isWanted(row: string): boolean {
   return new RegExp(options.only ?? '').test(row);
 }
@@ -498,7 +498,7 @@ async function measureStart(startServer: StartServer, drive: Drive): Promise<voi
     const child = await startServer(server);
     const tookMs = performance.now() - startMs;
     await drive(child, { row: 'start', connections: 1, count: 1 });
-    await delay(200); // for what the start leaves behind
+    await delay(200); // for work that is left from the start
     const values = [tookMs, await memoryMiB(child)];
     child.stop();
     return values;
@@ -512,7 +512,7 @@ async function measureMemory(children: Record<string, Child>, drive: Drive): Pro
     await drive(children[server]!, { row: 'memory', count: SCALE.sends / SCALE.rounds });
     return [await memoryMiB(children[server]!)];
   });
-  for (const server of RELAYS) found[server]!.splice(0, SCALE.rounds - 1); // what the server holds in the end
+  for (const server of RELAYS) found[server]!.splice(0, SCALE.rounds - 1); // what the server holds at the end
   report('memory after sends', ['MiB'], found);
 }
 
@@ -536,7 +536,7 @@ async function measureSlice(child: Child, drive: Drive, job: Partial<Job>) {
   return { cpuUs: ((await child.ask()).cpuUs - before.cpuUs) / count, perSecond: count * 1000 / tookMs };
 }
 
-/** Sends of which 1 waits for a slot, and of which 1,000 wait; and what of it is the queue. */
+/** Sends of which 1 waits for a slot, sends of which 1,000 wait, and the share of the queue. */
 async function measureQueue(startServer: StartServer, drive: Drive): Promise<void> {
   for (const [tokens, goal] of Object.entries(QUEUE_GOALS)) {
     const row = `${tokens} tokens`;
@@ -587,11 +587,11 @@ async function main(): Promise<never> {
       `${availableParallelism()} × ${cpus()[0]?.model}, ${new Date().toISOString()}\n` +
       `${Object.entries(GATEWAYS).map((pair) => pair.join(': ')).join(', ')}\n${loadAverage()}\n`,
   );
-  printRow(['', '', 'processor time, or as it says', 'ratio', 'goal', 'throughput, or as it says', 'ratio']);
+  printRow(['', '', 'processor time, or as named', 'ratio', 'goal', 'throughput, or as named', 'ratio']);
   printRow(['---', '---', '---', '---', '---', '---', '---']);
   await measureAll();
   console.log(`\n${loadAverage()}`);
-  process.exit(); // and with it all children
+  process.exit(); // which also ends all children
 }
 
 if (role in SERVERS) await serve(await SERVERS[role]!(port, file));
