@@ -1046,7 +1046,7 @@ function listenersOf(core: Core, server: http.Server) {
     clientError: (error: Error, socket: Socket) => respondUnparsed(core, error, socket),
     /** Runs after `clientError`, which cannot write to a socket whose handshake failed and would leave it open. */
     tlsClientError: (_: Error, socket: Socket) => void socket.destroy(),
-    /** An error without a listener would crash the process. Before `listening`, openPort reports it. */
+    /** An error without a listener would crash the process. Before `listening`, startListening reports it. */
     error: ({ code }: NodeJS.ErrnoException) => {
       if (server.listening) warnRarely(core, 'a connection could not be accepted', { reason: code });
     },
@@ -1119,17 +1119,13 @@ function responseOn(socket: Duplex, req: IncomingMessage) {
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
-  speaker;
+  speaker: Socket | undefined;
   /** The name of the token whose request is being served. */
   token: string | undefined;
   /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
   /** Why the connection is not kept: the first reason, for the log. Only `beginClosing` writes it. */
   closing: string | undefined;
-
-  constructor(speaker: Socket | undefined) {
-    this.speaker = speaker;
-  }
 
   /** From now on, no further request is acted on. */
   beginClosing(reason: string) {
@@ -1162,7 +1158,8 @@ function connectionOf({ connections }: Core, speaker: Socket) {
   const socket = transportSocket(speaker);
   const known = connections.get(socket);
   if (known) return known;
-  const connection = new Connection(speaker);
+  const connection = new Connection();
+  connection.speaker = speaker;
   if (socket.destroyed) return connection;
   connections.set(socket, connection);
   socket.once('close', () => connections.delete(socket));
@@ -1249,7 +1246,7 @@ function logUnparsed(core: Core, socket: Socket, reason: string, code: ProblemCo
  * response and are not acted on. The first row that applies to the request decides:
  *
  *   its response has begun    relayed to its end, and then the connection is closed
- *   the backend has it        relayed, whatever follows, because the backend may act on it (a send by GET has no body)
+ *   the backend has it        relayed, whatever follows: the backend may act on it (no body of a send by GET is read)
  *   it is not complete        refused: the parser failed in its body
  *   a POST without a length   refused: node:http took its body for a second request, because it has neither
  *                             Content-Length nor chunked
@@ -1354,19 +1351,17 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
   });
 }
 
-/** Opens the port. @returns the URL. Rejects if the port is in use or the address is not one of this machine. */
-async function openPort(server: http.Server, settings: AtStart) {
-  const { host, port } = settings.listen;
+/**
+ * Opens the port, and starts the periodic checks.
+ * @returns the URL. Rejects if the port is in use or the address is not one of this machine.
+ */
+async function startListening(server: http.Server, core: Core) {
+  const { host, port } = core.atStart.listen;
   server.listen({ port, ...(host && { host }) });
   await once(server, 'listening'); // rejects on 'error'
   const { address, port: openedPort } = server.address() as AddressInfo;
-  const scheme = tlsFiles(settings) ? 'https' : 'http';
-  return `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
-}
-
-/** Opens the port, and starts the periodic checks. @returns and rejects as openPort. */
-async function startListening(server: http.Server, core: Core) {
-  const url = await openPort(server, core.atStart);
+  const scheme = tlsFiles(core.atStart) ? 'https' : 'http';
+  const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
   const warnOfCertificate = () =>
     certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning, {}));
   const timers = [
@@ -1742,11 +1737,11 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
-  const { core, requestId, client, route, status, problem, bytesIn, bytesOut } = exchange;
+  const { core, req, requestId, client, credential, route, status, problem, bytesIn, bytesOut } = exchange;
   const { code, reason: given, status: worst = status, details: { hint } = {} } = problem ?? {};
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
-  const [method, token, form] = [exchange.req.method, exchange.token?.name, exchange.credential?.form];
+  const token = exchange.token?.name;
   const ms = Math.round(core.now() - exchange.startedMs);
   // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
   // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token. These are counted
@@ -1760,8 +1755,23 @@ function logExchange(exchange: Exchange) {
   const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
   // At debug level, the line also has the reason why the connection is not kept.
   const closing = core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined;
-  const told = { status, code, reason, hint, origin, closing, bytesIn, bytesOut, ms };
-  core.log(level, 'request', { requestId, client, method, route, token, form, ...told });
+  core.log(level, 'request', {
+    requestId,
+    client,
+    method: req.method,
+    route,
+    token,
+    form: credential?.form,
+    status,
+    code,
+    reason,
+    hint,
+    origin,
+    closing,
+    bytesIn,
+    bytesOut,
+    ms,
+  });
   core.metrics.countRequest(exchange);
 }
 
