@@ -1,28 +1,28 @@
 /**
- * A seeded simulation over real sockets, which looks for the next bug:  npm run fuzz -- --seconds 600 --seed N
+ * A seeded simulation over real sockets, which searches for new bugs:  npm run fuzz -- --seconds 600 --seed N
  *
  *   --seconds S   how long new worlds are made and played (60)
  *   --seed N      the seed of the first world; the next one has N + 1
  *   --side N      how many timed worlds play side by side (8)
  *   --kind KIND   only worlds of this kind: timed, large, wire, meaning or rules
- *   --stop N,N    ends at the first find of one of these invariants, and makes no world smaller
- *   --show        plays one world, that of the seed and the kind, and prints what became of each request
+ *   --stop N,N    ends at the first find of one of these invariants, and reduces no world
+ *   --show        plays one world, that of the seed and the kind, and prints the outcome of each request
  *   --world FILE  the same for the world in a JSON file
- *   --planted     plays against copies of gateway.ts with known faults, and says which faults were found
+ *   --planted     plays against copies of gateway.ts with known faults, and prints which were found
  *   --only TEXT   with --planted: only the faults whose names contain the text
  *
- * A world is data: one JSON object, which a seed makes. A world that fails is made smaller: parts of its lists are left
- * out as long as the same invariant fails. What it shows becomes a test; a seed means another world as soon as a
- * generator changes. There are timed worlds, of small or large bodies (a gateway in this process, and a stand-in
+ * A world is data: one JSON object, generated from a seed. A world that fails is reduced: parts of its lists are
+ * removed as long as the same invariant fails. Each find becomes a test, because a seed means another world as soon as
+ * a generator changes. There are timed worlds with small or large bodies (a gateway in this process, and a stand-in
  * backend that hangs, breaks off and lies), and those of the sections THE WIRE, MEANING and RULES.
  *
- * `INVARIANTS` below says what must hold. Most finds need no clock: one is red. Those that depend on time must come
- * again when the world is played alone, two times of two; otherwise the find is a warning. The worst kinds are rare
- * races, so a world that failed may hold when it is played again.
+ * `INVARIANTS` below lists what must hold. Most finds do not depend on time, and a single one is red. A find that
+ * depends on time must recur when the world is played alone, twice out of two; otherwise it is a warning. The worst
+ * kinds are rare races, so a world that failed may pass when it is played again.
  *
- * A kernel takes megabytes at once on loopback, so nobody would ever wait in the middle of a head. Where
+ * A kernel accepts megabytes at once on loopback, so no request would ever stop in the middle of a head. Where
  * `net.Socket.prototype._writeGeneric` exists, the simulation lets through only `windowBytes` more than the stand-in
- * has read. Bun has no such function: there torn requests are not looked for, and the run says so.
+ * has read. Bun lacks this function, so torn requests are not tested there, and the run reports that.
  *
  * GATEWAY_FILE names another file. Worlds import only createGateway, and use no setting that version 3.0.0 lacks.
  */
@@ -43,7 +43,7 @@ import type { Gateway, GatewayConfig } from './gateway.ts';
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
 const { createGateway } = await import(FILE.href) as typeof import('./gateway.ts');
 
-/** What must hold in every world. A find names one of these by its number. */
+/** What must hold in every world. A find names one of these by number. */
 export const INVARIANTS = {
   1: 'The bytes of a request travel on one connection, are a prefix of what was sent, and are acted on once at most.',
   2: 'What is told is true: 201 was acted on, and a refusal or "nothing was sent" was not.',
@@ -67,13 +67,13 @@ const TIMED: readonly number[] = [5, 6];
 interface Find {
   invariant: Invariant;
   what: string;
-  /** It depends on time, and counts only if it comes again alone, two times of two. */
+  /** It depends on time, and counts only if it recurs alone, twice out of two. */
   isTimed: boolean;
-  /** Moreover, the event loop was late. */
+  /** The event loop was also late. */
   isDoubtful?: boolean;
 }
 
-/** The words of a text, as a list whose type knows them. */
+/** The words of a text, as a list with their literal types. */
 type Word<T extends string> = T extends `${infer First} ${infer Rest}` ? First | Word<Rest> : T;
 const words = <T extends string>(text: T): Word<T>[] => text.split(' ') as Word<T>[];
 
@@ -107,52 +107,52 @@ function generator(...names: (string | number)[]) {
 // ── WORLDS ───────────────────────────────────────────────────────────────────────────────────────
 
 /**
- * How the stand-in answers: with 201 at once, later, in three pieces, chunked, behind 103 and 100, or with "Connection:
- * close"; with 400 before the body is read, a body that breaks off or is too long, two lengths, 307, no HTTP; with an
- * ordinary response to an upgrade, or 101 and a reset to whatever was asked; with a reset instead of reading the body,
- * or with a reset or the end after it has acted; or never.
+ * How the stand-in answers: with 201 at once, later, in three pieces, chunked, after 103 and 100, or with "Connection:
+ * close"; with 400 before the body is read, a truncated or too long body, two lengths, 307, no HTTP; with an ordinary
+ * response to an upgrade, or 101 and a reset to any request; with a reset instead of reading the body, or with a reset
+ * or the end after it has acted; or never.
  */
 const ANSWERS = [
   ...words('prompt late pieces chunked hints closing early cut short twoLengths redirect garbage declined switching'),
   ...words('resetBefore resetAfter goneAfter never'),
 ];
 type Answer = (typeof ANSWERS)[number];
-/** Answers after which a client that stays need not get a response of its own. */
+/** Answers after which a client that stays connected need not get a response. */
 const BROKEN: readonly Answer[] = ['cut', 'short'];
 
 const PHASES = words('gone hung reset');
-/** A time in which the stand-in is away (gone, reset), or reads and answers nothing (hung). */
+/** A period in which the stand-in is away (gone, reset), or neither reads nor answers (hung). */
 type Phase = { kind: (typeof PHASES)[number]; atMs: number; forMs: number };
 
 const FORMS = words('bearer basic query path body');
 
-/** What a body is. All of those from `twice` on try to get past the lists of a token. */
+/** The kinds of bodies. All from `twice` on try to bypass the lists of a token. */
 const SHAPES = words('plain twice folded escaped late doubled');
 
 /** One request of an actor. */
 interface Step {
   route: keyof typeof ROUTES;
   form: (typeof FORMS)[number];
-  /** The credential is nobody's. */
+  /** The credential belongs to no token. */
   wrong?: boolean;
   shape: (typeof SHAPES)[number] | 'broken';
   bodyBytes: number;
   chunked?: boolean;
   /** HTTP/1.0 with keep-alive. */
   isOld?: boolean;
-  /** Where the client pauses while it writes the request: after which byte, and for how long. */
+  /** Where the client pauses while writing the request: after which byte, and for how long. */
   pauses?: [atByte: number, ms: number][];
   /** The client writes no further than this byte. */
   stopAt?: number;
-  /** The client leaves so long after its last byte, in this way. */
+  /** The client disconnects this long after its last byte, in this way. */
   leave?: [ms: number, how: 'close' | 'half' | 'reset'];
   /** The request is written together with the one before it, on the same connection. */
   joined?: boolean;
-  /** The next request goes on the same connection, so much later. A WebSocket stays open for so long. */
+  /** The next request uses the same connection, this much later. A WebSocket stays open for this long. */
   keptMs?: number;
-  /** Bytes behind the request that are no request. */
+  /** Bytes after the request that are not a request. */
   rubbish?: number;
-  /** The client does not read for so long. */
+  /** The client does not read for this long. */
   deafMs?: number;
   answer: [kind: Answer, ms: number];
   /** A reload changes the rules of this token in this way. */
@@ -162,9 +162,9 @@ interface Step {
   base?: string;
 }
 
-/** What the steps of each kind of actor have of their own. */
+/** The steps of each kind of actor. */
 const WAYS = {
-  // These do nothing that a real client would not do, and must be served.
+  // These do only what a real client would do, and must be served.
   honest: (draw) => ({ route: draw.pick(['send', 'send', 'send', 'about']) }),
   kept: (draw) => ({ keptMs: draw.between(0, 150) }),
   patient: (draw, _, bytes) => ({ answer: ['late', draw.between(50, 300)], pauses: [[draw.between(100, bytes), 60]] }),
@@ -202,7 +202,7 @@ const WAYS = {
     ...{ route: 'socket', form: draw.pick(['bearer', 'path']), bodyBytes: 300_000 },
     answer: ['declined', draw.pick([0, 40])],
   }),
-  // Posts a body where none is needed.
+  // Posts a body to a route that needs none.
   heedless: (draw) => ({
     ...{ route: draw.pick(['join', 'quit', 'remove']), shape: draw.pick(['plain', 'broken']) },
     answer: [draw.pick(['prompt', 'late']), draw.pick([5, 40])],
@@ -212,7 +212,7 @@ const WAYS = {
     answer: [draw.pick(['prompt', 'late']), draw.pick([5, 150])],
     ...(draw.chance(0.4) && { pauses: [[draw.pick([40, 400, 5000]), draw.between(20, 200)]] }),
   }),
-  // No client: it changes the configuration.
+  // Not a client: it changes the configuration.
   reloader: (draw, { parallel }) => ({
     ...{ keptMs: draw.pick([100, 100, 500]), parallel: draw.pick([0, 1, 2, 4, parallel, parallel]) },
     base: draw.pick(['', '', '', '/moved']),
@@ -225,7 +225,7 @@ type Kind = keyof typeof WAYS;
 const KINDS = Object.keys(WAYS) as Kind[];
 const HONEST = KINDS.slice(0, 4);
 
-/** The kinds that have their own token, do not take one to three steps, or take all of them at the same time. */
+/** The kinds that have their own token, take other than one to three steps, or take all of them at once. */
 const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number, most: number]; together?: true }>> = {
   crowd: { steps: [4, 6], together: true },
   confined: { token: 'confined' },
@@ -238,7 +238,7 @@ const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number,
   uploader: { token: 'guest', steps: [4, 6] },
 };
 
-/** A client, or the one that reloads the configuration. */
+/** A client, or the actor that reloads the configuration. */
 interface Actor {
   kind: Kind;
   number: number;
@@ -248,7 +248,7 @@ interface Actor {
   steps: Step[];
 }
 
-/** What decides about time and order. */
+/** The settings that affect time and order. */
 type Times = Record<'headersMs' | 'stallMs' | 'slotMs' | 'connectMs' | 'lingerMs' | 'timeoutMs' | 'waitMs', number> & {
   parallel: number;
 };
@@ -258,10 +258,10 @@ interface World extends Times {
   /** How many bytes the gateway may be ahead of the stand-in; 0 for no limit. */
   windowBytes: number;
   phases: Phase[];
-  /** How long each connection of the stand-in does not read at first, in turn. */
+  /** How long each connection of the stand-in, in turn, waits before it reads. */
   deafMs: number[];
   actors: Actor[];
-  /** When the gateway shuts down, in the middle of it all. */
+  /** When the gateway shuts down, in mid-operation. */
   closeMs?: number | undefined;
   /** `limits.body`, in MiB. */
   bodyMiB?: number;
@@ -272,7 +272,7 @@ const TO = '+15550100002';
 const ELSE = '+15550100666';
 const GROUP = `group.${btoa(btoa('a group of thirty-two characters'))}`;
 const LISTS = { senders: [FROM], recipients: [TO] };
-/** The tokens of every world. `lists` of the configuration are those that invariant 3 asks for. */
+/** The tokens of every world. `lists` of the configuration are those that invariant 3 checks. */
 const TOKENS = {
   free: {},
   other: {},
@@ -282,7 +282,7 @@ const TOKENS = {
   maker: { defaults: { number: FROM, recipients: [TO] }, allow: ['send', 'GET /v2/send'] },
 };
 type TokenName = keyof typeof TOKENS;
-/** How a reload may change a token, and which requests the token cannot make then. */
+/** How a reload may change a token, and which requests the token may then not make. */
 const CHANGES: Record<string, { settings?: object; refuses: (asked: Asked) => boolean }> = {
   usual: { settings: {}, refuses: () => false },
   removed: { refuses: () => true },
@@ -300,10 +300,10 @@ const tokensWith = (changes: Changes): NonNullable<GatewayConfig['tokens']> =>
       return settings ? [[name, { secret: secretOf(name), ...token, ...settings }]] : [];
     }),
   );
-/** All secrets begin with a word that nothing else holds, and that no place but the five may have. */
+/** All secrets start with a word that occurs nowhere else, and that only the five places may contain. */
 const WORD = 'UNSPOKEN';
 const secretOf = (token: string): string => `${WORD}-${token}-0123456789abcdef`;
-/** The word as it is, and as Basic writes it behind `api:`. */
+/** The word itself, and as Basic encodes it after `api:`. */
 const SECRET_PATTERN = new RegExp(`${WORD}|${btoa(`api:${WORD}`)}`);
 
 /** Makes a world from a seed. */
@@ -333,7 +333,7 @@ export function genWorld(seed: number): World {
     const kind = i === 0 && draw.chance(0.4) ? 'hanger' : usual;
     const number = numbers.get(kind) ?? 0;
     numbers.set(kind, number + 1);
-    // Exactly one token may hang, and one actor of each of these is enough.
+    // Only one token may hang, and one actor of each of these is enough.
     if (number > 0 && /hanger|reloader/.test(kind)) continue;
     world.actors.push(genActor(world, kind, number));
   }
@@ -342,7 +342,7 @@ export function genWorld(seed: number): World {
   return world;
 }
 
-/** Makes a world of bodies of about a megabyte, which stop the loop for others. It has no absence. */
+/** Makes a world of bodies of about a megabyte, which block the loop for others. It has no absence. */
 export function genLarge(seed: number): World {
   const draw = generator(seed, 'large');
   const { closeMs: _, ...small } = genWorld(seed);
@@ -377,13 +377,13 @@ function genActor(world: World, kind: Kind, number: number): Actor {
     return { ...usual, ...WAYS[kind](draw, world, usual.bodyBytes + 250) };
   };
   const steps = Array.from({ length: draw.between(least, most) }, genStep);
-  // A crowd comes when an absence has begun.
+  // A crowd arrives after an absence has started.
   const beginMs = (kind === 'crowd' && world.phases[0]?.atMs) || 0;
   const atMs = beginMs + draw.between(0, { hanger: 300, crowd: 150 }[kind as 'crowd'] ?? 1200);
   return { kind, number, atMs, token, ...(together && { together }), steps };
 }
 
-/** A send that tries to get past the lists of its token, or to be acted on twice. */
+/** A send that tries to bypass the lists of its token, or to be acted on twice. */
 function genEvil(draw: Draw): Partial<Step> {
   const bodyBytes = draw.pick([300, 66_000, 140_000, 200_000]);
   const evil: Partial<Step> = { shape: draw.pick(SHAPES), bodyBytes };
@@ -395,7 +395,7 @@ function genEvil(draw: Draw): Partial<Step> {
 }
 
 const HIDDEN = `{"number":"${ELSE}","recipients":["${ELSE}"],"message":"hidden"}`;
-/** Bytes that are no request, and one that nobody has let in. */
+/** Bytes that are not a request, and a request without authentication. */
 const RUBBISH = [
   '\0\0\0\0',
   'GET',
@@ -410,7 +410,7 @@ const RUBBISH = [
 
 // ── THE SIMULATION ───────────────────────────────────────────────────────────────────────────────
 
-/** One request, and what became of it. */
+/** One request, and its outcome. */
 interface Asked {
   mark: string;
   actor: Actor | undefined;
@@ -418,19 +418,19 @@ interface Asked {
   step: Step;
   /** Where the credential is. */
   form: Step['form'];
-  /** The bytes on the wire, without rubbish. */
+  /** The bytes on the wire, without garbage. */
   bytes: Buffer;
-  /** The body that the backend must get, where it is known. */
+  /** The body that the backend must get, if it is known. */
   expected: Buffer | undefined;
   startedMs: number;
   startedLoopMs: number;
-  /** The client has neither left nor stopped, and reads. */
+  /** The client is still connected, has not stopped, and reads. */
   stays: boolean;
   response?: Response;
   /** When the response was complete, or the connection was closed. */
   endedMs?: number;
   endedLoopMs?: number;
-  /** How often the stand-in saw the head, acted, and what it answered. */
+  /** How often the stand-in saw the head and acted, and what it answered. */
   arrivals: number;
   acts: number;
   answeredBody?: string;
@@ -438,7 +438,7 @@ interface Asked {
 
 type Response = { status: number; headers: Map<string, string>; body: Buffer; isComplete: boolean };
 
-/** Notes when a request was over. */
+/** Records when a request was over. */
 function end(asked: Asked): void {
   asked.endedMs ??= performance.now();
   asked.endedLoopMs ??= loopMs;
@@ -450,14 +450,14 @@ const isOfGate = ({ waiting, message }: Line): boolean =>
   typeof waiting === 'number' && !/answer/.test(String(message));
 const shuts = ({ message }: Line): boolean => !/again/.test(String(message));
 
-/** What was drawn and came about, over all worlds: the end of a run says what never came. */
+/** What was drawn and what occurred, over all worlds: the end of a run lists what never occurred. */
 const CAME = new Map<string, number>();
 const came = (name: string): void => void CAME.set(name, (CAME.get(name) ?? 0) + 1);
 
-/** The rules from one reload to the next, and since when by both clocks; `base` is the path of `backend.url`. */
+/** The rules from one reload to the next, with their start on both clocks; `base` is the path of `backend.url`. */
 type Version = { ms: number; loopMs: number; changes: Changes; base: string };
 
-/** All that belongs to one world while it is played. */
+/** Everything that belongs to one world while it is played. */
 class Play {
   readonly world: World;
   /** The gateway is a process. */
@@ -468,13 +468,13 @@ class Play {
   readonly standIn: StandIn;
   gateway!: Gateway;
   port = 0;
-  /** The longest time that the event loop was late. A world in which it was late says nothing about time. */
+  /** The longest delay of the event loop. A world with a long delay shows nothing about time. */
   lateMs = 0;
   readonly wires = new Set<Wire>();
-  /** How many connections the gateway has: it may not have seen that a client has left whose body waits unread. */
+  /** The gateway's connections. It may not have noticed that a client with an unread body has disconnected. */
   held = 0;
   readonly versions: Version[] = [{ ms: 0, loopMs: 0, changes: {}, base: '' }];
-  /** The shutdown in the middle, once it has begun: how many milliseconds it takes. */
+  /** The shutdown in mid-operation, once it has started: how many milliseconds it takes. */
   closing: Promise<number> | undefined;
 
   constructor(world: World) {
@@ -505,7 +505,7 @@ class Play {
     };
   }
 
-  /** The rules that were in force between two times. */
+  /** The rules that were in effect between two times. */
   inForce(clock: 'ms' | 'loopMs', from: number, to: number): Version[] {
     return this.versions.filter((version, i) => version[clock] <= to && !(this.versions[i + 1]?.[clock]! < from));
   }
@@ -553,10 +553,10 @@ class Play {
   }
 }
 
-/** All worlds that are being played, for errors that belong to no world, and for the watch on the event loop. */
+/** All worlds being played, for errors that belong to no world, and for the watch on the event loop. */
 const PLAYS = new Set<Pick<Play, 'find' | 'lateMs'>>();
 
-/** Writes down an error that nobody caught. Which world it belongs to is not known. */
+/** Records an uncaught error. Which world it belongs to is not known. */
 function onUncaught(error: unknown): void {
   const stack = error instanceof Error ? error.stack : String(error);
   for (const play of PLAYS) play.find(7, `an uncaught error: ${stack}`);
@@ -565,12 +565,12 @@ function onUncaught(error: unknown): void {
 let watcher: NodeJS.Timeout | undefined;
 
 /**
- * A clock that counts turns of the event loop: a turn of 10 ms counts 20 ms at most. It says how long somebody has
- * waited of the time in which the gateway could do something, so that a busy machine makes nothing red.
+ * A clock that counts turns of the event loop: a turn of 10 ms counts 20 ms at most. It measures how long a request has
+ * waited while the gateway could run, so that a busy machine makes nothing red.
  */
 let loopMs = 0;
 
-/** Begins or ends the watch on the event loop and on uncaught errors. */
+/** Starts or ends the watch on the event loop and on uncaught errors. */
 function watch(): void {
   const isOn = watcher !== undefined;
   if (isOn === PLAYS.size > 0) return;
@@ -580,7 +580,7 @@ function watch(): void {
     if (isOn) process.off(event, onUncaught);
     else process.on(event, onUncaught);
   }
-  // How far a writer can be ahead of a stand-in.
+  // How far a writer can get ahead of a stand-in.
   if (hasSmallBuffers) sockets._writeGeneric = isOn ? writeAll! : writeSome;
   if (isOn) return;
   let lastMs = performance.now();
@@ -620,7 +620,7 @@ export async function playWorld(world: World, isLoud = false): Promise<Find[]> {
   return play.finds.map((find) => ({ ...find, isDoubtful: find.isTimed && play.lateMs >= 150 }));
 }
 
-/** Whether a promise takes longer than this, by the clock that counts turns. */
+/** Whether a promise takes longer than this on the clock that counts turns. */
 async function isLate(promise: Promise<unknown>, limitMs: number): Promise<boolean> {
   let isOver = false;
   void promise.finally(() => isOver = true);
@@ -640,10 +640,10 @@ async function until(condition: () => boolean | Promise<boolean>, limitMs: numbe
 
 // ── THE STAND-IN BACKEND ─────────────────────────────────────────────────────────────────────────
 
-/** A connection of the stand-in, and how many bytes it has read. */
+/** A connection of the stand-in, and the number of bytes it has read. */
 type Peer = { socket: net.Socket; reset: () => void; readBytes: number; isDeaf: boolean; isBusy: boolean };
 
-/** A time in which the stand-in was not there for everybody, or was slow for one. */
+/** A period in which the stand-in was away for all requests, or slow for one. */
 type Absence = { kind: 'away' | 'hung' | 'slow'; fromMs: number; untilMs: number };
 
 /** A certificate and its key, those of gateway.test.ts. */
@@ -651,33 +651,33 @@ const PEMS = readFileSync(new URL('gateway.test.ts', import.meta.url), 'utf8').m
   .map((pem) => pem.replaceAll('\\n', '\n'));
 
 /**
- * A raw server in the place of the backend, which checks every byte that it gets. It models when the real one acts (on
- * a send at the end of its first JSON value, on all else with the head), how an answer breaks off, and how it is away.
- * It does not model what routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo here.
+ * A raw server instead of the backend, which checks every byte that it gets. It models when the real one acts (on a
+ * send at the end of its first JSON value, on others with the head), how an answer breaks off, and how it is away. It
+ * does not model what routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo here.
  */
 class StandIn {
   readonly play: Play;
   readonly server = net.createServer({ pauseOnConnect: true, noDelay: true });
   readonly peers = new Map<number, Peer>();
   port = 0;
-  /** Not reading, not answering. */
+  /** Neither reading nor answering. */
   isHung = false;
   isResetting = false;
   readonly absences: Absence[] = [];
-  /** The marks of the requests that came, in their order. */
+  /** The marks of the requests that arrived, in order. */
   readonly order: string[] = [];
   /** How often it acted, by X-Request-Id. */
   readonly acted = new Map<string, number>();
-  /** Answers that are held back until these are called. */
+  /** Callbacks for the answers that are held back. */
   held: (() => void)[] = [];
   /**
-   * On Linux every address in 127.0.0.0/8 is this machine, and each stand-in has one of its own: while it is away, the
-   * stand-in of another world could get its port, and its requests.
+   * On Linux every address in 127.0.0.0/8 is this machine, and each stand-in has its own: otherwise, while it is away,
+   * the stand-in of another world could get its port, and its requests.
    */
   readonly host = process.platform === 'linux' ? `127.1.${(standIns >> 8) & 255}.${standIns++ & 255}` : '127.0.0.1';
   /** Writes of the gateway that wait until the stand-in has read more, by the port of the gateway's end. */
   readonly writers = new Map<number, () => void>();
-  /** How many connections were made. */
+  /** How many connections were established. */
   tries = 0;
   #isOver = false;
   #phases: Promise<unknown> = Promise.resolve();
@@ -687,7 +687,7 @@ class StandIn {
     this.server.on('connection', (socket) => this.#accept(socket));
   }
 
-  /** Listens, after an absence on the same port: another program may have it for a moment, as a client does. */
+  /** Listens, after an absence on the same port, which another program or a client may briefly have taken. */
   async listen(): Promise<void> {
     const listens = async (): Promise<boolean> => {
       this.server.listen(this.port, this.host, 511);
@@ -698,7 +698,7 @@ class StandIn {
     STAND_INS.set(`${this.host}:${this.port}`, this);
   }
 
-  /** Begins the phases. */
+  /** Starts the phases. */
   begin(): void {
     this.#phases = Promise.all(this.play.world.phases.map((phase) => this.#run(phase)));
   }
@@ -757,7 +757,7 @@ class StandIn {
 
   #accept(socket: net.Socket): void {
     socket.on('error', () => {});
-    // Node leaves a socket open for ever that is reset while its end is on its way.
+    // Node leaves a socket open forever if it is reset while its end is being sent.
     const reset = (): void => void (socket.writableEnded ? socket.destroy() : socket.resetAndDestroy());
     if (this.isResetting) return reset();
     const list = this.play.world.deafMs;
@@ -784,7 +784,7 @@ class StandIn {
     else hear();
   }
 
-  /** Notes that somebody waits for the stand-in from now on. */
+  /** Records that a request waits for the stand-in from now on. */
   slow(ms: number): void {
     const fromMs = performance.now();
     if (ms > 0) this.absences.push({ kind: 'slow', fromMs, untilMs: fromMs + ms });
@@ -796,9 +796,9 @@ class StandIn {
   }
 
   /**
-   * How long the stand-in was away, hung or slow between two times. The gateway finds out only with its next try that
-   * the stand-in is back; between two tries it pauses as long as the absence lasted, and a second at most. For the
-   * gateway, an absence goes on in the next one that begins within that second.
+   * How long the stand-in was away, hung or slow between two times. The gateway notices only at its next attempt that
+   * the stand-in is back; between two attempts it pauses as long as the absence lasted, and a second at most. For the
+   * gateway, an absence continues in the next one that starts within that second.
    */
   absentMs(kind: Absence['kind'], fromMs: number, untilMs: number): number {
     const parts = this.absences.filter((absence) => absence.kind === kind).map((absence) => {
@@ -816,15 +816,15 @@ class StandIn {
  * connection ends. It models no trailers, no extensions of chunks and no folded headers: the gateway sends none.
  */
 abstract class MessageReader {
-  /** What comes next is read by nobody, or by a WebSocket. */
+  /** The following bytes are ignored, or belong to a WebSocket. */
   isOver = false;
   #rest: Buffer = Buffer.alloc(0);
-  /** How much of the body, or of its chunk, is still to come; undefined between two messages. */
+  /** How much of the body, or of its chunk, is still missing; undefined between two messages. */
   #leftBytes: number | undefined;
   /** The text before the size of the next chunk; undefined if the body has none. */
   #beforeSize: '' | '\r\n' | undefined;
 
-  /** @returns the body's length, Infinity if it ends with the connection; undefined to pass over the head. */
+  /** @returns the body's length, Infinity if it ends with the connection; undefined to skip the head. */
   protected abstract onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined;
   protected abstract onPart(part: Buffer): void;
   protected abstract onWhole(): void;
@@ -837,7 +837,7 @@ abstract class MessageReader {
     if (this.isOver) this.onTunnel(this.#take(Infinity));
   }
 
-  /** @returns whether there was enough to go on. */
+  /** @returns whether there was enough to continue. */
   #step(): boolean {
     if (this.#leftBytes === undefined) return this.#readHead();
     if (this.#leftBytes === 0) return this.#readSize();
@@ -957,7 +957,7 @@ class BackendReader extends MessageReader {
     const path = target.slice(base.length);
     const bases = play.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
     if (!bases.includes(base)) this.#find(1, `a request comes to ${target}, and no rules of its time name that path`);
-    if (mark === '' && path === '/v1/about' && play.isProcess) { // which it asks once, when it starts
+    if (mark === '' && path === '/v1/about' && play.isProcess) { // its query, once at start
       return void this.#peer.socket.write(
         'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}',
       );
@@ -980,7 +980,7 @@ class BackendReader extends MessageReader {
       this.isOver = true;
       return void this.#peer.reset();
     }
-    // What is no send acts, and is answered, as soon as its head is here: its handler reads no body.
+    // Anything but a send acts, and is answered, as soon as its head is here, because its handler reads no body.
     if (asked && kind !== 'early' && !isSend(arrival)) this.#count(arrival, asked);
     if (asked && (kind === 'early' || !isSend(arrival))) void this.#answer(arrival);
     return coding === 'chunked' ? coding : Number(length ?? 0);
@@ -1011,7 +1011,7 @@ class BackendReader extends MessageReader {
     acted.set(requestId, (acted.get(requestId) ?? 0) + 1);
   }
 
-  /** Acts as encoding/json reads a send: keys match whatever their case. Here every one of several must be allowed. */
+  /** Acts as encoding/json reads a send: keys match in any case. Here every one of several must be allowed. */
   #act(arrival: Arrival, text: string): void {
     arrival.hasActed = true;
     const { asked } = arrival;
@@ -1089,7 +1089,7 @@ class BackendReader extends MessageReader {
   }
 }
 
-/** The keys of the outermost object, each as often as it is there. */
+/** The keys of the outermost object, each as often as it occurs. */
 function topKeys(text: string): string[] {
   const tokens = text.match(/"(?:[^"\\]|\\.)*"|[{}[\]:]/g) ?? [];
   let depth = 0;
@@ -1120,7 +1120,7 @@ function firstObject(text: string): string | undefined {
 const STAND_INS = new Map<string, StandIn>();
 let standIns = 0;
 
-/** Goes on with the write that waits until the stand-in has read more. @param port that of the gateway's end. */
+/** Continues the write that waits until the stand-in has read more. @param port that of the gateway's end. */
 function wakeWriters({ writers }: StandIn, port: number): void {
   const wake = writers.get(port);
   writers.delete(port);
@@ -1172,19 +1172,19 @@ function bytesOf(writev: boolean, data: unknown, encoding: string): Buffer {
 // ── THE CLIENTS ──────────────────────────────────────────────────────────────────────────────────
 
 /**
- * A client's connection to the gateway: it gives each response to its request, in order. It models a client that
- * pipelines, and neither TLS nor one that gives up.
+ * A client's connection to the gateway, which assigns each response to its request, in order. It models a client that
+ * pipelines, but neither TLS nor a client that gives up.
  */
 class Wire extends MessageReader {
   readonly play: Play;
   readonly socket: net.Socket;
   readonly asked: Asked[] = [];
   isClosed = false;
-  /** The gateway has said, or shown, that this connection takes no further request. */
+  /** The gateway has announced, or shown, that this connection accepts no further request. */
   isLast = false;
-  /** Rubbish was written: the gateway may answer more than was asked. */
+  /** Garbage was written, so the gateway may send more responses than there were requests. */
   hasRubbish = false;
-  /** What came behind a 101. */
+  /** What came after a 101. */
   tunnel: Buffer = Buffer.alloc(0);
   #next = 0;
   #response: Response | undefined;
@@ -1258,7 +1258,7 @@ class Wire extends MessageReader {
   }
 }
 
-/** A filler of so many bytes that says whose it is. */
+/** A filler of this many bytes that names its request. */
 const filler = (mark: string, bytes: number): string =>
   `${mark}.`.repeat(bytes / mark.length + 1).slice(0, Math.max(0, bytes));
 
@@ -1294,7 +1294,7 @@ const ROUTES = {
   socket: `GET /v1/receive/${FROM}`,
 };
 
-/** Makes the request of a step, and writes down what the backend must get. */
+/** Makes the request of a step, and records what the backend must get. */
 function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
   const body = bodyOf(step, mark);
   const isJson = body.startsWith('{');
@@ -1343,7 +1343,7 @@ async function runActor(play: Play, actor: Actor): Promise<void> {
   await Promise.all(actor.steps.map((step, i) => runSteps(play, actor, [step], i)));
 }
 
-/** Takes steps one after the other; those that are joined are written together. */
+/** Takes steps one after the other; joined steps are written together. */
 async function runSteps(play: Play, actor: Actor, steps: Step[], number: number): Promise<void> {
   let wire: Wire | undefined;
   for (let i = 0; i < steps.length;) {
@@ -1365,7 +1365,7 @@ async function runSteps(play: Play, actor: Actor, steps: Step[], number: number)
   wire?.socket.destroy();
 }
 
-/** Holds a WebSocket. It is closed if a reload refuses it, and for no other reason of the gateway's own. */
+/** Holds a WebSocket, which the gateway may close only if a reload refuses it. */
 async function holdSocket(play: Play, wire: Wire, asked: Asked): Promise<void> {
   const fromLoopMs = loopMs;
   const isStale = (): boolean =>
@@ -1393,7 +1393,7 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
   const { socket } = wire;
   const { step } = asked.at(-1)!;
   wire.asked.push(...asked);
-  // Only the last of several requests has rubbish behind it, so that each response is known by its order.
+  // Only the last of several requests has garbage after it, so that each response is known by its order.
   const { rubbish, stopAt } = step;
   const isRubbish = rubbish !== undefined && stopAt === undefined;
   if (isRubbish) wire.hasRubbish = wire.isLast = true;
@@ -1428,7 +1428,7 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
   }
 }
 
-/** Reloads the same configuration, one with other slots, another path or a token changed, and one that is wrong. */
+/** Reloads the same configuration, one with other slots, another path or a changed token, and an invalid one. */
 async function reload(play: Play, { steps }: Actor): Promise<void> {
   const change = (changes: Changes, base: string): number =>
     play.versions.push({ ms: performance.now(), loopMs, changes, base });
@@ -1484,11 +1484,11 @@ function checkRequests(play: Play): void {
       find(4, `a response is neither the backend's nor a refusal: ${status} ${body.subarray(0, 80)}`);
     }
     if (status === 201 && acts === 0) find(2, 'a client was told 201, and nothing was done');
-    // A handshake may be over when the shutdown begins.
+    // A handshake may be over when the shutdown starts.
     const isOpen = code === undefined || OPEN_CODES.includes(code) || (route === 'socket' && code === 'shutting_down');
     if (!isOpen && acts > 0) find(2, `a client was told ${code}, and the backend has acted`);
-    // No clock is needed to know that this is the answer to somebody else's bytes. The world of those bytes may be
-    // another, played beside this one: on Deno all connections of a process share parsers.
+    // No clock is needed to know that this answers another client's bytes. They may belong to another world played at
+    // the same time, because on Deno all connections of a process share parsers.
     if (code === 'bad_request' && isHonest) find(4, 'an honest client was told bad_request');
     const isRead = stays && play.closing === undefined && (isHonest || kind === 'declined');
     if (isRead && !isComplete && status !== 101) find(4, 'a response is cut', true);
@@ -1500,7 +1500,7 @@ function checkRequests(play: Play): void {
   }
 }
 
-/** Invariant 3: what began before a reload is not refused by its rules. A head is read soon after it is written. */
+/** Invariant 3: a request from before a reload is not refused by its rules. A head is read soon after it is written. */
 function checkRefusal(play: Play, asked: Asked, code = ''): void {
   if (!/^(?:unauthorized|too_many_failures|(?:endpoint|sender|recipient)_not_allowed)$/.test(code)) return;
   const readMs = asked.step.pauses ? 350 : 150;
@@ -1521,8 +1521,8 @@ function checkTime(play: Play, asked: Asked, code: string | undefined): void {
   const isAway = code === 'backend_unreachable';
   if (isAway && awayMs + 50 < world.waitMs) find('backend_unreachable after an absence of', awayMs, world.waitMs);
   const has = (kind: Kind): boolean => world.actors.some((other) => other.kind === kind);
-  // Slots are short only where somebody hangs, who keeps its own, and those that a reload has taken away, until the
-  // requests end.
+  // Slots are short only if a token hangs, which keeps its own and those that a reload has removed until the requests
+  // end.
   const keepsMs = has('reloader') || actor?.kind === 'hanger' ? world.timeoutMs : 0;
   const slotsMs = has('hanger') ? 2 * world.slotMs + keepsMs : 0;
   const waitedMs = world.waitMs + slotsMs + slowMs + 300;
@@ -1569,11 +1569,11 @@ function checkLog(play: Play): void {
 /** Invariants 3 and 6: as many sends as there are slots run at the same time, and one token's in their order. */
 async function checkSlots(play: Play): Promise<void> {
   const { seed, parallel, slotMs, timeoutMs, waitMs } = play.world;
-  await sleep(slotMs + 50); // a request whose client has left keeps its slot so long
+  await sleep(slotMs + 50); // a request whose client has disconnected keeps its slot this long
   const count = parallel || 6;
   const wires: Wire[] = [];
   const step: Step = { route: 'send', form: 'bearer', shape: 'plain', bodyBytes: 0, answer: ['prompt', 0] };
-  // After an outage the gateway tries again within a second.
+  // After an outage the gateway reconnects within a second.
   for (let i = 0; i < 40 && !await isServed(play, step, `warm-${i}`); i++) await sleep(50);
   const ask = (token: TokenName, mark: string): void => {
     const wire = new Wire(play);
@@ -1582,11 +1582,11 @@ async function checkSlots(play: Play): Promise<void> {
     wire.asked.push(asked);
     wire.socket.write(asked.bytes);
   };
-  // One token has not all slots, so several tokens ask.
+  // One token does not get all slots, so several tokens send.
   const tokens = ['free', 'guest', 'other', 'hanger'] as const;
   for (let i = 0; i < count; i++) ask(tokens[(seed + i) % 4]!, `slot-${i}`);
   const all = await until(() => play.standIn.held.length === count, slotMs - 40);
-  // One token's line, each request in it before the next is made.
+  // One token's line, with each request in it before the next is made.
   const line = ['line-0', 'line-1', 'line-2'];
   for (const mark of parallel === 1 ? line : []) {
     const isHere = once(play.gateway.server, 'request');
@@ -1608,7 +1608,7 @@ async function checkSlots(play: Play): Promise<void> {
   }
 }
 
-/** Whether a send on a connection of its own is served. */
+/** Whether a send on a new connection is served. */
 async function isServed(play: Play, step: Step, mark: string): Promise<boolean> {
   const asked = makeRequest(play, undefined, 'free', step, mark);
   const wire = new Wire(play);
@@ -1625,17 +1625,17 @@ async function checkEnd(play: Play): Promise<void> {
   const busy = (): Peer[] => [...standIn.peers.values()].filter(({ isBusy }) => isBusy);
   if (!await until(() => busy().length === 0, 1500)) play.find(6, `${busy().length} requests at the backend are left`);
   const ms = await (play.closing ?? play.close());
-  // In the middle, what runs may finish until the deadline.
+  // In mid-operation, running requests may finish until the deadline.
   if (ms > (play.closing ? 2700 : 700)) play.find(6, `close() took ${Math.round(ms)} ms`);
 }
 
-// ── THE WIRE ─────────────────────────────────────────────────────────────────────────────────────
-// Connections as no program writes them: requests of every method, with upgrades and bodies where none belong, several
-// in one packet, cut at any byte, and reset at any moment. The gateway of these worlds is a process of its own, started
-// by its command line, which serves worlds until it ends. Its clients do not wait for what they asked, and read no more
-// than whose answer they got: what is checked is the process, its log, and by X-Request-Id the stand-in.
+// ── THE WIRE ───────────────────────────────────────────────────────────────────────────────────── Connections as no
+// program writes them: requests of every method, with upgrades and bodies where none belong, several in one packet, cut
+// at any byte, and reset at any moment. The gateway of these worlds is a separate process, started by its command line,
+// which serves worlds until it exits. Its clients do not wait for responses, and read only whose response they got:
+// what is checked is the process, its log, and by X-Request-Id the stand-in.
 
-/** The first lines of requests; the stand-in answers those that are no route as `unknown`. */
+/** The first lines of requests; the stand-in answers unknown routes as `unknown`. */
 const LINES = [
   ...[...Object.values(ROUTES), ROUTES.send],
   ...'CONNECT x:80|CONNECT x:80|OPTIONS *|OPTIONS /v2/send|HEAD /v1/about|GET http://x/v1/about'.split('|'),
@@ -1667,13 +1667,13 @@ interface WireClient {
   pauses: [atByte: number, ms: number][];
   /** Writes no further than this byte. */
   stopAt?: number;
-  /** `answered` ends by a reset behind the first bytes of a response. */
+  /** `answered` ends with a reset after the first bytes of a response. */
   end: 'reset' | 'answered' | 'close' | 'half' | 'wait';
   endMs: number;
   isDeaf?: boolean;
 }
 
-/** A world that is a list of things to do; `tls` is the gateway's own. */
+/** A world that is a list of actions; `tls` is that of the gateway. */
 type Batch<Kind extends string, Part> = { kind: Kind; seed: number; tls?: boolean; parts: Part[] };
 type WireWorld = Batch<'wire', WireClient>;
 
@@ -1708,7 +1708,7 @@ function genWireClient(draw: Draw): WireClient {
   };
 }
 
-/** The bytes of a request; its mark tells the stand-in how to answer. */
+/** The bytes of a request, whose mark determines how the stand-in answers. */
 function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRequest, mark: string): Buffer {
   const text = LINES[line]!.replace('…', mark);
   const secret = wrong ? `${WORD}-nobody-0123456789` : secretOf(text.startsWith('GET /v2') ? 'maker' : 'free');
@@ -1810,7 +1810,7 @@ class House {
     if (this.#errors !== '') play.find(10, `a process writes to standard error: ${this.#errors.slice(0, 2000)}`);
     if (this.isOver) play.find(10, `a process ends with ${this.#child.exitCode} ${this.#child.signalCode}`);
     this.#errors = '';
-    // The lines of earlier worlds stay, because the backend may act on a request after its client was refused.
+    // The lines of earlier worlds are kept, because the backend may act on a request after its client was refused.
     for (const [id, { code, status }] of this.lines) {
       const acts = play.standIn.acted.get(id) ?? 0;
       const isTold = typeof code === 'string' && Number(status) < 499 && !OPEN_CODES.includes(code);
@@ -1821,10 +1821,10 @@ class House {
     return play.finds.splice(0);
   }
 
-  /** Ends the process by SIGTERM, which must take no longer than its deadline. */
+  /** Stops the process by SIGTERM, which must take no longer than its deadline. */
   async close(): Promise<void> {
     if (!this.isOver) {
-      process.kill(this.#child.pid!, 'SIGTERM'); // after a child.kill, Deno 2.9 tells no exit code
+      process.kill(this.#child.pid!, 'SIGTERM'); // after a child.kill, Deno 2.9 reports no exit code
       if (await isLate(this.#ended, 12_000)) this.play.find(10, 'a process does not end on SIGTERM');
       else if (this.#child.exitCode !== 0) this.play.find(10, `a process ends with ${this.#child.exitCode} on SIGTERM`);
     }
@@ -1838,7 +1838,7 @@ class House {
 /** The processes that run, one with TLS and one without. */
 const HOUSES = new Map<boolean, Promise<House>>();
 
-/** Ends the processes. @returns what was found only then. */
+/** Stops the processes. @returns what was found only then. */
 async function closeHouses(): Promise<Failure[]> {
   const houses = await Promise.all(HOUSES.values());
   HOUSES.clear();
@@ -1876,7 +1876,7 @@ async function playIn(house: House, world: WireWorld): Promise<Find[]> {
     return requests.map(([, mark]) => mark);
   });
   await Promise.all(world.parts.map((client, i) => runWireClient(house, client, marks[i]!)));
-  await sleep(60); // what was just reset is on its way through the process
+  await sleep(60); // a connection that was just reset is still being handled
   PLAYS.delete(house.play);
   watch();
   for (const [mark, { startedMs }] of house.play.asked) {
@@ -1891,7 +1891,7 @@ async function playIn(house: House, world: WireWorld): Promise<Find[]> {
 }
 let wires = 0;
 
-/** Writes what a client writes, and ends its connection as it ends it. */
+/** Writes what a client writes, and ends its connection in the same way. */
 async function runWireClient(house: House, client: WireClient, marks: string[]): Promise<void> {
   const { requests, pauses, stopAt, end, endMs, isDeaf } = client;
   await sleep(client.atMs);
@@ -1927,16 +1927,16 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
   }
 }
 
-// ── A DESK: ONE REQUEST AT A TIME ────────────────────────────────────────────────────────────────
-// The worlds above are about time and bytes. The two kinds below are about what is decided: hundreds of requests a
-// second, one after the other, to a gateway in this process. The desk's backend answers all with 201 and keeps what it
-// got. It models nothing of the real backend but that.
+// ── A DESK: ONE REQUEST AT A TIME ──────────────────────────────────────────────────────────────── The worlds above
+// are about time and bytes. The two kinds below are about decisions: hundreds of requests a second, one after the
+// other, to a gateway in this process. The desk's backend answers everything with 201 and keeps what it got. It models
+// nothing else of the real backend.
 
 /** A request as a program makes it; `headers` may hold a name twice. */
 type Letter = { method: string; path: string; headers: Record<string, string | string[]>; body?: string | undefined };
-/** What a request became at the backend. */
+/** What the backend got for a request. */
 type Seen = { url: string; headers: string[]; body: string };
-/** What the client was told; status 0 if the connection broke. */
+/** The response to the client; status 0 if the connection broke. */
 type Told = { status: number; code?: string | undefined; retryAfter?: string | undefined };
 
 class Desk {
@@ -1981,7 +1981,7 @@ class Desk {
     this.finds.push({ invariant, what: `${what}: ${JSON.stringify(about)}`, isTimed: false });
   }
 
-  /** Sends a request, and returns what its client was told. */
+  /** Sends a request, and returns its response. */
   ask(mark: string, { method, path, headers, body }: Letter): Promise<Told> {
     const options = { host: '127.0.0.1', port: this.#port, agent: this.#agent, method, path };
     return new Promise((resolve) => {
@@ -2006,29 +2006,29 @@ class Desk {
   }
 }
 
-// ── MEANING ──────────────────────────────────────────────────────────────────────────────────────
-// Bodies as programs and people post them to a token that makes sends. The generator decides what is meant before it
-// writes: a text, a wanted recipient or none, and a client's way of encoding. It writes no raw text that is itself a
-// well-encoded form, and no unencoded value that another client would have meant encoded.
+// ── MEANING ────────────────────────────────────────────────────────────────────────────────────── Bodies as programs
+// and people post them to a token that makes sends. The generator decides what is meant before it writes: a text, an
+// intended recipient or none, and a client's encoding. It writes no raw text that is itself a well-encoded form, and no
+// unencoded value that another client would have meant encoded.
 
 const ENCODINGS = words('json shell form bare lines multipart text query get payload');
-/** How somebody is named where only a send's own field counts, and where other spellings are refused. */
+/** How a recipient is named where only a send's own field counts, and where other spellings are refused. */
 const OWN_NAMES = ['recipients', 'recipients', 'recipients', 'recipient', 'recipients[]', 'recipients[0]'];
 const OTHER_NAMES = ['to', 'group', 'target', 'receipients', 'recipents', 'Recipients', 'group_id', 'destination'];
 
-/** What somebody means, and how it is written. */
+/** What a client means, and how it is written. */
 interface Meaning {
   token: 'plain' | 'templated' | 'whole';
   way: (typeof ENCODINGS)[number];
   text: string;
-  /** The wanted recipient, and the name under which it is written. */
+  /** The intended recipient, and the name under which it is written. */
   wanted?: string;
   name: string;
   /** Content-Type; none if empty. */
   declared: string;
-  /** Other fields. Those named `auth` hold a valid credential beside the one in the header. */
+  /** Other fields. Those named `auth` hold a valid credential in addition to the one in the header. */
   others: [name: string, value: string][];
-  /** A file stands beside the fields. */
+  /** There is a file in addition to the fields. */
   hasFile?: boolean;
   /** How the fields are ordered. */
   order: number;
@@ -2044,7 +2044,7 @@ const MEANING_TOKENS = {
   whole: { defaults, message: '{{.}}{{payload}}{{data}}{{message}}' },
 };
 
-/** Pieces of texts, with all that encodings stumble over. None begins a JSON object, and none names a field. */
+/** Pieces of texts, with everything that is difficult to encode. None starts a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
   'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|auth=failed|98 %|@home').split('|');
 
@@ -2062,7 +2062,7 @@ function genMeaning(draw: Draw): Meaning {
   const words = Array.from({ length: draw.between(1, 4) }, () => draw.pick(pieces));
   const joined = words.join(draw.pick([' ', ' ', isLine ? ' ' : '']));
   const text = (way === 'bare' && !isBare(joined) ? words[0]! : joined).trim() || 'Backup done';
-  // A text that is declared one is sent as it stands, and lines are no form.
+  // A text that is declared as one is sent unchanged, and lines are not a form.
   const hasSecret = way !== 'lines' && way !== 'shell' && draw.chance(0.15);
   const others: Meaning['others'] = [
     ...(draw.chance(0.5) ? [['sensor', draw.pick(['Door 1', 'door', '5'])]] : []),
@@ -2087,8 +2087,8 @@ const isBare = (text: string): boolean => !/\+|%[0-9a-f]{2}|&[^&]*=|\n|;/i.test(
 const FORM_SAFE = (text: string): string => encodeURIComponent(text).replaceAll('%20', '+');
 
 /**
- * Writes a meaning as its way does. @returns the request; whether the default recipients would be wrong; and the texts
- * of which one is meant, undefined where a template shows more.
+ * Writes a meaning in its way. @returns the request; whether the default recipients would be wrong; and the texts of
+ * which one is meant, undefined if a template shows more.
  */
 function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; texts: string[] | undefined } {
   const { token, way, text, wanted, name, declared, others, hasFile, order } = meaning;
@@ -2130,8 +2130,8 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
   const declares = type !== '' && way !== 'get' && { 'Content-Type': type };
   const headers = { Authorization: `Bearer ${secretOf(token)}`, ...declares };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
-  // A text names nobody, whatever it says, and a foreign name is data to a template. Unencoded pairs are a form only
-  // if the first name is a field: elsewhere a foreign name is a piece of the text.
+  // A text names no recipient, whatever it contains, and a foreign name is data to a template. Unencoded pairs are a
+  // form only if the first name is a field: otherwise a foreign name is part of the text.
   const isForm = way !== 'bare' || bare[0]!.startsWith('message=');
   const isTextOnly = /^text\/plain/.test(type) && !body.startsWith('{');
   const countsOther = token === 'plain' && isForm && !/^(?:lines|shell)$/.test(way) && !type.startsWith('text/plain');
@@ -2172,9 +2172,9 @@ async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
   return desk.finds;
 }
 
-// ── RULES ────────────────────────────────────────────────────────────────────────────────────────
-// Each request is judged by a model of the rules before it is sent, and the gateway must decide the same: who the
-// client is, which credential decides, what its token may do, its rate by the gateway's own clock.
+// ── RULES ──────────────────────────────────────────────────────────────────────────────────────── A model of the
+// rules judges each request before it is sent, and the gateway must decide the same: which client it is, which
+// credential counts, what its token may do, its rate by the gateway's own clock.
 
 const RULE_TOKENS = {
   free: {},
@@ -2189,7 +2189,7 @@ type RuleToken = keyof typeof RULE_TOKENS;
 /** A request to be judged. */
 interface Case {
   route: string;
-  /** One or two; the first in the order header, path, query, body decides. */
+  /** One or two; the first in the order header, path, query, body counts. */
   credentials: { form: (typeof FORMS)[number]; token: RuleToken | 'nobody' }[];
   /** How `@auth` is spelled in a path or a query. */
   spelling: number;
@@ -2199,9 +2199,9 @@ interface Case {
   hasRange?: boolean;
   account: string;
   recipient: string;
-  /** What an attachment says of itself. */
+  /** The type that an attachment declares. */
   attachment?: string;
-  /** How far the clock goes on before it. */
+  /** How far the clock advances before it. */
   waitMs: number;
 }
 
@@ -2282,7 +2282,7 @@ function writeCase({ route, credentials, spelling, from, origin, hasRange, ...se
   return { method, path: segments + path, headers, body };
 }
 
-/** The model: the codes of which one must be told; none if the request must be served. `credit` is the slow token's. */
+/** The model: the codes, one of which the response must have, or none if it must be served. `credit`: the slow token. */
 function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfterS?: number } {
   const { route, credentials, from, origin, hasRange, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
@@ -2295,7 +2295,7 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   }
   if (!client.startsWith('10.')) return { codes: ['client_not_allowed'] };
   const given = credentials.filter(({ form }) => form !== 'body' || hasBody);
-  // Of two credentials in one place the last is written; only the body has one place for both.
+  // The last of two credentials in one place is written; only the body has room for both.
   const [first] = given.toReversed().sort((a, b) => ORDER.indexOf(a.form) - ORDER.indexOf(b.form));
   if (first === undefined) return { codes: ['unauthorized', 'too_many_failures'] };
   const { form, token } = first;
@@ -2375,10 +2375,10 @@ function playAny(world: AnyWorld, isLoud = false): Promise<Find[]> {
   return world.kind === 'meaning' ? playMeanings(world) : playRules(world);
 }
 
-/** A world that failed, and how long the run had lasted. */
+/** A world that failed, and the duration of the run so far. */
 type Failure = { world: AnyWorld; find: Find; afterMs?: number };
 
-/** Which worlds are played, how long, and how many timed ones side by side. */
+/** Which worlds are played, for how long, and how many timed ones side by side. */
 interface Run {
   seed: number;
   seconds: number;
@@ -2389,7 +2389,7 @@ interface Run {
   stopAt?: readonly number[] | undefined;
 }
 
-/** `warnings` are finds that depend on time, and did not come again. */
+/** `warnings` are finds that depend on time and did not recur. */
 type Result = { worlds: number; failures: Failure[]; warnings: Failure[] };
 
 /** The kinds of worlds, how many are played side by side, and their shares of a round. */
@@ -2434,7 +2434,7 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
     const what = `what was there before the worlds: ${before}; what is left after them: ${activeResources()}`;
     result.failures.push({ world: genWorld(seed), find: { invariant: 6, what, isTimed: false } });
   }
-  // A world in which the loop was late may have failed for that alone, so two more of each kind are tried.
+  // A world in which the loop was late may have failed only because of that, so two more of each kind are tried.
   for (const first of firstOfEach(maybe)) {
     const alike = maybe.filter(({ find }) => kindOf(find.what) === kindOf(first.find.what));
     const [one, ...more] = alike.sort((a, b) => Number(a.find.isDoubtful) - Number(b.find.isDoubtful));
@@ -2445,7 +2445,7 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
   return result;
 }
 
-/** The timers, sockets and the like that keep this process alive, where the runtime can tell. */
+/** The timers, sockets and the like that keep this process alive, if the runtime lists them. */
 const activeResources = (): string[] => process.getActiveResourcesInfo?.() ?? [];
 
 /** Whether the same invariant fails in a world that is played alone. */
@@ -2457,7 +2457,7 @@ async function failsAgain({ world, find }: Failure): Promise<boolean> {
 
 const failsTwice = async (failure: Failure): Promise<boolean> => await failsAgain(failure) && await failsAgain(failure);
 
-/** What a find says, without its numbers and marks: two finds of one kind have most likely one cause. */
+/** The text of a find without its numbers and marks: two finds of one kind most likely have one cause. */
 const kindOf = (what: string): string => what.replace(/: \{[^]*|\(.*\)|\d+|"[^]*?"/g, '').slice(0, 60);
 
 /** The first failure of each kind. */
@@ -2466,7 +2466,7 @@ function firstOfEach(failures: Failure[]): Failure[] {
   return [...kinds.values()].toReversed();
 }
 
-/** All worlds that lack something of this one: half of a list or one of its members, at any depth. */
+/** All worlds that lack a part of this one: half of a list or one of its members, at any depth. */
 function* smallerOf(whole: object): Generator<object> {
   if (Array.isArray(whole) && typeof whole[0] === 'object' && !Array.isArray(whole[0])) {
     const half = whole.length >> 1;
@@ -2482,7 +2482,7 @@ function* smallerOf(whole: object): Generator<object> {
   if ('phases' in whole) yield { ...whole, phases: [] };
 }
 
-/** Leaves out of a world what the find does not need. A race may not come at once, so each try has several. */
+/** Removes from a world what the find does not need. A race may not occur at once, so each try plays several times. */
 async function shrink({ world, find }: Failure, tries = 3): Promise<AnyWorld> {
   const stillFails = async (smaller: AnyWorld): Promise<boolean> => {
     for (let i = 0; i < tries; i++) if (await failsAgain({ world: smaller, find })) return true;
@@ -2498,14 +2498,14 @@ async function shrink({ world, find }: Failure, tries = 3): Promise<AnyWorld> {
   return world;
 }
 
-/** What could come and did not. */
+/** What could occur and did not. */
 function neverCame(): string[] {
   const all = Object.entries({ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) })
     .flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
   return all.filter((name) => !CAME.has(name));
 }
 
-/** Prints what became of each request. */
+/** Prints the outcome of each request. */
 function sayStory({ asked, standIn, lines, lateMs }: Play): void {
   for (const { mark, startedMs, endedMs = 0, response, arrivals, acts, step } of asked.values()) {
     const told = response && `${response.status} ${codeOf(response) ?? ''}${response.isComplete ? '' : ' cut'}`;
@@ -2526,8 +2526,8 @@ function sayFailure(word: string, { world, find: { invariant, what }, afterMs }:
 // ── PLANTED FAULTS ───────────────────────────────────────────────────────────────────────────────
 
 /**
- * Faults that no test of the suite catches. Each replaces a text that gateway.ts holds once: a test names those that do
- * not fit.
+ * Faults that no test of the suite catches. Each replaces a text that occurs once in gateway.ts; a test names those
+ * that do not fit.
  */
 export const FAULTS: readonly { name: string; invariant: Invariant; text: string; becomes: string }[] = [
   {
@@ -2547,11 +2547,11 @@ export const FAULTS: readonly { name: string; invariant: Invariant; text: string
   },
 ];
 
-/** The names of the faults whose text a source does not hold exactly once. */
+/** The names of the faults whose text does not occur exactly once in a source. */
 export const unfitFaults = (source: string): string[] =>
   FAULTS.filter(({ text }) => source.split(text).length !== 2).map(({ name }) => name);
 
-/** Plays against a copy of gateway.ts with each fault, in a process of its own. @returns how many were not found. */
+/** Plays against a copy of gateway.ts with each fault, in separate processes. @returns how many were not found. */
 async function playPlanted(seconds: number, seed: number, only: string): Promise<number> {
   const source = readFileSync(FILE, 'utf8');
   const folder = mkdtempSync(join(tmpdir(), 'gateway-fuzz-'));
@@ -2579,7 +2579,7 @@ async function playPlanted(seconds: number, seed: number, only: string): Promise
 
 // ── COMMAND LINE ─────────────────────────────────────────────────────────────────────────────────
 
-/** Plays one world, and prints what became of each request. */
+/** Plays one world, and prints the outcome of each request. */
 async function playLoud(world: AnyWorld): Promise<number> {
   say(JSON.stringify(world));
   const failures = (await playAny(world, true)).map((find): Failure => ({ world, find }));
