@@ -10614,15 +10614,15 @@ const FOREIGN_WORDS: [words: RegExp, most: number][] = [
   [/\b(?:every|no|some)body\b/gi, 8],
 ];
 
-test('the pages avoid words that read as translated', () => {
+test('the pages, and the strings of gateway.ts, avoid words that read as translated', () => {
   const pages = Object.entries(PAGES).map(([name, page]) =>
     name === 'CHANGELOG.md' ? page.split('\n## 2.0.0')[0]! : page
   );
   // Without code, which has its own words, and without anchors, which stay when a heading changes.
-  const prose = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '').replace(
-    /\s+/g,
-    ' ',
-  );
+  const text = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '');
+  const strings = tokensIn(SOURCE).filter((token) => token.includes(' '));
+  assert.ok(strings.some((string) => string.includes('The URL is not')) && strings.length > 200, String(strings.length));
+  const prose = [text, ...strings].join('\n').replace(/\s+/g, ' ');
   for (const [words, most] of FOREIGN_WORDS) {
     const found = Array.from(prose.matchAll(words), ({ index }) => prose.slice(Math.max(0, index - 60), index + 40));
     assert.ok(found.length <= most, `${words}: ${found.length}\n${found.join('\n')}`);
