@@ -4105,9 +4105,14 @@ class Answers {
   }
 
   #log({ core, rules }: Exchange, message: string) {
-    const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, waiting });
+    logBackend(core, rules, message, ({ stage }) => stage === 'sent');
   }
+}
+
+/** Logs a change of the backend's state, with the number of requests that wait. */
+function logBackend(core: Core, rules: Rules, message: string, waits: (other: Exchange) => boolean, reason?: string) {
+  const waiting = core.running.filter(waits).length;
+  core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting });
 }
 
 /** Whether a request needs a slot. */
@@ -4212,10 +4217,9 @@ class Gate {
   }
 
   #log(core: Core, rules: Rules, message: string) {
-    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
+    const waits = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
-    const waiting = core.running.filter(isWaiting).length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: this.#failure?.reason, waiting });
+    logBackend(core, rules, message, waits, this.#failure?.reason);
   }
 }
 
@@ -4765,20 +4769,21 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
   return log;
 }
 
+/** The fields with which a line in text begins and ends, in this order. */
+const FIRST_FIELDS = 'status code reason method route token client'.split(' ');
+const LAST_FIELDS = 'bytesIn bytesOut requestId origin'.split(' ');
+
 /**
  * `time level message name=value …`, for a person. A request's line has no message, and begins with what a person looks
  * for. Attack: `origin` is text from a client, so it comes last, after everything that a filter such as fail2ban's
  * reads. A value that is not plain is quoted as JSON, on the same line.
  */
-function textLine(entry: Record<string, unknown>) {
-  const { time, level, message, status, code, reason, method, route, token, client, ...others } = entry;
-  const { bytesIn, bytesOut, requestId, origin, ...rest } = others;
-  const sizes = { bytesIn: bytesIn || undefined, bytesOut: bytesOut || undefined }; // 0 is left out
-  const fields = { status, code, reason, method, route, token, client, ...rest, ...sizes, requestId, origin };
+function textLine({ time, level, message, ...fields }: Record<string, unknown>) {
   let line = `${time} ${String(level).padEnd(5)}${message === 'request' ? '' : ` ${message}`}`;
-  for (const [name, value] of Object.entries(fields)) {
-    const text = String(value ?? '');
-    if (text === '') continue;
+  const others = Object.keys(fields).filter((name) => !LAST_FIELDS.includes(name));
+  for (const name of new Set([...FIRST_FIELDS, ...others, ...LAST_FIELDS])) {
+    const text = String(fields[name] ?? '');
+    if (text === '' || (text === '0' && name.startsWith('bytes'))) continue;
     line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
   }
   return line;
@@ -5137,9 +5142,9 @@ const ADVICE: Hints = [
   [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
 ];
 
-/** What to write instead, as the end of a sentence; '' if there is no advice. */
-function adviceFor(wrong: string) {
-  const advice = hintFor(ADVICE, wrong);
+/** What to write or do instead, as the end of a sentence; '' if there is no advice. */
+function adviceFor(wrong: string, hints = ADVICE) {
+  const advice = hintFor(hints, wrong);
   return advice ? `; ${advice}` : '';
 }
 
@@ -5691,9 +5696,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem, the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const hint = hintFor(LISTEN_HINTS, code);
-    const advice = hint ? `; ${hint}` : '';
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${advice}`}\n`;
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(code, LISTEN_HINTS)}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
