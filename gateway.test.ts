@@ -10621,7 +10621,10 @@ test('the pages, and the strings of gateway.ts, avoid words that read as transla
   // Without code, which has its own words, and without anchors, which stay when a heading changes.
   const text = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '');
   const strings = tokensIn(SOURCE).filter((token) => token.includes(' '));
-  assert.ok(strings.some((string) => string.includes('The URL is not')) && strings.length > 200, String(strings.length));
+  assert.ok(
+    strings.some((string) => string.includes('The URL is not')) && strings.length > 200,
+    String(strings.length),
+  );
   const prose = [text, ...strings].join('\n').replace(/\s+/g, ' ');
   for (const [words, most] of FOREIGN_WORDS) {
     const found = Array.from(prose.matchAll(words), ({ index }) => prose.slice(Math.max(0, index - 60), index + 40));
