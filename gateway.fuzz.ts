@@ -1629,11 +1629,11 @@ async function checkEnd(play: Play): Promise<void> {
   if (ms > (play.closing ? 2700 : 700)) play.find(6, `close() took ${Math.round(ms)} ms`);
 }
 
-// ── THE WIRE ───────────────────────────────────────────────────────────────────────────────────── Connections as no
-// program writes them: requests of every method, with upgrades and bodies where none belong, several in one packet, cut
-// at any byte, and reset at any moment. The gateway of these worlds is a separate process, started by its command line,
-// which serves worlds until it exits. Its clients do not wait for responses, and read only whose response they got:
-// what is checked is the process, its log, and by X-Request-Id the stand-in.
+// ── THE WIRE ─────────────────────────────────────────────────────────────────────────────────────
+// Connections as no program writes them: requests of every method, with upgrades and bodies where none belong, several
+// in one packet, cut at any byte, and reset at any moment. The gateway of these worlds is a separate process, started
+// by its command line, which serves worlds until it exits. Its clients do not wait for responses, and read only whose
+// response they got: what is checked is the process, its log, and by X-Request-Id the stand-in.
 
 /** The first lines of requests; the stand-in answers unknown routes as `unknown`. */
 const LINES = [
@@ -1927,10 +1927,10 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
   }
 }
 
-// ── A DESK: ONE REQUEST AT A TIME ──────────────────────────────────────────────────────────────── The worlds above
-// are about time and bytes. The two kinds below are about decisions: hundreds of requests a second, one after the
-// other, to a gateway in this process. The desk's backend answers everything with 201 and keeps what it got. It models
-// nothing else of the real backend.
+// ── A DESK: ONE REQUEST AT A TIME ────────────────────────────────────────────────────────────────
+// The worlds above are about time and bytes. The two kinds below are about decisions: hundreds of requests a second,
+// one after the other, to a gateway in this process. The desk's backend answers everything with 201 and keeps what it
+// got. It models nothing else of the real backend.
 
 /** A request as a program makes it; `headers` may hold a name twice. */
 type Letter = { method: string; path: string; headers: Record<string, string | string[]>; body?: string | undefined };
@@ -2006,10 +2006,10 @@ class Desk {
   }
 }
 
-// ── MEANING ────────────────────────────────────────────────────────────────────────────────────── Bodies as programs
-// and people post them to a token that makes sends. The generator decides what is meant before it writes: a text, an
-// intended recipient or none, and a client's encoding. It writes no raw text that is itself a well-encoded form, and no
-// unencoded value that another client would have meant encoded.
+// ── MEANING ──────────────────────────────────────────────────────────────────────────────────────
+// Bodies as programs and people post them to a token that makes sends. The generator decides what is meant before it
+// writes: a text, an intended recipient or none, and a client's encoding. It writes no raw text that is itself a
+// well-encoded form, and no unencoded value that another client would have meant encoded.
 
 const ENCODINGS = words('json shell form bare lines multipart text query get payload');
 /** How a recipient is named where only a send's own field counts, and where other spellings are refused. */
@@ -2172,9 +2172,9 @@ async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
   return desk.finds;
 }
 
-// ── RULES ──────────────────────────────────────────────────────────────────────────────────────── A model of the
-// rules judges each request before it is sent, and the gateway must decide the same: which client it is, which
-// credential counts, what its token may do, its rate by the gateway's own clock.
+// ── RULES ────────────────────────────────────────────────────────────────────────────────────────
+// A model of the rules judges each request before it is sent, and the gateway must decide the same: which client it is,
+// which credential counts, what its token may do, its rate by the gateway's own clock.
 
 const RULE_TOKENS = {
   free: {},
@@ -2282,7 +2282,7 @@ function writeCase({ route, credentials, spelling, from, origin, hasRange, ...se
   return { method, path: segments + path, headers, body };
 }
 
-/** The model: the codes, one of which the response must have, or none if it must be served. `credit`: the slow token. */
+/** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
 function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfterS?: number } {
   const { route, credentials, from, origin, hasRange, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
