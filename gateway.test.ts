@@ -10977,6 +10977,15 @@ test('each workaround for a runtime has a comment, in one form, about when it ca
   // Code that checks which runtime it is follows such a comment.
   const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'(?:Bun|Deno)' in globalThis/gm), ([text]) => text);
   assert.deepEqual(asks.filter((text) => !text.includes('// UNTIL ')), []);
+  // The tests that such a comment names exist.
+  const titles = groupsOf(read('gateway.test.ts'), /^(?:test|table|worlds?)\(\s*(?:'|"|`)(.*)/gm);
+  const named = comments.flatMap((text) =>
+    groupsOf(text.replace(/\n *(?:\/\/|\*) /g, ' '), /\((tests? "[^)]*)\)/g).flatMap((list) =>
+      groupsOf(list, /"([^"]+?)…?"/g)
+    )
+  );
+  assert.ok(named.length > 10, named.join());
+  assert.deepEqual(named.filter((name) => !titles.some((title) => title.includes(name))), []);
 });
 
 test('no field of an exchange is written in more than two sections; keep-alive, connecting and the timers of a request have one place each', () => {

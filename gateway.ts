@@ -480,11 +480,11 @@ const SLOT_TIMEOUT_MS = 30_000;
 
 /** How long the backend may take to report its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
-/** The first pause before it is asked again. Each further pause doubles, up to the next constant. */
+/** The first pause before it is asked again. Each further pause is twice as long, up to ASK_PAUSE_LIMIT_MS. */
 const ASK_PAUSE_MS = 1000;
 const ASK_PAUSE_LIMIT_MS = 60_000;
 
-/** The first pause between attempts to connect to a backend that is down. Each further pause doubles. */
+/** The first pause between attempts to connect to a backend that is down. Each further one is twice as long. */
 const RETRY_PAUSE_MS = 100;
 /** The longest pause between such attempts. */
 const RETRY_PAUSE_LIMIT_MS = 1000;
@@ -1210,7 +1210,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const [current] = connection.due; // the response that is due
   if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
   // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
-  // a timeout, and feeds it the bytes and the end of this one (tests "rubbish behind a refusal" and "the end of a
+  // a timeout, and feeds it the bytes and the end of this one (tests "garbage sent byte by byte" and "the end of a
   // refused connection").
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error has its response
@@ -4808,7 +4808,7 @@ function warnRarely(core: Core, message: string, fields: object) {
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
-// gateway uses Deno.stdout (tests "a log that nobody reads …" and "a standard output and a standard error that …").
+// gateway uses Deno.stdout (tests "an unread log" and "standard output and standard error on a full disk").
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
