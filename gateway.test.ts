@@ -10978,7 +10978,7 @@ test('each workaround for a runtime has a comment, in one form, about when it ca
   const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'(?:Bun|Deno)' in globalThis/gm), ([text]) => text);
   assert.deepEqual(asks.filter((text) => !text.includes('// UNTIL ')), []);
   // The tests that such a comment names exist.
-  const titles = groupsOf(read('gateway.test.ts'), /^(?:test|table|worlds?)\(\s*(?:'|"|`)(.*)/gm);
+  const titles = groupsOf(read('gateway.test.ts'), /^(?:test|table)\(\s*(?:'|"|`)(.*)/gm);
   const named = comments.flatMap((text) =>
     groupsOf(text.replace(/\n *(?:\/\/|\*) /g, ' '), /\((tests? "[^)]*)\)/g).flatMap((list) =>
       groupsOf(list, /"([^"]+?)…?"/g)
